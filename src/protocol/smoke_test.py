@@ -1,0 +1,24 @@
+"""`python -m protocol.smoke_test`: networks with known answers, both editions; exits non-zero on a miss."""
+
+import sys
+
+from walkback import selftest
+from walkback.diagnose import diagnose
+
+
+def main() -> int:
+    """Print one line per network and edition; 1 when any verdict is not the known one."""
+    misses = 0
+    for case in selftest.cases():
+        for edition, known in (("three-check", case.three_check), ("four-diagnostic", case.four_diagnostic)):
+            report = diagnose(case.model, selftest.batches(), case.headline_acc, case.frozen_acc, edition=edition)
+            right = report.failed == known and case.submode in (None, report.submode)
+            misses += not right
+            said = ", ".join(report.failed) or report.verdict
+            print(f"{'ok  ' if right else 'MISS'}  {case.name:42} {edition:16} {said:14} {report.submode or ''}".rstrip())
+    print("every verdict as known" if not misses else f"{misses} verdicts differ from the known ones")
+    return 1 if misses else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,5 @@
+"""`python -m walkback`."""
+
+from walkback.cli import main
+
+main()

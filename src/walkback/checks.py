@@ -1,0 +1,193 @@
+"""Numbers against thresholds: Measurements -> Findings. One function per check, no verdict yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from math import isfinite, sqrt
+from pathlib import Path
+
+from walkback.errors import FormatError, InputError
+from walkback.measure import Measurements, smallest_subnormal
+
+Accuracy = float | Sequence[float] | None
+
+
+@dataclass(frozen=True)
+class DiagnosticThresholds:
+    """Where the checks flag. The defaults are the published ones.
+
+    Args:
+        g_norm_floor: D2 and (b) flag under this ‖g_L‖ (per-sample norm ÷ 128).
+        h_norm_explosion_ratio: D1 and (a) flag above this growth of one block.
+        stability_drift_ceiling: (c) calls a failed reference drift-dominated above this.
+        frozen_acc_margin_pp: D3 and (d) flag under this gain over frozen blocks, in percentage points.
+
+    >>> DiagnosticThresholds(h_norm_explosion_ratio=20.0).g_norm_floor
+    1e-07
+    """
+
+    g_norm_floor: float = 1e-7
+    h_norm_explosion_ratio: float = 50.0
+    stability_drift_ceiling: float = 0.30
+    frozen_acc_margin_pp: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+                raise InputError(f"Expected {name} to be a finite number, but got {value!r}.")
+        for name in ("g_norm_floor", "h_norm_explosion_ratio"):
+            if getattr(self, name) <= 0:
+                raise InputError(f"Expected {name} to be positive, but got {getattr(self, name)!r}.")
+
+    @classmethod
+    def load(cls, path: str | Path) -> DiagnosticThresholds:
+        """Read a JSON or TOML file with any of the four fields."""
+        return cls.of(read_table(path), str(path))
+
+    @classmethod
+    def of(cls, table: object, where: str = "thresholds") -> DiagnosticThresholds:
+        """From a mapping with any of the four fields."""
+        known = [f.name for f in fields(cls)]
+        if not isinstance(table, dict) or set(table) - set(known):
+            raise InputError(
+                f"Expected {where} to hold any of {', '.join(known)}, but got "
+                f"{', '.join(map(str, table)) if isinstance(table, dict) else type(table).__name__}."
+            )
+        return cls(**table)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer. `flagged` is None when it could not be tested, and then `reason` says why."""
+
+    check: str
+    title: str
+    value: float | None
+    limit: float
+    flags_when: str
+    flagged: bool | None
+    reason: str = ""
+    interval: tuple[float, float] | None = None
+
+
+# The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
+CONCENTRATED = 0.5
+
+
+def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
+    """D1 and (a): does one block multiply the stream?"""
+    limit = t.h_norm_explosion_ratio
+    if "state" in m.nonfinite_kinds:
+        return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, m.nonfinite[0])
+    flagged = None if m.growth is None else m.growth > limit
+    why = "" if flagged is not None else m.reasons.get("growth", "no state norms were given")
+    return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why)
+
+
+def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
+    """D2 and (b): is the gradient that credit is compared with above the floor of the cosine?"""
+    deepest = m.g_norm[-1] if m.g_norm else None
+    if m.nonfinite_kinds:
+        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, m.nonfinite[0])
+    flagged = None if deepest is None else deepest < floor
+    why = "" if flagged is not None else m.reasons.get("g_norm", "no gradient norms were given")
+    return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why)
+
+
+def dtype_floor(m: Measurements, t: DiagnosticThresholds) -> float:
+    """D2's floor, 10·ε: as published where ε is the cosine's 1e-8, higher where the dtype ends before it."""
+    return max(t.g_norm_floor, 10 * smallest_subnormal(m.dtype))
+
+
+def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
+    """(c): is the reference one global direction? Names the sub-mode of a failure; never fails on its own."""
+    limit = t.stability_drift_ceiling
+    flagged = None if m.stability is None else m.stability > limit
+    why = "" if flagged is not None else m.reasons.get("stability", "no stability was given")
+    return Finding(check, "direction stability", m.stability, limit, f"> {limit:g}", flagged, why)
+
+
+def depth_utility(
+    check: str, headline: Accuracy, frozen: Accuracy, t: DiagnosticThresholds, bp: Accuracy = None
+) -> Finding:
+    """D3 and (d): do the trained blocks beat frozen random ones by the margin?
+
+    Several seeds are judged on the paired 95 % t interval; one that straddles the margin decides nothing.
+    """
+    limit = t.frozen_acc_margin_pp
+    title, when = "depth utility", f"< {limit:g} pp"
+    if headline is None or frozen is None:
+        missing = [n for n, v in (("headline_acc", headline), ("frozen_baseline_acc", frozen)) if v is None]
+        return Finding(check, title, None, limit, when, None, f"not tested: {' and '.join(missing)} not given")
+    margin, interval = paired_margin(headline, frozen)
+    if bp is not None:
+        gain, _ = paired_margin(bp, frozen)
+        if gain < limit:
+            why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
+            return Finding(check, title, margin, limit, when, None, why, interval)
+    if interval is None:
+        return Finding(check, title, margin, limit, when, margin < limit)
+    low, high = interval
+    if low < limit <= high:
+        why = f"inconclusive: the 95 % interval {low:+.1f}…{high:+.1f} pp straddles the margin of {limit:g} pp"
+        return Finding(check, title, margin, limit, when, None, why, interval)
+    return Finding(check, title, margin, limit, when, margin < limit, "", interval)
+
+
+def paired_margin(headline: Accuracy, frozen: Accuracy) -> tuple[float, tuple[float, float] | None]:
+    """(mean gain in pp, paired 95 % t interval or None for one seed).
+
+    >>> paired_margin(0.615, 0.349)
+    (26.6, None)
+    >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36])[1]
+    (24.1..., 29.8...)
+    """
+    ours, theirs = accuracies("headline_acc", headline), accuracies("frozen_baseline_acc", frozen)
+    if len(ours) != len(theirs):
+        raise InputError(
+            f"Expected the same seeds for headline_acc and frozen_baseline_acc, but got {len(ours)} and "
+            f"{len(theirs)} accuracies. Pair them seed by seed."
+        )
+    gains = [round(100 * (a - b), 10) for a, b in zip(ours, theirs)]
+    margin = round(sum(gains) / len(gains), 10)
+    if len(gains) == 1:
+        return margin, None
+    from scipy.stats import t as student  # slow to import, and only needed here
+
+    spread = sqrt(sum((g - margin) ** 2 for g in gains) / (len(gains) - 1))
+    half = float(student.ppf(0.975, len(gains) - 1)) * spread / sqrt(len(gains))
+    return margin, (margin - half, margin + half)
+
+
+def accuracies(name: str, value: Accuracy) -> list[float]:
+    """A fraction, or one per seed, as a list; anything outside 0…1 is an InputError."""
+    values = [value] if isinstance(value, (int, float)) else list(value or [])
+    if not values:
+        raise InputError(f"Expected {name} to hold at least one accuracy, but it is empty.")
+    out = []
+    for v in values:
+        try:
+            number = float(v)
+        except (TypeError, ValueError):
+            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.") from None
+        if not 0.0 <= number <= 1.0:
+            hint = f" It looks like per cent: pass {number / 100:g}." if 1.0 < number <= 100.0 else ""
+            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.{hint}")
+        out.append(number)
+    return out
+
+
+def read_table(path: str | Path) -> object:
+    """A JSON or TOML file as plain values, with errors that name the file."""
+    import json
+    import tomllib
+
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except FileNotFoundError:
+        raise FormatError(f"Expected a file at {path}, but there is none.") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FormatError(f"Expected {path} to be readable as {path.suffix or 'JSON'}, but: {error}.") from None

@@ -1,0 +1,283 @@
+"""The command line. Results go to standard output, everything else to standard error; no tracebacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+
+from walkback import __version__
+from walkback.errors import InputError, WalkbackError
+
+if TYPE_CHECKING:
+    from walkback.report import Report
+
+EXIT = {"trustworthy": 0, "walked back": 1, "inconclusive": 3}
+USAGE = 2
+
+app = App(
+    name="walkback",
+    help="Which of your feedback-alignment results would you have to walk back?\n\n"
+    "`diagnose` and `judge` exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input.",
+    version=__version__,
+)
+
+Edition = Literal["three-check", "four-diagnostic"]
+Probes = Annotated[tuple[Literal["perturbation", "nudging"], ...], Parameter(consume_multiple=True, negative=())]
+Accuracies = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())]
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+@app.command
+def diagnose(
+    target: str,
+    *,
+    data: str | None = None,
+    headline_acc: Accuracies = (),
+    frozen_acc: Accuracies = (),
+    edition: Edition = "three-check",
+    thresholds: Path | None = None,
+    probes: Probes = (),
+    method: str = "",
+    notes: str = "",
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Measure a trained network and judge it.
+
+    Parameters
+    ----------
+    target
+        `module:function` that returns (model, batches) or a dict of `walkback.diagnose` arguments;
+        or the folder of a bundle, with --data.
+    data
+        For a bundle: `module:function` that returns the evaluation batches.
+    headline_acc
+        The accuracy you would publish, 0…1; several for several seeds.
+    frozen_acc
+        The same with frozen random blocks; several for several seeds.
+    edition
+        Which published form of the protocol judges.
+    thresholds
+        JSON or TOML file with other limits.
+    probes
+        Extra measurements: perturbation, nudging.
+    method
+        Name shown in the report.
+    notes
+        Line shown in the report.
+    out
+        Also write the report there: .json, .md, .tex or .txt.
+    json
+        Print the report as JSON.
+    """
+    from walkback.checks import DiagnosticThresholds
+    from walkback.diagnose import diagnose as run
+
+    wanted: dict[str, Any] = _target(target, data)
+    if thresholds is not None:
+        wanted["thresholds"] = DiagnosticThresholds.load(thresholds)
+    for key, value in (
+        ("headline_acc", _one_or_many(headline_acc)),
+        ("frozen_baseline_acc", _one_or_many(frozen_acc)),
+        ("probes", probes),
+        ("method_name", method),
+        ("notes", notes),
+    ):
+        if value is not None and value != () and value != "":
+            wanted[key] = value
+    return _finish(run(edition=edition, **wanted), out, json)
+
+
+@app.command
+def judge(
+    numbers: Path,
+    *,
+    headline_acc: Accuracies = (),
+    frozen_acc: Accuracies = (),
+    edition: Edition = "three-check",
+    thresholds: Path | None = None,
+    method: str = "",
+    notes: str = "",
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Judge numbers logged by any framework.
+
+    Parameters
+    ----------
+    numbers
+        A report or dict as .json, or one row per epoch as .jsonl or .csv (columns h_norm_0, g_norm_0, …).
+    headline_acc
+        Accuracy, 0…1, where the file has none; several for several seeds.
+    frozen_acc
+        Accuracy with frozen random blocks, where the file has none; several for several seeds.
+    edition
+        Which published form of the protocol judges.
+    thresholds
+        JSON or TOML file with other limits.
+    method
+        Name shown in the report.
+    notes
+        Line shown in the report.
+    out
+        Also write the report there: .json, .md, .tex or .txt.
+    json
+        Print the report as JSON.
+    """
+    from walkback.checks import DiagnosticThresholds
+    from walkback.judge import judge as run
+
+    report = run(
+        numbers,
+        edition,
+        None if thresholds is None else DiagnosticThresholds.load(thresholds),
+        headline_acc=_one_or_many(headline_acc),
+        frozen_baseline_acc=_one_or_many(frozen_acc),
+        method_name=method,
+        notes=notes,
+    )
+    return _finish(report, out, json)
+
+
+@app.command
+def doctor(*, json: Flag = False) -> int:
+    """Check this installation: versions, devices, and the measurement itself against closed forms.
+
+    Parameters
+    ----------
+    json
+        Print the findings as JSON.
+    """
+    import platform
+
+    import torch
+
+    from walkback import selftest
+    from walkback.diagnose import diagnose as run
+
+    errors = selftest.closed_form_errors()
+    verdicts = {
+        case.name: run(case.model, selftest.batches(), case.headline_acc, case.frozen_acc).failed == case.three_check
+        for case in selftest.cases()
+    }
+    devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        devices.append("mps")
+    healthy = max(errors.values()) < 1e-9 and all(verdicts.values())
+    found = {
+        "walkback": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "devices": devices,
+        "threads": torch.get_num_threads(),
+        "closed_form_error": errors,
+        "known_networks": verdicts,
+        "ok": healthy,
+    }
+    if json:
+        _print_json(found)
+    else:
+        rows = [
+            ("walkback", __version__),
+            ("python", f"{found['python']} on {platform.system()} {platform.machine()}"),
+            ("torch", f"{torch.__version__}, {found['threads']} threads"),
+            ("devices", ", ".join(devices)),
+            *((f"closed form: {k}", f"relative error {v:.1e}") for k, v in errors.items()),
+            *((f"known network: {k}", "as expected" if v else "WRONG VERDICT") for k, v in verdicts.items()),
+        ]
+        width = max(len(name) for name, _ in rows)
+        print("\n".join(f"{name:{width}}  {text}" for name, text in rows))
+        print("The instrument is sound." if healthy else "The instrument is NOT sound on this machine: do not use it.")
+    return 0 if healthy else 1
+
+
+# -- plumbing ------------------------------------------------------------------------------------------------
+
+
+def _target(target: str, data: str | None) -> dict[str, Any]:
+    from walkback.entry import call_entry, is_entry
+
+    if is_entry(target) and not Path(target).exists():
+        if data is not None:
+            raise InputError(f"Expected --data only with a bundle, but {target} is an entry that brings its own.")
+        value = call_entry(target)
+        if isinstance(value, dict) and {"model", "eval_batches"} <= set(value):
+            return dict(value)
+        if isinstance(value, tuple) and len(value) == 2:
+            return {"model": value[0], "eval_batches": value[1]}
+        raise InputError(
+            f"Expected {target} to return (model, batches) or a dict with model and eval_batches, but got "
+            f"{type(value).__name__}."
+        )
+    if not Path(target).exists():
+        raise InputError(f"Expected a bundle folder or module:function, but {target!r} is neither.")
+    from walkback.training.bundle import load_bundle
+
+    bundle = load_bundle(target)
+    source = data or bundle.spec.get("data")
+    if not isinstance(source, str):
+        raise InputError("Expected --data module:function with the evaluation batches, but got none.")
+    found = {"model": bundle.model(), "eval_batches": call_entry(source)}
+    for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
+        if bundle.spec.get(key) is not None:
+            found[key] = bundle.spec[key]
+    return found
+
+
+def _one_or_many(values: tuple[float, ...]) -> float | list[float] | None:
+    return None if not values else values[0] if len(values) == 1 else list(values)
+
+
+def _finish(report: Report, out: Path | None, as_json: bool) -> int:
+    if out is not None:
+        texts = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
+        if out.suffix in texts:
+            try:
+                out.write_text(texts[out.suffix]() + "\n", encoding="utf-8")
+            except OSError as error:
+                raise InputError(f"Expected to write {out}, but: {error}.") from None
+        elif out.suffix == ".json":
+            report.save(out)
+        else:
+            raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
+    print(report.to_json() if as_json else report)
+    return EXIT[report.verdict]
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def main(tokens: Sequence[str] | None = None) -> None:
+    """The `walkback` command."""
+    sys.exit(run(sys.argv[1:] if tokens is None else tokens))
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    try:
+        code = app(list(tokens), exit_on_error=False, print_error=True, result_action="return_value")
+        return code if isinstance(code, int) else 0
+    except CycloptsError:
+        return USAGE
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else USAGE
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if os.environ.get("WALKBACK_TRACEBACK"):
+            raise
+        text = str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}"
+        for note in getattr(error, "__notes__", []):
+            text += f" {note}"
+        print(f"error: {text}", file=sys.stderr)
+        if not isinstance(error, WalkbackError):
+            print("Set WALKBACK_TRACEBACK=1 to see where it comes from.", file=sys.stderr)
+        return USAGE

@@ -1,0 +1,210 @@
+"""Findings to verdict: the two published editions of the protocol, each one readable rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from walkback.checks import (
+    CONCENTRATED,
+    Accuracy,
+    DiagnosticThresholds,
+    Finding,
+    accuracies,
+    depth_utility,
+    direction_stability,
+    dtype_floor,
+    reference_validity,
+    scale_stability,
+)
+from walkback.errors import InputError
+from walkback.measure import Measurements
+
+TRUSTWORTHY, WALKED_BACK, INCONCLUSIVE = "trustworthy", "walked back", "inconclusive"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed for a network: accuracies as fractions, one or one per seed.
+
+    `bp` is the accuracy of backpropagation on the same task, if known: where it does not beat frozen blocks
+    either, the task can't show depth and D3 is not tested.
+    """
+
+    headline: Accuracy = None
+    frozen: Accuracy = None
+    bp: Accuracy = None
+
+    def __post_init__(self) -> None:
+        for name, value in (("headline_acc", self.headline), ("frozen_baseline_acc", self.frozen), ("bp_acc", self.bp)):
+            if value is not None:
+                accuracies(name, value)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the walk-back chain: a question, its answer, and whether the claim survives it."""
+
+    step: int
+    title: str
+    text: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an edition makes of the findings. True / False / None (not tested) for the two questions.
+
+    `failed` names the checks that walk the claim back; a finding can be flagged without doing so.
+    """
+
+    edition: str
+    verdict: str
+    failed: tuple[str, ...]
+    measurement_valid: bool | None
+    depth_used: bool | None
+    submode: str | None
+    findings: tuple[Finding, ...]
+    chain: tuple[Step, ...]
+
+
+def three_check(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
+    """Fails if (D1 and D2) or D3. D1 alone is growth with a reference that can still be measured."""
+    d1 = scale_stability("D1", m, t)
+    d2 = reference_validity("D2", m, dtype_floor(m, t))
+    d3 = depth_utility("D3", claim.headline, claim.frozen, t, claim.bp)
+    failed = []
+    if d1.flagged and d2.flagged:
+        failed += ["D1", "D2"]
+    elif d2.flagged and m.nonfinite_kinds:
+        failed += ["D2"]  # outside the published rule: a reference that is not a number can't be compared with
+    if d3.flagged:
+        failed += ["D3"]
+    valid = None if d2.flagged is None else not d2.flagged
+    return _verdict("three-check", m, claim, t, (d1, d2, d3), failed, valid)
+
+
+def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
+    """(a), (b), (d) each fail on their own; (c) names the sub-mode of an (a) or (b) failure."""
+    a = scale_stability("a", m, t)
+    b = reference_validity("b", m, t.g_norm_floor)
+    c = direction_stability("c", m, t)
+    d = depth_utility("d", claim.headline, claim.frozen, t, claim.bp)
+    failed = [f.check for f in (a, b, d) if f.flagged]
+    valid = False if a.flagged or b.flagged else None if None in (a.flagged, b.flagged) else True
+    return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid)
+
+
+EDITIONS: dict[str, Callable[[Measurements, Claim, DiagnosticThresholds], Verdict]] = {
+    "three-check": three_check,
+    "four-diagnostic": four_diagnostic,
+}
+
+
+def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str) -> Verdict:
+    """The verdict of a named edition."""
+    if edition not in EDITIONS:
+        raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {edition!r}.")
+    return EDITIONS[edition](m, claim, t)
+
+
+def _verdict(
+    edition: str,
+    m: Measurements,
+    claim: Claim,
+    t: DiagnosticThresholds,
+    findings: tuple[Finding, ...],
+    failed: list[str],
+    valid: bool | None,
+) -> Verdict:
+    growth, reference, depth = findings[0], findings[1], findings[-1]
+    depth_used = None if depth.flagged is None else not depth.flagged
+    undecided = depth.interval is not None and depth.flagged is None and "inconclusive" in depth.reason
+    outcome = WALKED_BACK if failed else INCONCLUSIVE if undecided else TRUSTWORTHY
+    submode = None
+    if valid is False and m.stability is not None:
+        submode = "drift-dominated" if m.stability > t.stability_drift_ceiling else "noise-dominated"
+    chain = (
+        _step_claim(m, claim),
+        _step_reference(m, growth, reference, valid),
+        _step_depth(depth, depth_used),
+        _step_mode(m, growth, valid, depth_used, submode),
+    )
+    return Verdict(edition, outcome, tuple(failed), valid, depth_used, submode, findings, chain)
+
+
+# -- the walk-back chain, in its four steps ------------------------------------------------------------------
+
+
+def _step_claim(m: Measurements, claim: Claim) -> Step:
+    said = []
+    if claim.headline is not None:
+        values = accuracies("headline_acc", claim.headline)
+        seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
+        said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
+    if m.gamma is not None:
+        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(m.cosine) - 2}")
+    text = " and ".join(said) if said else "no accuracy and no cosine were given"
+    return Step(1, "The claim", text, None)
+
+
+def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None) -> Step:
+    parts = []
+    if reference.value is not None:
+        relation = "under" if reference.value < reference.limit else "above"
+        parts.append(f"‖g_L‖ = {reference.value:.2g} is {relation} the floor of {reference.limit:.2g}")
+    if reference.reason:
+        parts.append(reference.reason)
+    if growth.value is not None:
+        relation = "above" if growth.flagged else "within"
+        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:g}x")
+    if m.growth_total is not None and m.growth_total > growth.limit and not growth.flagged:
+        parts.append(f"but {m.growth_total:.3g}x over the whole depth")
+    worst = max((b for b in m.below_eps if b is not None), default=0.0)
+    if worst > 0:
+        parts.append(f"up to {worst:.0%} of samples have a reference under the cosine's ε")
+    return Step(2, "Is the reference measurable?", "; ".join(parts) or "not measured", valid)
+
+
+def _step_depth(depth: Finding, used: bool | None) -> Step:
+    if depth.value is None:
+        return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
+    interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
+    text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:g} pp"
+    return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {depth.reason}" if depth.reason else text, used)
+
+
+def _step_mode(
+    m: Measurements, growth: Finding, valid: bool | None, used: bool | None, submode: str | None
+) -> Step:
+    title = "Which failure is it?"
+    concentrated = is_concentrated(m)
+    if valid is False:
+        named = f", {submode}" if submode else ""
+        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference that can't be read"
+        if growth.flagged is False:
+            text += " (without an exploding block)"
+        text += "; a run with a per-block penalty shows whether credit is poor as well (Mode 2)"
+        return Step(4, title, text, False)
+    if concentrated:
+        site = max(range(len(m.cosine) - 1), key=lambda i: abs(m.cosine[i] or 0.0))
+        text = (
+            f"Mode 2, aggregation collapse: site {site} carries {m.gamma_concentration:.0%} of Γ while the reference "
+            "is readable; the average hides it"
+        )
+        return Step(4, title, text, False if used is False else None)
+    if used is False:
+        text = "unused depth with a readable reference: Mode 2 (poor credit) if the per-layer cosines are low"
+        if m.deep_cosine is not None:
+            text += f" (deep mean {m.deep_cosine:+.3f})"
+        return Step(4, title, text, False)
+    if valid is None and used is None:
+        return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
+    return Step(4, title, "none of the audited failures shows", True)
+
+
+def is_concentrated(m: Measurements) -> bool:
+    """Advisory: one site carries more than half of Γ, and clearly more than an even share."""
+    sites = len(m.cosine) - 1
+    share = m.gamma_concentration
+    return share is not None and sites >= 2 and share > max(CONCENTRATED, 1.5 / sites)

@@ -1,0 +1,46 @@
+"""`module:function` on the command line and in specs: import it, call it, and say clearly what went wrong."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from walkback.errors import InputError, WalkbackError
+
+
+def is_entry(text: str) -> bool:
+    """Does it look like `package.module:function`?
+
+    >>> is_entry("mymodels:trained"), is_entry("runs/abc")
+    (True, False)
+    """
+    return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
+
+
+def call_entry(text: str, *args: Any, **kwargs: Any) -> Any:
+    """Import `module:function` (the current folder is searched first) and call it."""
+    if not is_entry(text):
+        raise InputError(f"Expected an entry like mymodule:function, but got {text!r}.")
+    module_name, _, name = text.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        value: Any = import_module(module_name)
+    except Exception as error:
+        raise InputError(f"Expected to import {module_name}, but: {type(error).__name__}: {error}.") from error
+    for step in name.split("."):
+        if not hasattr(value, step):
+            raise InputError(f"Expected {module_name} to have {name!r}, but it has not.")
+        value = getattr(value, step)
+    if not callable(value):
+        raise InputError(f"Expected {text} to be a function, but it is a {type(value).__name__}.")
+    try:
+        return value(*args, **kwargs)
+    except WalkbackError:
+        raise
+    except Exception as error:
+        raise InputError(f"Expected {text} to run, but it raised {type(error).__name__}: {error}.") from error

@@ -1,0 +1,289 @@
+"""A verdict from logged numbers alone: any framework, any time, no model needed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from walkback.checks import Accuracy, DiagnosticThresholds, read_table
+from walkback.diagnose import make_report
+from walkback.editions import Claim, decide
+from walkback.errors import FormatError, InputError
+from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
+from walkback.report import Report
+
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+_PROBES = ("perturbation", "nudging", "nudging_relative")
+_SCALARS = ("growth", "growth_total", "g_norm_deepest", "stability", "gamma", "gamma_concentration", "deep_cosine")
+_ACCURACIES = {
+    "headline_acc": ("headline_acc", "test_acc", "acc", "accuracy"),
+    "frozen_baseline_acc": ("frozen_baseline_acc", "frozen_acc"),
+    "bp_acc": ("bp_acc",),
+}
+
+Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
+
+
+def judge(
+    numbers: Numeric,
+    edition: str = "three-check",
+    thresholds: DiagnosticThresholds | None = None,
+    *,
+    headline_acc: Accuracy = None,
+    frozen_baseline_acc: Accuracy = None,
+    bp_acc: Accuracy = None,
+    method_name: str = "",
+    notes: str = "",
+) -> Report:
+    """The report `diagnose` would give, from numbers that were logged elsewhere.
+
+    Args:
+        numbers: Measurements, a Report, a dict in the shape of report JSON (any of `per_layer.h_norm`,
+            `per_layer.g_norm`, `per_layer.cosine`, `values.*`, `headline_acc`, `frozen_baseline_acc`), a list
+            of such rows, one per epoch, or a path to .json, .jsonl or .csv (columns h_norm_0, g_norm_0, …).
+            Gradient norms are those of a mean loss over 128 samples; for another batch size B say
+            `conditions.g_norm_batch_size = B` (CSV: a column `g_norm_batch_size`).
+        edition: "three-check" or "four-diagnostic".
+        thresholds: other limits than the published ones.
+        headline_acc: overrides the logged one.
+        frozen_baseline_acc: overrides the logged one.
+        bp_acc: overrides the logged one.
+        method_name: overrides the logged one.
+        notes: overrides the logged ones.
+
+    Rows per epoch are judged by the last one, and `report.run["fired"]` has the first epoch of each check.
+
+    >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
+    ('D1', 'D2')
+    """
+    chosen = thresholds or DiagnosticThresholds()
+    given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
+    if isinstance(numbers, Measurements):
+        claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
+        return make_report(numbers, claim, chosen, edition, method_name, notes)
+    rows = _rows(numbers)
+    parsed = [(_measurements(row, where), _claim(row, given)) for row, where in rows]
+    last, (m, claim) = rows[-1][0], parsed[-1]
+    run = dict(last.get("run") or {})
+    if len(rows) > 1:
+        run |= {"epochs": len(rows), "fired": _fired(rows, parsed, chosen, edition)}
+    method = method_name or str(last.get("method") or "")
+    return make_report(m, claim, chosen, edition, method, notes or str(last.get("notes") or ""), run)
+
+
+def _fired(
+    rows: Sequence[tuple[Mapping[str, Any], str]],
+    parsed: Sequence[tuple[Measurements, Claim]],
+    thresholds: DiagnosticThresholds,
+    edition: str,
+) -> dict[str, int | float | None]:
+    """First epoch at which each check flagged, None for never."""
+    fired: dict[str, int | float | None] = {}
+    for index, ((row, _), (m, claim)) in enumerate(zip(rows, parsed)):
+        for finding in decide(m, claim, thresholds, edition).findings:
+            fired.setdefault(finding.check, None)
+            if finding.flagged and fired[finding.check] is None:
+                fired[finding.check] = row.get("epoch", index)
+    return fired
+
+
+# -- reading ------------------------------------------------------------------------------------------------
+
+
+def _rows(numbers: Any) -> list[tuple[Mapping[str, Any], str]]:
+    if isinstance(numbers, Report):
+        numbers = numbers.to_dict()
+    if isinstance(numbers, (str, Path)):
+        return _read(Path(numbers))
+    if isinstance(numbers, Mapping):
+        return [(numbers, "the numbers")]
+    if isinstance(numbers, Sequence) and numbers and all(isinstance(row, Mapping) for row in numbers):
+        return [(row, f"row {i}") for i, row in enumerate(numbers)]
+    raise InputError(
+        "Expected measurements, a dict, a list of one dict per epoch, or a path to .json, .jsonl or .csv, but got "
+        f"{type(numbers).__name__}{' with nothing in it' if numbers == [] else ''}."
+    )
+
+
+def _read(path: Path) -> list[tuple[Mapping[str, Any], str]]:
+    if path.suffix not in (".jsonl", ".csv"):
+        table = read_table(path)
+        rows = table if isinstance(table, list) else [table]
+    else:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise FormatError(f"Expected a file at {path}, but there is none.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise FormatError(f"Expected {path} to be a text file, but: {error}.") from None
+        rows = _csv_rows(text, path) if path.suffix == ".csv" else _jsonl_rows(text, path)
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
+    return [(row, f"{path} row {i + 1}" if len(rows) > 1 else str(path)) for i, row in enumerate(rows)]
+
+
+def _jsonl_rows(text: str, path: Path) -> list[Any]:
+    rows = []
+    for n, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise FormatError(f"Expected line {n} of {path} to be JSON, but: {error}.") from None
+    return rows
+
+
+def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
+    rows = []
+    for n, raw in enumerate(csv.DictReader(text.splitlines()), 2):
+        row: dict[str, Any] = {"per_layer": {}, "values": {}, "conditions": {}}
+        for column, cell in raw.items():
+            if column is None or cell is None:
+                raise FormatError(f"Expected line {n} of {path} to have as many cells as the header, but it has not.")
+            name, value = column.strip(), _cell(cell, column, path, n)
+            site = re.fullmatch(r"(\w+?)[_.\[]?(\d+)\]?", name)
+            if site and site[1] in (*_LISTS, *_PROBES):
+                values = row["per_layer"].setdefault(site[1], [])
+                values.extend([None] * (int(site[2]) + 1 - len(values)))
+                values[int(site[2])] = value
+            elif name in _SCALARS:
+                row["values"][name] = value
+            elif name == "g_norm_batch_size":
+                row["conditions"][name] = value
+            else:
+                row[name] = int(value) if name == "epoch" and isinstance(value, float) and value.is_integer() else value
+        rows.append(row)
+    return rows
+
+
+def _cell(cell: str, column: str, path: Path, line: int) -> float | str | None:
+    cell = cell.strip()
+    if cell.lower() in ("", "null", "none", "na"):
+        return None
+    try:
+        return float(cell)
+    except ValueError:
+        if column.strip() in ("method", "notes", "schema", "dtype"):
+            return cell
+        raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
+
+
+def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
+    found = {}
+    for name, spellings in _ACCURACIES.items():
+        logged = next((row[s] for s in spellings if row.get(s) is not None), None)
+        found[name] = logged if given[name] is None else given[name]
+    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"])
+
+
+def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
+    per_layer, values = _part(row, "per_layer", where), _part(row, "values", where)
+    conditions = dict(_part(row, "conditions", where))
+    bad: dict[str, list[int]] = {}
+    lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
+    scalars = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
+    h, g, cosine = lists["h_norm"], lists["g_norm"], lists["cosine"]
+    if not g and scalars["g_norm_deepest"] is not None:
+        g = [scalars["g_norm_deepest"]]
+    batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)
+    if batch is not None and batch != PUBLISHED_BATCH:
+        g = [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
+        conditions["g_norm_batch_size"] = PUBLISHED_BATCH
+        conditions["g_norm_logged_batch_size"] = batch
+    if not (h or g or any(v is not None for v in scalars.values()) or _has_accuracy(row)):
+        raise InputError(
+            f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
+            f"them among: {', '.join(map(str, row)) or 'nothing'}."
+        )
+    sizes = {name: len(v) for name, v in lists.items() if v and not (name == "g_norm" and len(v) == 1)}
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.")
+    reasons = {k: str(v) for k, v in (row.get("reasons") or {}).items()}
+    rho, total = scalars["growth"], scalars["growth_total"]
+    if rho is None and h:
+        rho, derived, why = growth(h)
+        total = derived if total is None else total
+        if rho is None:
+            reasons["growth"] = why
+    kinds = {"h_norm": "state", "g_norm": "gradient"}
+    m = Measurements(
+        h_norm=h,
+        g_norm=g,
+        cosine=cosine,
+        cosine_clamped=lists["cosine_clamped"],
+        below_eps=lists["below_eps"],
+        growth=rho,
+        growth_total=total,
+        stability=scalars["stability"],
+        gamma=scalars["gamma"] if scalars["gamma"] is not None else mean(cosine[:-1]),
+        gamma_concentration=concentration(cosine[:-1])
+        if scalars["gamma_concentration"] is None
+        else scalars["gamma_concentration"],
+        deep_cosine=scalars["deep_cosine"],
+        aggregates=dict(row.get("aggregates") or {}),
+        probes={name: lists[name] for name in _PROBES if lists[name]},
+        nonfinite=tuple(
+            f"{kinds[name]} not finite at site {site}, as logged" for name in kinds for site in bad.get(name, [])
+        ),
+        nonfinite_kinds=frozenset(kinds[name] for name in kinds if name in bad),
+        dtype=_dtype(conditions),
+        conditions=conditions,
+        reasons=reasons,
+    )
+    if m.deep_cosine is None and cosine:
+        m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))
+    return m
+
+
+def _part(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
+    part = row.get(name)
+    if part is None:
+        return {}
+    if not isinstance(part, Mapping):
+        raise InputError(f"Expected {name} in {where} to be an object, but got {type(part).__name__}.")
+    return part
+
+
+def _numbers(values: Any, name: str, where: str, bad: dict[str, list[int]]) -> Numbers:
+    if values is None:
+        return []
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise InputError(f"Expected {name} in {where} to be a list over sites 0…L, but got {type(values).__name__}.")
+    out: Numbers = []
+    for site, value in enumerate(values):
+        number = _scalar(value, f"{name}[{site}]", where, finite=False)
+        if number is not None and not isfinite(number):
+            bad.setdefault(name, []).append(site)
+            number = None
+        if number is not None and number < 0 and name in ("h_norm", "g_norm"):
+            raise InputError(f"Expected {name}[{site}] in {where} to be a norm, but got {number}.")
+        out.append(number)
+    return out
+
+
+def _scalar(value: Any, name: str, where: str, finite: bool = True) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r}.")
+    return None if finite and not isfinite(value) else float(value)
+
+
+def _has_accuracy(row: Mapping[str, Any]) -> bool:
+    return any(row.get(s) is not None for spellings in _ACCURACIES.values() for s in spellings)
+
+
+def _dtype(conditions: Mapping[str, Any]) -> torch.dtype:
+    name = str(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32")
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f"Expected the logged dtype to be a floating point type of torch, but got {name!r}.")
+    return found

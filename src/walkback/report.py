@@ -1,0 +1,323 @@
+"""What a person reads: Verdict -> Report, as text, Markdown, LaTeX and JSON. Nothing is computed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from walkback.errors import FormatError
+
+SCHEMA = "walkback.report/1"
+
+# Column of the per-layer table -> key in `per_layer`. Columns nobody measured are left out of the print.
+_COLUMNS = {
+    "‖h‖": "h_norm",
+    "‖g‖": "g_norm",
+    "cosine": "cosine",
+    "clamped": "cosine_clamped",
+    "under ε": "below_eps",
+    "ρ_pert": "perturbation",
+    "nudge": "nudging",
+    "nudge rel.": "nudging_relative",
+}
+_LATEX = {
+    "‖h‖": r"$\|h_l\|$",
+    "growth": "growth",
+    "‖g‖": r"$\|g_l\|$",
+    "under ε": r"under $\varepsilon$",
+    "ρ_pert": r"$\rho_\mathrm{pert}$",
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A diagnosis: the numbers, the findings, the verdict, and why.
+
+    Args:
+        verdict: "trustworthy", "walked back" or "inconclusive".
+        failed: the checks that walk the claim back, such as ("D1", "D2").
+        measurement_valid: can the reference be measured? True, False, or None (not tested).
+        depth_used: do trained blocks beat frozen ones? True, False, or None (not tested).
+        values: scalars; per_layer: lists over sites 0…L; reasons: why a field is None.
+
+    >>> import walkback as wb
+    >>> report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(8), 0.60, 0.35, method_name="BP")
+    >>> report.verdict, report.failed
+    ('trustworthy', ())
+    """
+
+    edition: str
+    verdict: str
+    failed: tuple[str, ...]
+    measurement_valid: bool | None
+    depth_used: bool | None
+    submode: str | None
+    values: dict[str, float | None]
+    per_layer: dict[str, list[float | None] | None]
+    thresholds: dict[str, float]
+    chain: tuple[dict[str, Any], ...]
+    findings: tuple[dict[str, Any], ...]
+    method: str = ""
+    notes: str = ""
+    headline_acc: float | list[float] | None = None
+    frozen_baseline_acc: float | list[float] | None = None
+    aggregates: dict[str, float | None] = field(default_factory=dict)
+    controls: dict[str, list[float | None]] = field(default_factory=dict)
+    run: dict[str, Any] = field(default_factory=dict)
+    conditions: dict[str, Any] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    advisories: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+    # -- text ----------------------------------------------------------------------------------------
+
+    @property
+    def verdict_line(self) -> str:
+        """The published last line of a report."""
+        if self.failed:
+            return f"VERDICT: needs walk-back: {', '.join(self.failed)}"
+        if self.verdict == "inconclusive":
+            return f"VERDICT: inconclusive: {self.findings[-1]['reason'].removeprefix('inconclusive: ')}"
+        return "VERDICT: trustworthy"
+
+    def __str__(self) -> str:
+        parts = [
+            self._title(),
+            *([self.notes] if self.notes else []),
+            self._conditions_line(),
+            "",
+            _table(*self._layer_rows(), "simple"),
+            "",
+            _table(*self._finding_rows(), "simple"),
+            *self._below_tables(),
+            "",
+            "Walk-back chain",
+            *(f"  {s['step']}. {s['title']} {s['text']}." for s in self.chain),
+            "",
+            f"measurement valid: {_yes(self.measurement_valid)} · depth used: {_yes(self.depth_used)}"
+            + (f" · sub-mode: {self.submode}" if self.submode else ""),
+            self.verdict_line,
+        ]
+        return "\n".join(parts)
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+    def to_markdown(self) -> str:
+        """The report as GitHub Markdown."""
+        return "\n".join([
+            f"### {self._title()}",
+            *(["", self.notes] if self.notes else []),
+            "",
+            self._conditions_line(),
+            "",
+            _table(*self._layer_rows(), "github"),
+            "",
+            _table(*self._finding_rows(), "github"),
+            "",
+            *[line for text in self._below_tables() if text for line in (f"- {text.strip()}",)],
+            "",
+            *(f"{s['step']}. **{s['title']}** {s['text']}." for s in self.chain),
+            "",
+            f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {_yes(self.depth_used)}."
+            + (f" Sub-mode: {self.submode}." if self.submode else ""),
+            "",
+            f"**{self.verdict_line}**",
+        ])
+
+    def to_latex(self) -> str:
+        """Two booktabs tables, thresholds in the caption, ready for `\\input`."""
+        name = _tex(self.method or "the network")
+        layer_header, layer_rows = self._layer_rows()
+        limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in self.findings)
+        edition = f"edition {self.edition}"
+        return "\n".join([
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{Per-layer state of {name}. {_tex(self._conditions_line())}.}}",
+            _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
+            r"\end{table}",
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{Diagnostic checks of {name} ({_tex(edition)}; {_tex(limits)}). {_tex(self.verdict_line)}.}}",
+            _booktabs(*self._finding_rows()),
+            r"\end{table}",
+        ])
+
+    # -- data ----------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values in the shape of schema `walkback.report/1`."""
+        order = ("schema", "method", "notes", "edition", "verdict", "failed", "measurement_valid", "depth_used")
+        flat = asdict(self)
+        flat["failed"], flat["chain"] = list(self.failed), list(flat["chain"])
+        flat["findings"], flat["advisories"] = list(flat["findings"]), list(self.advisories)
+        return {**{k: flat.pop(k) for k in order}, **flat}
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON; what was not measured is null, never NaN."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the JSON, all of it or nothing."""
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    file.write(self.to_json() + "\n")
+                Path(scratch).replace(path)
+            except BaseException:
+                Path(scratch).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise FormatError(f"Expected to write the report to {path}, but: {error}.") from None
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read what `save` wrote."""
+        from walkback.checks import read_table
+
+        return cls.from_dict(read_table(path), str(path))
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "the report") -> Report:
+        """The inverse of `to_dict`."""
+        schema = data.get("schema") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or schema != SCHEMA:
+            raise FormatError(
+                f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
+                "Numbers that are not a report go through walkback.judge."
+            )
+        fields = dict(data)
+        try:
+            for name in ("failed", "chain", "findings", "advisories"):
+                fields[name] = tuple(fields[name])
+            return cls(**fields)
+        except (KeyError, TypeError) as error:
+            raise FormatError(f"Expected {where} to have all fields of {SCHEMA}, but: {error}.") from None
+
+    # -- rows ----------------------------------------------------------------------------------------
+
+    def _title(self) -> str:
+        return f"{self.method or 'Network'}: {self.edition} protocol"
+
+    def _conditions_line(self) -> str:
+        c = self.conditions
+        if "samples" not in c:
+            return "judged from logged numbers"
+        line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {c['dtype']} on {c['device']}"
+        return line + "; ‖g‖ is the per-sample norm ÷ 128"
+
+    def _layer_rows(self) -> tuple[list[str], list[list[str]]]:
+        lists = {head: self.per_layer.get(key) for head, key in _COLUMNS.items()}
+        lists = {head: values for head, values in lists.items() if values and any(v is not None for v in values)}
+        sites = max((len(v) for v in lists.values() if v), default=0)
+        heads = ["site"]
+        for head in lists:
+            heads += [head, "growth"] if head == "‖h‖" else [head]
+        rows = []
+        for site in range(sites):
+            row = [str(site)]
+            for head, values in lists.items():
+                assert values is not None
+                value = values[site] if site < len(values) else None
+                row.append(_share(value) if head == "under ε" else _number(value, head in ("cosine", "clamped", "ρ_pert")))
+                if head == "‖h‖":
+                    before = values[site - 1] if site else None
+                    row.append(f"{value / before:.3g}x" if value is not None and before else "")
+            rows.append(row)
+        limits = {"growth": _limit(self.findings, 0), "‖g‖": _limit(self.findings, 1)}
+        return heads, [*rows, ["flags"] + [limits.get(h, "") for h in heads[1:]]]
+
+    def _finding_rows(self) -> tuple[list[str], list[list[str]]]:
+        rows = []
+        for f in self.findings:
+            value = "–" if f["value"] is None else f"{f['value']:+.1f} pp" if "pp" in f["flags_when"] else _number(f["value"])
+            said = {True: "FLAGGED", False: "ok", None: "not tested"}[f["flagged"]]
+            if f["flagged"] is None and "inconclusive" in f["reason"]:
+                said = "inconclusive"
+            if f["title"] == "direction stability" and f["flagged"] is not None:
+                said = "drift" if f["flagged"] else "no drift"
+            rows.append([f["check"], f["title"], value, f["flags_when"], said])
+        return ["check", "", "value", "flags when", "result"], rows
+
+    def _below_tables(self) -> list[str]:
+        lines = []
+        v = self.values
+        if v.get("gamma") is not None:
+            extra = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
+            if v.get("gamma_concentration") is not None:
+                extra.append(f"one site carries {v['gamma_concentration']:.0%} of it")
+            if v.get("deep_cosine") is not None:
+                extra.append(f"deep mean {v['deep_cosine']:+.3f}")
+            lines += ["", "; ".join(extra)]
+            others = [f"{k} {_number(x, True)}" for k, x in self.aggregates.items() if k != "layers"]
+            if others:
+                lines.append(f"Γ averaged in other orders: {', '.join(others)}")
+        for name, numbers in self.controls.items():
+            lines.append(f"{name}: {', '.join(_number(x, True) for x in numbers)}")
+        if self.run.get("fired"):
+            fired = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in self.run["fired"].items())
+            lines += ["", f"first flagged: {fired} ({self.run['epochs']} epochs)"]
+        untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]
+        lines += ["", *untested] if untested else []
+        lines += [f"note: {text}" for text in self.advisories]
+        return lines
+
+
+# -- formatting -----------------------------------------------------------------------------------------------
+
+
+def _number(value: float | None, signed: bool = False) -> str:
+    if value is None:
+        return "–"
+    if signed:
+        return f"{value:+.3f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
+    return f"{value:.3g}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _limit(findings: tuple[dict[str, Any], ...], index: int) -> str:
+    return findings[index]["flags_when"] if len(findings) > index else ""
+
+
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "not tested"}[value]
+
+
+def _table(head: list[str], rows: list[list[str]], style: str) -> str:
+    left = [*range(2)] if head[0] == "check" else [0]
+    align = ["left" if i in left or h in ("result", "flags when") else "right" for i, h in enumerate(head)]
+    return tabulate(rows, head, tablefmt=style, colalign=align, disable_numparse=True)
+
+
+def _booktabs(head: list[str], rows: list[list[str]]) -> str:
+    columns = "l" + "r" * (len(head) - 1)
+    lines = [r"  \begin{tabular}{" + columns + "}", r"    \toprule"]
+    lines.append("    " + " & ".join(h if "$" in h else _tex(h) for h in head) + r" \\")
+    lines.append(r"    \midrule")
+    lines += ["    " + " & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
+    return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}"])
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
+    "ε": r"$\varepsilon$", "ρ": r"$\rho$", "Γ": r"$\Gamma$", "–": "--", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in text)

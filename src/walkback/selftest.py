@@ -1,0 +1,187 @@
+"""Networks with known answers, and a check of the measurement against closed forms.
+
+Used by `walkback doctor`, by `python -m protocol.smoke_test`, and wherever a small residual network is handy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+WIDTH, CLASSES = 32, 10
+
+
+class ResidualNet(nn.Module):
+    """A residual MLP with the published interface: `embed`, `blocks` that return the branch, `out_ln`, `out_head`."""
+
+    def __init__(self, inputs: int, width: int, depth: int, classes: int, terminal_norm: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Linear(inputs, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width))
+            for _ in range(depth)
+        )
+        self.out_ln = nn.LayerNorm(width) if terminal_norm else nn.Identity()
+        self.out_head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """(B, inputs) to logits (B, classes), with h_0…h_L when asked."""
+        hidden = [self.embed(x)]
+        for block in self.blocks:
+            hidden.append(hidden[-1] + block(hidden[-1]))
+        logits = self.out_head(self.out_ln(hidden[-1]))
+        return (logits, hidden) if return_hidden else logits
+
+
+def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed: int = 0) -> ResidualNet:
+    """A random ResidualNet whose blocks are written `gain` times larger each: gain 1 is healthy, 200 explodes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = ResidualNet(16, WIDTH, depth, CLASSES, terminal_norm)
+    if gain != 1.0:
+        with torch.no_grad():
+            for level, block in enumerate(net.blocks, 1):
+                block[-1].weight.mul_(gain**level)
+                block[-1].bias.mul_(gain**level)
+    return net.eval()
+
+
+def batches(count: int = 8, size: int = 128, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
+    """`count` disjoint batches of (size, 16) normal inputs with balanced random labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count * size, 16, generator=generator)
+    y = torch.arange(count * size)[torch.randperm(count * size, generator=generator)] % CLASSES
+    return list(zip(x.split(size), y.split(size)))
+
+
+def healthy() -> ResidualNet:
+    """A network the protocol trusts: little growth, a readable gradient."""
+    return network()
+
+
+def exploded() -> ResidualNet:
+    """Blocks that grow 200-fold each under a terminal norm, which divides the gradient by ‖h‖."""
+    return network(gain=200.0)
+
+
+def exploded_without_norm() -> ResidualNet:
+    """The same explosion with no terminal norm: nothing divides the gradient, so it stays readable."""
+    return network(gain=200.0, terminal_norm=False)
+
+
+def creeping() -> ResidualNet:
+    """Thirty-fold growth in each of seven blocks: no block explodes, the stream does."""
+    return network(depth=7, gain=60.0)
+
+
+def drifting() -> ResidualNet:
+    """Exploded along one fixed direction, with a head that is wrong in the same way for every sample."""
+    net = network(gain=200.0)
+    with torch.no_grad():
+        for level, block in enumerate(net.blocks, 1):
+            block[-1].weight.mul_(1e-3)
+            block[-1].bias.normal_(std=200.0**level, generator=torch.Generator().manual_seed(level))
+        net.out_head.bias.copy_(torch.linspace(-3, 3, CLASSES))
+    return net
+
+
+def noisy() -> ResidualNet:
+    """Exploded along one direction, with a head that predicts the label frequencies: only sampling noise is left."""
+    net = drifting()
+    with torch.no_grad():
+        net.out_head.weight.mul_(1e-3)
+        net.out_head.bias.zero_()
+    return net
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, what is claimed of it, and what each edition must say."""
+
+    name: str
+    model: ResidualNet
+    headline_acc: float
+    frozen_acc: float
+    three_check: tuple[str, ...]
+    four_diagnostic: tuple[str, ...]
+    submode: str | None = None
+
+
+def cases() -> list[Case]:
+    """Every known answer: (name, network, claim, failed checks in both editions, sub-mode)."""
+    drift, noise = "drift-dominated", "noise-dominated"
+    return [
+        Case("healthy", healthy(), 0.60, 0.35, (), ()),
+        Case("healthy, depth unused", healthy(), 0.35, 0.35, ("D3",), ("d",)),
+        Case("exploded under a terminal norm", exploded(), 0.60, 0.35, ("D1", "D2"), ("a", "b")),
+        Case("exploded without a terminal norm", exploded_without_norm(), 0.60, 0.35, (), ("a",)),
+        Case("drift-dominated", drifting(), 0.60, 0.35, ("D1", "D2"), ("a", "b"), drift),
+        Case("noise-dominated", noisy(), 0.60, 0.35, ("D1", "D2"), ("a", "b"), noise),
+        Case("at the floor without an exploding block", creeping(), 0.60, 0.35, (), ("b",)),
+    ]
+
+
+def closed_form_errors(seed: int = 0) -> dict[str, float]:
+    """Relative error of every measured number on a linear residual network, against numpy float64.
+
+    With h_l = (I + W_l) h_{l-1} and logits V h_L, states and gradients are matrix products:
+    g_l = (I + W_{l+1})ᵀ … (I + W_L)ᵀ Vᵀ (softmax − onehot).
+    """
+    from walkback.diagnose import measure
+
+    rng = np.random.default_rng(seed)
+    depth, width, n = 3, 8, 512
+    stem, head = rng.normal(size=(width, 5)), rng.normal(size=(4, width))
+    layers = [rng.normal(size=(width, width)) / width for _ in range(depth)]
+    x, y = rng.normal(size=(n, 5)), rng.integers(4, size=n)
+    h = [x @ stem.T]
+    for w in layers:
+        h.append(h[-1] + h[-1] @ w.T)
+    z = h[-1] @ head.T
+    p = np.exp(z - z.max(1, keepdims=True))
+    error = p / p.sum(1, keepdims=True) - np.eye(4)[y]
+    g = [error @ head]
+    for w in reversed(layers):
+        g.insert(0, g[0] + g[0] @ w)
+    feedback = [rng.normal(size=(4, width)) for _ in h]
+    a = [error @ b for b in feedback]
+    norm = lambda v: np.linalg.norm(v, axis=1)  # noqa: E731
+    cosine = [float(np.mean(np.sum(u * v, 1) / (norm(u) * norm(v)))) for u, v in zip(a, g)]
+    unit = [m / np.linalg.norm(m) for m in (g[-1][i : i + 128].mean(0) for i in range(0, n, 128))]
+    pairs = [float(u @ v) for i, u in enumerate(unit) for v in unit[:i]]
+
+    net = _linear(stem, layers, head)
+    data = [(torch.tensor(x[i : i + 100]), torch.tensor(y[i : i + 100])) for i in range(0, n, 100)]
+
+    def credit(trace) -> list[Tensor]:  # noqa: ANN001
+        e = trace.logits.softmax(1) - nn.functional.one_hot(trace.labels, 4)
+        return [e @ torch.tensor(b) for b in feedback]
+
+    m = measure(net, data, credit=credit)
+    expected: dict[str, tuple[object, object]] = {
+        "h_norm": (m.h_norm, [float(norm(v).mean()) for v in h]),
+        "g_norm": (m.g_norm, [float(norm(v).mean()) / 128 for v in g]),
+        "cosine": (m.cosine, cosine),
+        "stability": ([m.stability], [float(np.mean(pairs))]),
+        "growth": ([m.growth], [max(norm(v).mean() / norm(u).mean() for u, v in zip(h, h[1:]))]),
+    }
+    return {
+        name: float(np.max(np.abs(np.array(got, float) - np.array(want, float)) / np.abs(np.array(want, float))))
+        for name, (got, want) in expected.items()
+    }
+
+
+def _linear(stem: np.ndarray, layers: list[np.ndarray], head: np.ndarray) -> nn.Module:
+    net = ResidualNet(stem.shape[1], stem.shape[0], 0, head.shape[0], terminal_norm=False).double()
+    net.blocks = nn.ModuleList(nn.Linear(*w.shape[::-1], bias=False, dtype=torch.float64) for w in layers)
+    with torch.no_grad():
+        net.embed.weight.copy_(torch.tensor(stem))
+        net.embed.bias.zero_()
+        net.out_head.weight.copy_(torch.tensor(head))
+        net.out_head.bias.zero_()
+        for block, w in zip(net.blocks, layers):
+            block.weight.copy_(torch.tensor(w))
+    return net

@@ -1,0 +1,709 @@
+"""One forward and one backward of one batch: every h_l, g_l and a_l on the same pass.
+
+Sites are read while the network runs its own forward pass. The gradient of site l is taken at the *output*
+of block l: with h_l = h_{l-1} + f_l, ∂loss/∂f_l = ∂loss/∂h_l, so it is right whether a block returns the
+branch or the new state, and whether the next block is handed the stream or a copy of it. Gradient edges are
+taken when the tensor is made, so blocks may write the stream in place afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from inspect import Parameter, signature
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from walkback.anatomy import Anatomy, unwrap
+from walkback.errors import AnatomyError, CreditError, InputError
+from walkback.untouched import untouched
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one pass of one batch showed. Site l is index l of every tuple; tensors are detached.
+
+    Args:
+        states: h_0 … h_L, each (B, ...).
+        grads: g_0 … g_L, the gradients of the *sum* of per-sample losses, shaped like `states`.
+        credits: a_0 … a_L of the rule under test, or None.
+        losses: (B,) per-sample losses.
+        logits: what the network answered, (B, C) or (B, T, C).
+        labels: (B,) classes or (B, C) probabilities, as given.
+        inputs: (B, ...) as given.
+        pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
+        index: the batch's number.
+    """
+
+    states: tuple[Tensor, ...]
+    grads: tuple[Tensor, ...]
+    credits: tuple[Tensor, ...] | None
+    losses: Float[Tensor, "batch"]
+    logits: Tensor
+    labels: Tensor
+    inputs: Tensor
+    pool: int | str | None = None
+    index: int = 0
+
+
+Credit = Callable[[Trace], Sequence[Tensor]]
+
+
+class Tracer:
+    """A measuring session on one model: hooks on entering, gone without a trace on leaving.
+
+    >>> import torch, walkback as wb
+    >>> model, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    >>> with Tracer(model) as tracer:
+    ...     trace = tracer.trace(*batches[0])
+    >>> len(trace.states), trace.states[0].shape == trace.grads[0].shape
+    (5, True)
+    """
+
+    def __init__(
+        self, model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None = None, loss: Loss | None = None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+        self.model = unwrap(model)
+        if isinstance(anatomy, Mapping):
+            anatomy = Anatomy.of(self.model, **anatomy)
+        self.anatomy = Anatomy.of(self.model) if anatomy is None else anatomy.resolve(self.model)
+        self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
+        self.branch = self.anatomy.branch
+        self.pool = self.anatomy.pool
+        self.notes: list[str] = []
+        self.per_sample = True  # False once a custom loss has returned a mean
+        self._loss = loss
+        self._count = 0
+        self._checked = False
+        self._copy = False  # states are copied when captured, for networks that write them in place
+        self._clone_inputs = False
+        self._recording = False
+        self._previous: tuple[Tensor, Tensor] | None = None
+        self._stack = ExitStack()
+        _refuse_inference_weights(self.model)
+
+    # -- the session ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        try:
+            self._stack.enter_context(untouched(self.model))
+            for i, block in enumerate(self.blocks):
+                before = block.register_forward_pre_hook(self._before(i), with_kwargs=True)
+                after = block.register_forward_hook(self._after(i))
+                self._stack.callback(before.remove)
+                self._stack.callback(after.remove)
+            for part in self.anatomy.readout[:1]:
+                if isinstance(part, nn.Module):
+                    self._stack.callback(part.register_forward_pre_hook(self._before_readout).remove)
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._recording = False
+        self._stack.__exit__(*exc)  # type: ignore[arg-type]
+
+    # -- hooks ---------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self._calls: list[int] = []
+        self._given: dict[int, Tensor] = {}  # block -> the stream it received
+        self._made: dict[int, Tensor] = {}  # block -> what it returned
+        self._edges: dict[int, GradientEdge] = {}  # site -> gradient edge
+        self._versions: list[tuple[Tensor, int]] = []
+        self._read: Tensor | None = None
+        self._recording = True
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        if self._copy:
+            return tensor.detach().clone()
+        self._versions.append((tensor, tensor._version))
+        return tensor.detach()
+
+    def _before(self, i: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._recording:
+                return  # activation checkpointing runs blocks again during the backward pass
+            stream = _first_tensor((*args, *kwargs.values()))
+            if stream is None:
+                raise AnatomyError(
+                    f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor, but it got "
+                    f"{[type(a).__name__ for a in args]}. Name other modules as blocks."
+                )
+            if not torch.is_grad_enabled():
+                raise AnatomyError(
+                    f"Expected block {i + 1} ({self._name(i)}) to run with gradients on, but the network turned "
+                    "them off (torch.no_grad or inference_mode inside its forward, or activation checkpointing "
+                    "with use_reentrant=True). Remove the decorator, or checkpoint with use_reentrant=False."
+                )
+            self._calls.append(i)
+            if i == 0:
+                if not stream.requires_grad:
+                    self._seed(stream)
+                self._edges[0] = get_gradient_edge(stream)
+            self._given[i] = self._keep(stream)
+
+        return hook
+
+    def _after(self, i: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if not self._recording:
+                return
+            made = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            if made is None:
+                raise AnatomyError(
+                    f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
+                    f"one, but it returned {type(output).__name__}. Name other modules as blocks."
+                )
+            if not made.requires_grad:
+                self._seed(made)
+            self._edges[i + 1] = get_gradient_edge(made)
+            if i == 0 and not self._checked:
+                self._first_made = made
+            self._made[i] = self._keep(made)
+
+        return hook
+
+    def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._recording and self._read is None and args and isinstance(args[0], Tensor):
+            self._read = args[0].detach()
+
+    def _seed(self, stream: Tensor) -> None:
+        """Make a tensor that needs no gradient carry one, in place: the network keeps using this very object.
+
+        Adding −0.0 changes no bit of it, and unlike `requires_grad_` lets the network write it in place.
+        """
+        if self._shares_input(stream):
+            self._clone_inputs = True
+            raise _AgainError
+        stream.add_(torch.full((), -0.0, dtype=stream.dtype, device=stream.device, requires_grad=True))
+
+    def _shares_input(self, stream: Tensor) -> bool:
+        ours = self._inputs.untyped_storage().data_ptr()
+        return not self._clone_inputs and stream.untyped_storage().data_ptr() == ours
+
+    def _name(self, i: int) -> str:
+        offset = 0 if self.anatomy.stem is None else 1
+        return self.anatomy.names[i + offset]
+
+    # -- one batch -----------------------------------------------------------------------------------
+
+    def trace(self, x: Tensor, y: Tensor, credit: Credit | None = None) -> Trace:
+        """One forward, one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
+        index = self._count
+        try:
+            check_batch(self.model, x, y, index)
+            states, grads, logits, losses = self._pass(x, y, index)
+        except Exception as error:
+            error.add_note(f"(while measuring batch {index})")
+            raise
+        trace = Trace(states, grads, None, losses, logits, y, x, self.pool, index)
+        if credit is not None:
+            trace = replace(trace, credits=self._credits(credit, trace))
+        self._count += 1
+        return trace
+
+    def _pass(self, x: Tensor, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
+        while True:
+            try:
+                output = self._forward(x)
+                self._check_calls()
+                written = any(t._version != version for t, version in self._versions)
+                if not written:
+                    break
+                self._copy = True  # the network writes its stream in place: copy at capture, and run again
+            except _AgainError:
+                pass
+            finally:
+                self._recording = False
+                self._versions = []
+        logits = logits_of(output)
+        losses = self.losses(logits, y)
+        if not losses.requires_grad:
+            raise InputError(
+                "Expected a loss that depends on the network, but it carries no gradient. "
+                "Return it as a tensor computed from the logits, without detach() or item()."
+            )
+        edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
+        with no_autocast(x.device):
+            found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=not self._checked)
+        grads = tuple(g if g is None else g.detach() for g in found)
+        cut = next((site for site, g in enumerate(grads) if g is None), None)
+        if cut is not None:
+            raise AnatomyError(
+                f"Expected the loss to depend on every site, but no gradient reaches site {cut}: the network "
+                "detaches its stream on the way (as local learning code does) or does not use it. Measure the "
+                "network through a forward pass without detach()."
+            )
+        if not self._checked:
+            self._first_look(x, output, grads, edges)  # type: ignore[arg-type]
+        states = self._states()
+        self._check_shapes(states, x)
+        self._given, self._made, self._edges, self._read = {}, {}, {}, None
+        return states, grads, logits.detach(), losses.detach()  # type: ignore[return-value]
+
+    def _forward(self, x: Tensor) -> Any:
+        x = x.detach()
+        if self._clone_inputs or x.is_inference():
+            x = x.clone()
+        self._inputs = x
+        self._start()
+        hidden = _return_hidden(self.model)
+        ask = hidden == "required" or (hidden == "optional" and not self._checked)
+        return self.model(x, return_hidden=True) if ask else self.model(x)
+
+    def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
+        """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
+        if self._loss is None:
+            return cross_entropy(logits, y)
+        loss = self._loss(logits, y)
+        batch = y.shape[0]
+        if not isinstance(loss, Tensor) or loss.shape not in ((), (batch,)):
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InputError(
+                f"Expected loss(logits, labels) to return one loss per sample, shape ({batch},), or their mean, "
+                f"shape (), but got {shape}. Average over tokens or pixels, not over samples."
+            )
+        if loss.ndim == 0:
+            self.per_sample = batch == 1
+            return loss.expand(batch)
+        return loss
+
+    def _states(self) -> tuple[Tensor, ...]:
+        last = len(self.blocks) - 1
+        if self.branch:
+            middle = (self._given[i] for i in range(1, last + 1))
+            return (self._given[0], *middle, self._given[last] + self._made[last])
+        return (self._given[0], *(self._made[i] for i in range(last + 1)))
+
+    # -- checks --------------------------------------------------------------------------------------
+
+    def _check_calls(self) -> None:
+        expected = list(range(len(self.blocks)))
+        if self._calls == expected:
+            return
+        for i in expected:
+            n = self._calls.count(i)
+            if n == 0:
+                raise AnatomyError(
+                    f"Expected every block to be called once, but block {i + 1} ({self._name(i)}) was never "
+                    "called in the forward pass. Leave it out of the blocks, or call it as a module "
+                    "(`block(h)`, not `block.forward(h)`)."
+                )
+            if n > 1:
+                raise AnatomyError(
+                    f"Expected every block to be called once, but block {i + 1} ({self._name(i)}) was called "
+                    f"{n} times in one forward pass. Its calls write different sites: give each its own module."
+                )
+        order = ", ".join(str(i + 1) for i in self._calls)
+        raise AnatomyError(
+            f"Expected the blocks to be called in their order 1…{len(expected)}, but they ran as {order}. "
+            "Name them in the order the stream passes them."
+        )
+
+    def _check_shapes(self, states: tuple[Tensor, ...], x: Tensor) -> None:
+        for site, h in enumerate(states):
+            if h.ndim < 2 or h.shape[0] != x.shape[0]:
+                raise AnatomyError(
+                    f"Expected states with the batch first, (B, d), (B, T, d) or (B, C, H, W) with B = "
+                    f"{x.shape[0]}, but site {site} has shape {tuple(h.shape)}. Put the batch first "
+                    "(batch_first=True), or name other modules as blocks."
+                )
+
+    def _first_look(
+        self, x: Tensor, output: Any, grads: tuple[Tensor, ...], edges: list[GradientEdge]
+    ) -> None:
+        """What is found out once, on the first batch: what blocks return, where the readout reads."""
+        declared = _hidden_of(output)
+        if self.branch is None:
+            self.branch = self._find_branch(declared)
+        if self.branch:
+            self._check_copy(grads, edges)
+        states = self._states()
+        self._check_shapes(states, x)
+        if declared is not None:
+            self._compare_declared(declared, states)
+        if states[-1].ndim == 3 and self.pool is None:
+            self.pool = self._find_pool(output, grads[-1], edges[-1])
+        if states[-1].ndim == 3 and isinstance(self.pool, int):
+            tokens = states[-1].shape[1]
+            if not -tokens <= self.pool < tokens:
+                raise AnatomyError(f"Expected pool to be one of {tokens} tokens, but got {self.pool}.")
+        self._checked = self.branch is not None
+        del self._first_made
+
+    def _find_branch(self, declared: Sequence[Tensor] | None) -> bool | None:
+        votes: list[bool] = []
+        last = len(self.blocks) - 1
+        misfit = None
+        for i in range(last + 1):
+            if i < last:
+                new = self._given[i + 1]
+            elif declared is not None and declared[-1].shape == self._made[i].shape:
+                new = declared[-1]
+            elif self._read is not None and self._read.shape == self._made[i].shape:
+                new = self._read
+            elif self._read is not None and self._made[i].ndim == 3:
+                new = self._read  # the readout may slice its token before the norm
+            else:
+                continue
+            vote = _which(self._given[i], self._made[i], new)
+            if vote == "neither":
+                misfit = misfit or i + 1
+            elif vote is not None:
+                votes.append(vote == "branch")
+        if misfit is not None and misfit <= last:
+            raise AnatomyError(
+                f"Expected block {misfit} ({self._name(misfit - 1)}) to return the residual branch f or the new "
+                "state h + f, but what the next block receives is neither: something between them changes the "
+                "stream (a norm, a scale, a reshape). Name blocks that include it."
+            )
+        if len(set(votes)) > 1:
+            raise AnatomyError(
+                "Expected all blocks to return the same thing, but some return the residual branch and some the "
+                "new state. Wrap them so that they agree."
+            )
+        if votes:
+            return votes[0]
+        if not all(bool(torch.isfinite(t).all()) for t in self._given.values()):
+            return None  # nothing can be told from NaN; the next batch may tell
+        if last > 0:
+            return False  # branch and state give the same numbers everywhere: either reading is right
+        raise AnatomyError(
+            "Expected to see whether the only block returns the residual branch or the new state, but nothing "
+            "after it shows it. Say which: Anatomy.of(model, ..., branch=True) or branch=False."
+        )
+
+    def _check_copy(self, grads: tuple[Tensor, ...], edges: list[GradientEdge]) -> None:
+        """With the skip outside the block, g_0 = g_1 + J_f1ᵀ g_1 only if block 1 is handed the stream itself."""
+        if grads[0].shape != grads[1].shape:
+            return
+        (through,) = torch.autograd.grad(
+            self._first_made, [edges[0]], grad_outputs=grads[1], allow_unused=True, retain_graph=True
+        )
+        through = torch.zeros_like(grads[0]) if through is None else through
+        got = grads[0].double()
+        skip, copy = (got - through.double() - grads[1].double()).norm(), (got - through.double()).norm()
+        if copy < 0.01 * skip:
+            raise AnatomyError(
+                f"Expected block 1 ({self._name(0)}) to receive the stream itself, but it receives a copy, so the "
+                "gradient of site 0 can't be read there. Call block(h) with the same h that is added to."
+            )
+
+    def _find_pool(self, output: Any, deepest: Tensor, edge: GradientEdge) -> int | str:
+        used = (deepest != 0).any(-1)
+        if not bool(used.any()):  # an underflowed reference still has a readout: ask with another cotangent
+            logits = logits_of(output)
+            cotangent = torch.linspace(1, 2, logits.numel(), dtype=logits.dtype, device=logits.device)
+            (asked,) = torch.autograd.grad(
+                logits, [edge], grad_outputs=cotangent.view_as(logits), retain_graph=True, allow_unused=True
+            )
+            used = used if asked is None else (asked != 0).any(-1)
+        counts = used.sum(1)
+        if not bool((counts == 1).any()) or bool((counts > 1).any()):
+            return "mean"
+        tokens = used[counts == 1].int().argmax(1).unique()
+        if len(tokens) > 1:
+            return "readout"
+        token = int(tokens)
+        return token if token == 0 or token != used.shape[1] - 1 else -1
+
+    def _compare_declared(self, declared: Sequence[Tensor], states: tuple[Tensor, ...]) -> None:
+        """`return_hidden` is what scripts log; say so when it is not what the network computes with."""
+        if len(declared) != len(states):
+            self.notes.append(
+                f"return_hidden gives {len(declared)} states, the network has {len(states)} sites; "
+                "measured on what the blocks received and returned"
+            )
+            return
+        for site, (said, is_) in enumerate(zip(declared, states)):
+            same = said.shape == is_.shape and bool(
+                torch.allclose(said.double(), is_.double(), rtol=1e-3, atol=0, equal_nan=True)
+            )
+            if not same:
+                self.notes.append(
+                    f"return_hidden does not show the stream the network uses (first at site {site}): a script "
+                    "that logs it reports other norms; measured on what the blocks received and returned"
+                )
+                return
+
+    # -- credit --------------------------------------------------------------------------------------
+
+    def _credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
+        if not callable(credit):
+            raise CreditError(
+                "Expected credit to be a callable that takes a Trace and returns one tensor per site, but got "
+                f"{type(credit).__name__}."
+            )
+        made = credit(trace)
+        if isinstance(made, Tensor) or not isinstance(made, Sequence):
+            raise CreditError(
+                f"Expected credit(trace) to return a sequence of {len(trace.states)} tensors, one per site "
+                f"0…{len(trace.states) - 1}, but got {type(made).__name__}."
+            )
+        if len(made) != len(trace.states):
+            raise CreditError(
+                f"Expected {len(trace.states)} credits, one per site 0…{len(trace.states) - 1}, but got "
+                f"{len(made)}. Site 0 is what the stem writes, site l what block l writes."
+            )
+        for site, (a, h) in enumerate(zip(made, trace.states)):
+            if not isinstance(a, Tensor) or a.shape != h.shape:
+                got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+                hint = (
+                    " It has another batch size: was it taken on another batch?"
+                    if isinstance(a, Tensor) and a.ndim and a.shape[1:] == h.shape[1:]
+                    else ""
+                )
+                raise CreditError(
+                    f"Expected the credit of site {site} to have the shape of its state, {tuple(h.shape)}, but got "
+                    f"{got}.{hint}"
+                )
+            if a.device != h.device:
+                raise CreditError(
+                    f"Expected the credit of site {site} on {h.device} with its state, but it is on {a.device}. "
+                    "Compute it from the tensors of the trace."
+                )
+        credits = tuple(a.detach() for a in made)
+        self._refuse_stale(trace.inputs, credits)
+        return credits
+
+    def _refuse_stale(self, x: Tensor, credits: tuple[Tensor, ...]) -> None:
+        """Two batches with the same per-sample credit: it was recorded once, on another batch."""
+        ours, theirs = fingerprints(credits[0]), fingerprints(x)
+        before, self._previous = self._previous, (ours, theirs)
+        if before is None or before[0].shape != ours.shape or torch.equal(before[1], theirs):
+            return
+        if torch.equal(before[0], ours) and bool((ours != ours[0]).any()):
+            raise CreditError(
+                "Expected a credit computed from the trace it is given, but the same credit came back for two "
+                "different batches: it was taken on another batch. Compute it inside credit(trace)."
+            )
+
+    # -- running on from a changed site (for probes) ---------------------------------------------------
+
+    @torch.no_grad()
+    def replay(self, x: Tensor, y: Tensor, site: int, delta: Tensor, weights: dict[str, Tensor] | None) -> Tensor:
+        """(B,) losses of the same batch with `delta` (shaped like h_site) added to the stream at `site`."""
+
+        def at_stem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = _first_tensor((*args, *kwargs.values()))
+            assert stream is not None
+            stream.add_(delta)  # in place: the skip connection must carry it too
+
+        def at_block(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if isinstance(output, tuple):
+                return (output[0] + delta, *output[1:])
+            return output + delta
+
+        if site == 0:
+            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
+        else:
+            handle = self.blocks[site - 1].register_forward_hook(at_block)
+        try:
+            x = x.detach().clone()
+            kwargs = {"return_hidden": True} if _return_hidden(self.model) == "required" else {}
+            if weights is None:
+                output = self.model(x, **kwargs)
+            else:
+                output = torch.func.functional_call(self.model, weights, (x,), kwargs)
+        finally:
+            handle.remove()
+        return self.losses(logits_of(output), y).double()
+
+
+class _AgainError(Exception):
+    """The pass has to be run again in a safer way."""
+
+
+# -- functions a script can use on its own ---------------------------------------------------------------
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, "batch"]:
+    """Per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
+
+    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([1])).item() == torch.tensor(2.0).log().item()
+    True
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    check_labels(logits, y)
+    if logits.ndim == 3:
+        token = F.cross_entropy(logits.transpose(1, 2), y, reduction="none", ignore_index=-100)
+        return token.sum(1) / (y != -100).sum(1).clamp(min=1)
+    return F.cross_entropy(logits, y if not y.is_floating_point() else y.to(logits.dtype), reduction="none")
+
+
+def check_labels(logits: Tensor, y: Tensor) -> None:
+    """Raise InputError unless `y` are classes or probabilities that fit `logits`."""
+    if logits.ndim not in (2, 3):
+        raise InputError(
+            f"Expected logits of shape (B, C) or (B, T, C), but the network returned {tuple(logits.shape)}. "
+            "Pass loss=... for other tasks."
+        )
+    classes = logits.shape[-1]
+    if y.device != logits.device:
+        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}.")
+    if y.is_floating_point():
+        if y.shape != logits.shape or logits.ndim != 2:
+            raise InputError(
+                f"Expected integer class labels of shape {tuple(logits.shape[:-1])} or probabilities of shape "
+                f"{tuple(logits.shape)}, but got {y.dtype} of shape {tuple(y.shape)}. Use y.long() for classes."
+            )
+        if not bool(((y >= 0) & torch.isfinite(y)).all()):
+            raise InputError("Expected soft labels to be probabilities, but some are negative or not finite.")
+        return
+    if y.shape != logits.shape[:-1]:
+        raise InputError(
+            f"Expected labels of shape {tuple(logits.shape[:-1])} to go with logits of shape "
+            f"{tuple(logits.shape)}, but got {tuple(y.shape)}."
+        )
+    y = y[y != -100] if logits.ndim == 3 else y
+    if y.numel() and not (0 <= (low := int(y.min())) <= (high := int(y.max())) < classes):
+        raise InputError(
+            f"Expected labels between 0 and {classes - 1}, since the network has {classes} outputs, but got "
+            f"{low}…{high}. Labels that count from 1 need y - 1."
+        )
+
+
+def check_batch(model: nn.Module, x: Tensor, y: Tensor, index: int) -> None:
+    """Raise InputError unless (x, y) are finite tensors of one length on the model's device."""
+    for name, value in (("inputs", x), ("labels", y)):
+        if not isinstance(value, Tensor) or value.ndim == 0:
+            got = "a scalar tensor" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(f"Expected the {name} of batch {index} to be a tensor with the batch first, but got {got}.")
+    if x.shape[0] != y.shape[0] or x.shape[0] == 0:
+        raise InputError(
+            f"Expected as many labels as inputs, and at least one, but batch {index} has {x.shape[0]} inputs and "
+            f"{y.shape[0]} labels."
+        )
+    device = next((t.device for t in (*model.parameters(), *model.buffers())), x.device)
+    if x.device != device:
+        raise InputError(
+            f"Expected the inputs on the model's device, {device}, but batch {index} is on {x.device}. "
+            f'Move one of them: x.to("{device}") or model.to("{x.device}").'
+        )
+    if x.is_floating_point() and not bool(torch.isfinite(x.sum(dtype=_widest(x)))):
+        bad = ~torch.isfinite(x)
+        if bool(bad.any()):
+            where = tuple(int(i) for i in bad.nonzero()[0])
+            raise InputError(
+                f"Expected finite inputs, but batch {index} has {int(bad.sum())} NaN or infinite values, the first "
+                f"at {where}. Clean the data: nothing measured on it would mean anything."
+            )
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple."""
+    found = output
+    if isinstance(output, Mapping):
+        found = output.get("logits")
+    elif hasattr(output, "logits"):
+        found = output.logits
+    elif isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    if not isinstance(found, Tensor):
+        raise AnatomyError(
+            f"Expected the network to return logits, alone or first in a tuple, but it returned {type(output).__name__}."
+        )
+    return found
+
+
+def fingerprints(x: Tensor) -> Int[Tensor, "batch"]:
+    """One exact 64-bit number per sample: equal samples agree, whatever batch they are in.
+
+    A sum of integer products modulo 2⁶⁴, so neither batch size nor reduction order changes it.
+
+    >>> a = torch.randn(4, 3)
+    >>> torch.equal(fingerprints(a)[2:], fingerprints(a[2:]))
+    True
+    """
+    rows = x.detach().reshape(x.shape[0], -1).contiguous()
+    if rows.dtype == torch.bool:
+        rows = rows.to(torch.uint8)
+    width = rows.shape[1] * rows.element_size()
+    if width % 8:
+        rows = F.pad(rows.view(torch.uint8), (0, 8 - width % 8))
+    elif rows.storage_offset() * rows.element_size() % 8:
+        rows = rows.clone()
+    words = rows.view(torch.int64)
+    weights = torch.arange(1, words.shape[1] + 1, dtype=torch.int64, device=x.device)
+    # SplitMix64's multipliers, as signed integers; odd weights keep every bit of a word in play.
+    weights = ((weights * -7046029254386353131) ^ (weights << 31)) * -4658895280553007687 | 1
+    return (words * weights).sum(1)
+
+
+# -- small helpers ---------------------------------------------------------------------------------------
+
+
+def _first_tensor(values: Sequence[Any]) -> Tensor | None:
+    return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
+    """Does `new` continue `made` as the branch or as the state? None: it can't be told from these numbers."""
+    if given.shape != made.shape:
+        return "state" if new.shape == made.shape else None
+    if new.shape != made.shape:
+        if new.ndim != 2:
+            return None
+        errors = [_which(given[:, t], made[:, t], new) for t in (0, -1)]
+        return next((e for e in errors if e in ("branch", "state")), None)
+    if not bool(torch.isfinite(new.sum(dtype=_widest(new)))):
+        return None
+    wide = _widest(new)
+    scale = new.to(wide).norm()
+    as_state = (made.to(wide) - new.to(wide)).norm()
+    as_branch = ((given + made).to(wide) - new.to(wide)).norm()
+    if torch.minimum(as_state, as_branch) > 1e-3 * scale:
+        return "neither"
+    if as_state == as_branch:
+        return None
+    return "branch" if as_branch < as_state else "state"
+
+
+def _widest(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def _return_hidden(model: nn.Module) -> str | None:
+    parameter = signature(model.forward).parameters.get("return_hidden")
+    if parameter is None:
+        return None
+    return "required" if parameter.default is Parameter.empty else "optional"
+
+
+def _hidden_of(output: Any) -> Sequence[Tensor] | None:
+    if isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], (tuple, list)):
+        hidden = output[1]
+        if hidden and all(isinstance(h, Tensor) for h in hidden):
+            return [h.detach() for h in hidden]
+    return None
+
+
+def _refuse_inference_weights(model: nn.Module) -> None:
+    for name, p in model.named_parameters():
+        if p.is_inference():
+            raise InputError(
+                f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "
+                "Build or load the model outside it."
+            )
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[None]:
+    """Backward passes and statistics run in the dtypes they ask for, also inside a user's autocast."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+

@@ -1,0 +1,1 @@
+"""Training runs and what they leave behind."""

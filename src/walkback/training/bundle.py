@@ -1,0 +1,120 @@
+"""A trained network on disk: a folder with `spec.json` and `weights.safetensors`, and never a pickle.
+
+`weights.safetensors` holds the network (`net.*`) and the rule's auxiliaries (`aux.*`: B, G, V), always
+together: without them the credit can't be measured. `trajectory.jsonl` and `report.json` are optional.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from walkback.checks import read_table
+from walkback.entry import call_entry
+from walkback.errors import FormatError
+from walkback.report import Report
+
+SCHEMA = "walkback.bundle/1"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read from `path`.
+
+    `spec["net"]` names what builds the network, a `module:function` called with `spec["net_options"]`.
+    """
+
+    path: Path
+    spec: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    auxiliaries: Mapping[str, Tensor]
+
+    def model(self) -> nn.Module:
+        """The network, built anew and given its weights, in eval mode on the CPU."""
+        net = self.spec.get("net")
+        if not isinstance(net, str):
+            raise FormatError(f"Expected {self.path / 'spec.json'} to name its network under `net`, but got {net!r}.")
+        model = call_entry(net, **dict(self.spec.get("net_options") or {}))
+        if not isinstance(model, nn.Module):
+            raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
+        try:
+            model.load_state_dict(dict(self.weights))
+        except RuntimeError as error:
+            raise FormatError(f"Expected the weights in {self.path} to fit {net}, but: {error}.") from None
+        return model.eval()
+
+    def report(self) -> Report | None:
+        """The report saved with the run, if there is one."""
+        path = self.path / "report.json"
+        return Report.load(path) if path.exists() else None
+
+
+def save_bundle(
+    path: str | Path,
+    model: nn.Module,
+    spec: Mapping[str, Any],
+    auxiliaries: Mapping[str, Tensor] | None = None,
+    trajectory: Sequence[Mapping[str, Any]] = (),
+    report: Report | None = None,
+) -> Bundle:
+    """Write a bundle folder and read it back.
+
+    Args:
+        path: the folder, made if missing.
+        model: its state dict is stored; tied weights are stored once per name.
+        spec: at least `net`, the `module:function` that builds the network, and its `net_options`.
+        auxiliaries: the rule's own tensors (B, G, V) by name.
+        trajectory: one row per epoch.
+        report: stored as report.json.
+    """
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    tensors = {f"net.{k}": v for k, v in model.state_dict().items()}
+    tensors |= {f"aux.{k}": v for k, v in (auxiliaries or {}).items()}
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Cloned: safetensors refuses tensors that share memory, and tied weights do.
+        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path / "weights.safetensors")
+        spec_text = json.dumps({"schema": SCHEMA, **spec}, indent=2, ensure_ascii=False, allow_nan=False)
+        (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
+        if trajectory:
+            rows = "".join(json.dumps(dict(row), allow_nan=False) + "\n" for row in trajectory)
+            (path / "trajectory.jsonl").write_text(rows, encoding="utf-8")
+    except OSError as error:
+        raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
+    if report is not None:
+        report.save(path / "report.json")
+    return load_bundle(path)
+
+
+def load_bundle(path: str | Path) -> Bundle:
+    """Read a bundle folder; nothing in it is executed until `Bundle.model` builds the network."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    if not (path / "spec.json").is_file():
+        raise FormatError(
+            f"Expected a bundle at {path}, a folder with spec.json and weights.safetensors, but there is no spec.json."
+        )
+    spec = read_table(path / "spec.json")
+    if not isinstance(spec, dict) or spec.get("schema") != SCHEMA:
+        got = spec.get("schema") if isinstance(spec, dict) else type(spec).__name__
+        raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {got}.")
+    try:
+        tensors = load_file(path / "weights.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise FormatError(f"Expected {path / 'weights.safetensors'} to hold the weights, but: {error}.") from None
+    parts: dict[str, dict[str, Tensor]] = {"net": {}, "aux": {}}
+    for name, tensor in tensors.items():
+        kind, _, rest = name.partition(".")
+        if kind not in parts:
+            raise FormatError(f"Expected tensors named net.* or aux.* in {path}, but got {name}.")
+        parts[kind][rest] = tensor
+    return Bundle(path, spec, parts["net"], parts["aux"])

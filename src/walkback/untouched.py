@@ -1,0 +1,86 @@
+"""Measure a network and leave it exactly as found, also when something raises midway."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Eval mode, eager execution and gradients on inside; everything as it was outside.
+
+    Restored on the way out: every module's training flag, every buffer (object and contents), every
+    parameter's `.grad` and `requires_grad`, and the random state of Python, NumPy, the CPU and the devices
+    the model lives on. Training flags are set one by one, not with `model.eval()`, since a model may have
+    overridden it with side effects.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(3)).train()
+    >>> with untouched(net):
+    ...     net.training, net[0].running_mean.add_(1.0)[0].item()
+    (False, 1.0)
+    >>> net.training, net[0].running_mean[0].item()
+    (True, 0.0)
+    """
+    modes = [(m, m.training) for m in model.modules()]
+    buffers = [
+        (m, name, buffer, buffer.detach().clone(), _version(buffer))
+        for m in model.modules()
+        for name, buffer in m._buffers.items()
+        if buffer is not None
+    ]
+    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    devices = {p.device for p in model.parameters()} | {b.device for *_, b, _, _ in buffers}
+    with ExitStack() as stack:
+        stack.enter_context(_random_state(devices))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if any(_is_compiled(m) for m in model.modules()):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            for module, _ in modes:
+                module.training = False
+            for p, _, _ in parameters:
+                p.grad = None  # a credit that calls backward() must not add to the user's gradients
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for p, grad, requires_grad in parameters:
+                p.grad = grad
+                if p.requires_grad is not requires_grad:
+                    p.requires_grad_(requires_grad)
+            with torch.no_grad():
+                for module, name, buffer, copy, version in buffers:
+                    if version is None or _version(buffer) != version:
+                        buffer.copy_(copy)
+                    module._buffers[name] = buffer
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # Hooks added after compilation are ignored by compiled code, so compiled parts must run eagerly.
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+@contextmanager
+def _random_state(devices: set[torch.device]) -> Iterator[None]:
+    python, numpy_state = random.getstate(), np.random.get_state()
+    cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
+    mps = torch.mps.get_rng_state() if any(d.type == "mps" for d in devices) else None
+    try:
+        with torch.random.fork_rng(devices=cuda):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)
