@@ -15,7 +15,9 @@ def main() -> int:
             right = report.failed == known and case.submode in (None, report.submode)
             misses += not right
             said = ", ".join(report.failed) or report.verdict
-            print(f"{'ok  ' if right else 'MISS'}  {case.name:42} {edition:16} {said:14} {report.submode or ''}".rstrip())
+            print(
+                f"{'ok  ' if right else 'MISS'}  {case.name:42} {edition:16} {said:14} {report.submode or ''}".rstrip()
+            )
     print("every verdict as known" if not misses else f"{misses} verdicts differ from the known ones")
     return 1 if misses else 0
 

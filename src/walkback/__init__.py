@@ -33,7 +33,7 @@ _HOMES = {
     "selftest": "walkback.selftest",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from walkback import selftest as selftest

@@ -43,6 +43,7 @@ class Anatomy:
     block 1  tower.0  Linear
     block 2  tower.1  Linear
     readout  leave    Linear
+
     """
 
     stem: Part | None
@@ -72,6 +73,7 @@ class Anatomy:
             readout: module or dotted path, or a sequence of them.
             pool: see `Anatomy`.
             branch: see `Anatomy`.
+
         """
         if blocks is not None:
             many = blocks if isinstance(blocks, (nn.Module, str)) else tuple(blocks)
@@ -80,9 +82,7 @@ class Anatomy:
             return anatomy.resolve(model)
         core = unwrap(model)
         found_stem = next((name for name in STEMS if isinstance(getattr(core, name, None), nn.Module)), None)
-        found_readout = next(
-            (pair for pair in READOUTS if isinstance(getattr(core, pair[1], None), nn.Module)), None
-        )
+        found_readout = next((pair for pair in READOUTS if isinstance(getattr(core, pair[1], None), nn.Module)), None)
         container = getattr(core, "blocks", None)
         has_blocks = isinstance(container, Iterable) and all(isinstance(b, nn.Module) for b in list(container))
         if not (has_blocks and found_stem and found_readout):
@@ -120,7 +120,11 @@ class Anatomy:
             raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {self.pool!r}.')
         parts = (*(() if stem is None else (stem,)), *blocks, *readout)
         return replace(
-            self, stem=stem, blocks=blocks, readout=readout, names=tuple(known[id(p)] or "(model)" for p in parts)
+            self,
+            stem=stem,
+            blocks=blocks,
+            readout=readout,
+            names=tuple(known[id(p)] or "(model)" for p in parts),
         )
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
@@ -175,8 +179,7 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
     if isinstance(value, Iterable) and all(isinstance(b, nn.Module) for b in list(value)):
         return nn.ModuleList(list(value))
     raise AnatomyError(
-        f"Expected {part!r} to be the dotted path of a module, but the model has none there. "
-        f"It has:\n{_tree(model)}"
+        f"Expected {part!r} to be the dotted path of a module, but the model has none there. It has:\n{_tree(model)}"
     )
 
 
@@ -204,9 +207,7 @@ def _tree(model: nn.Module, limit: int = 40) -> str:
     return "\n".join(lines)
 
 
-def _cannot_read(
-    model: nn.Module, stem: str | None, has_blocks: bool, readout: tuple[str, str] | None
-) -> str:
+def _cannot_read(model: nn.Module, stem: str | None, has_blocks: bool, readout: tuple[str, str] | None) -> str:
     missing = [
         *([] if stem else ["a stem (`embed` or `patch_embed`)"]),
         *([] if has_blocks else ["`blocks`, an iterable of modules"]),
@@ -217,8 +218,13 @@ def _cannot_read(
     children = [name for name, _ in model.named_children() if name != blocks.partition(".")[0]]
     first = stem or (children[0] if children else "path.to.stem")
     last = readout[1] if readout else (children[-1] if children else "path.to.head")
-    saw = ", ".join(f"{name} ({len(list(m.children()))} x {type(next(iter(m.children()))).__name__})"
-                    for name, m in candidates[:5]) or "none"
+    saw = (
+        ", ".join(
+            f"{name} ({len(list(m.children()))} x {type(next(iter(m.children()))).__name__})"
+            for name, m in candidates[:5]
+        )
+        or "none"
+    )
     return (
         f"Expected a network with a stem, blocks and a readout, but {type(model).__name__} has no "
         f"{' and no '.join(missing)}.\n{_tree(model)}\nCandidates for the blocks: {saw}.\nName the parts:\n"

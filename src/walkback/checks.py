@@ -25,6 +25,7 @@ class DiagnosticThresholds:
 
     >>> DiagnosticThresholds(h_norm_explosion_ratio=20.0).g_norm_floor
     1e-07
+
     """
 
     g_norm_floor: float = 1e-7
@@ -141,7 +142,7 @@ def paired_margin(headline: Accuracy, frozen: Accuracy) -> tuple[float, tuple[fl
     >>> paired_margin(0.615, 0.349)
     (26.6, None)
     >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36])[1]
-    (24.1..., 29.8...)
+    (24.5..., 29.4...)
     """
     ours, theirs = accuracies("headline_acc", headline), accuracies("frozen_baseline_acc", frozen)
     if len(ours) != len(theirs):

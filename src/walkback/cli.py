@@ -75,6 +75,7 @@ def diagnose(
         Also write the report there: .json, .md, .tex or .txt.
     json
         Print the report as JSON.
+
     """
     from walkback.checks import DiagnosticThresholds
     from walkback.diagnose import diagnose as run
@@ -129,6 +130,7 @@ def judge(
         Also write the report there: .json, .md, .tex or .txt.
     json
         Print the report as JSON.
+
     """
     from walkback.checks import DiagnosticThresholds
     from walkback.judge import judge as run
@@ -153,6 +155,7 @@ def doctor(*, json: Flag = False) -> int:
     ----------
     json
         Print the findings as JSON.
+
     """
     import platform
 

@@ -58,6 +58,7 @@ def diagnose(
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
     >>> report.failed, report.measurement_valid, report.depth_used
     (('D1', 'D2', 'D3'), False, False)
+
     """
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()
@@ -181,7 +182,9 @@ def pairs(batches: Iterable[Any]) -> Iterable[tuple[Tensor, Tensor]]:
         )
     for index, batch in enumerate(batches):
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            got = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+            got = (
+                f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
+            )
             raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.")
         yield batch[0], batch[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 
 from walkback.checks import (
     CONCENTRATED,
@@ -36,7 +37,11 @@ class Claim:
     bp: Accuracy = None
 
     def __post_init__(self) -> None:
-        for name, value in (("headline_acc", self.headline), ("frozen_baseline_acc", self.frozen), ("bp_acc", self.bp)):
+        for name, value in (
+            ("headline_acc", self.headline),
+            ("frozen_baseline_acc", self.frozen),
+            ("bp_acc", self.bp),
+        ):
             if value is not None:
                 accuracies(name, value)
 
@@ -174,9 +179,7 @@ def _step_depth(depth: Finding, used: bool | None) -> Step:
     return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {depth.reason}" if depth.reason else text, used)
 
 
-def _step_mode(
-    m: Measurements, growth: Finding, valid: bool | None, used: bool | None, submode: str | None
-) -> Step:
+def _step_mode(m: Measurements, growth: Finding, valid: bool | None, used: bool | None, submode: str | None) -> Step:
     title = "Which failure is it?"
     concentrated = is_concentrated(m)
     if valid is False:
@@ -204,7 +207,12 @@ def _step_mode(
 
 
 def is_concentrated(m: Measurements) -> bool:
-    """Advisory: one site carries more than half of Γ, and clearly more than an even share."""
+    """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
     sites = len(m.cosine) - 1
     share = m.gamma_concentration
-    return share is not None and sites >= 2 and share > max(CONCENTRATED, 1.5 / sites)
+    if share is None or sites < 2:
+        return False
+    # Two random directions in d dimensions have a cosine of about 1/√d: a share of such noise means nothing.
+    noise = 2 / prod(m.conditions["state_shape"]) ** 0.5 if "state_shape" in m.conditions else 0.1
+    loudest = max(abs(c) for c in m.cosine[:-1] if c is not None)
+    return share > max(CONCENTRATED, 1.5 / sites) and loudest > noise

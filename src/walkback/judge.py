@@ -22,7 +22,15 @@ from walkback.report import Report
 
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
 _PROBES = ("perturbation", "nudging", "nudging_relative")
-_SCALARS = ("growth", "growth_total", "g_norm_deepest", "stability", "gamma", "gamma_concentration", "deep_cosine")
+_SCALARS = (
+    "growth",
+    "growth_total",
+    "g_norm_deepest",
+    "stability",
+    "gamma",
+    "gamma_concentration",
+    "deep_cosine",
+)
 _ACCURACIES = {
     "headline_acc": ("headline_acc", "test_acc", "acc", "accuracy"),
     "frozen_baseline_acc": ("frozen_baseline_acc", "frozen_acc"),
@@ -63,6 +71,7 @@ def judge(
 
     >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
     ('D1', 'D2')
+
     """
     chosen = thresholds or DiagnosticThresholds()
     given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
@@ -127,7 +136,8 @@ def _read(path: Path) -> list[tuple[Mapping[str, Any], str]]:
         rows = _csv_rows(text, path) if path.suffix == ".csv" else _jsonl_rows(text, path)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
-    return [(row, f"{path} row {i + 1}" if len(rows) > 1 else str(path)) for i, row in enumerate(rows)]
+    named = [f"{path} row {i + 1}" if len(rows) > 1 else str(path) for i in range(len(rows))]
+    return [(row, name) for row, name in zip(rows, named) if isinstance(row, Mapping)]
 
 
 def _jsonl_rows(text: str, path: Path) -> list[Any]:
@@ -190,7 +200,8 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
     bad: dict[str, list[int]] = {}
     lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
     scalars = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
-    h, g, cosine = lists["h_norm"], lists["g_norm"], lists["cosine"]
+    h, cosine = lists["h_norm"], lists["cosine"]
+    g: Numbers = lists["g_norm"]
     if not g and scalars["g_norm_deepest"] is not None:
         g = [scalars["g_norm_deepest"]]
     batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)

@@ -32,6 +32,7 @@ class Perturbation:
         step: ε as a share of ‖h_l‖.
         samples: at least this many samples are used (whole batches).
         seed: of the directions and the random control.
+
     """
 
     directions: str = "isotropic"
@@ -54,6 +55,7 @@ class Nudging:
     Args:
         eta: the step.
         samples: at least this many samples are used (whole batches).
+
     """
 
     eta: float = 0.01
@@ -193,7 +195,7 @@ class _Replayer:
         """As float64 where the network can take it."""
         return tensor if self.weights is None else tensor.double()
 
-    def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, "batch"]:
+    def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses with `delta` added to the stream at `site`."""
         x = trace.inputs
         if self.weights is not None and x.is_floating_point():
@@ -221,7 +223,7 @@ def _from_data(state: Tensor, generator: torch.Generator) -> Tensor:
     return (mix @ (rows - rows.mean(0))).view_as(state)
 
 
-def _norms(x: Tensor) -> Float[Tensor, "batch"]:
+def _norms(x: Tensor) -> Float[Tensor, " batch"]:
     return torch.linalg.vector_norm(x.flatten(1), dim=1)
 
 
@@ -229,7 +231,7 @@ def _shaped(per_sample: Tensor, like: Tensor) -> Tensor:
     return per_sample.view(-1, *[1] * (like.ndim - 1))
 
 
-def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> Float[Tensor, "batch"]:
+def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
 

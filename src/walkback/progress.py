@@ -32,7 +32,7 @@ def track(items: Iterable[T], what: str, total: int | None = None, patience: flo
             bar.stop()
 
 
-def _bar(what: str, total: int | None, done: int):  # noqa: ANN202
+def _bar(what: str, total: int | None, done: int):
     from rich.console import Console
     from rich.progress import Progress
 

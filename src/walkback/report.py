@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import textwrap
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,12 @@ _COLUMNS = {
     "ρ_pert": "perturbation",
     "nudge": "nudging",
     "nudge rel.": "nudging_relative",
+}
+_CONTROLS = {
+    "perturbation_bp": "control, ρ_pert of the BP gradient by site",
+    "perturbation_random": "control, ρ_pert of a random vector by site",
+    "nudging_bp": "control, nudge along the BP gradient by site",
+    "nudging_bp_relative": "control, relative nudge along the BP gradient by site",
 }
 _LATEX = {
     "‖h‖": r"$\|h_l\|$",
@@ -50,6 +57,7 @@ class Report:
     >>> report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(8), 0.60, 0.35, method_name="BP")
     >>> report.verdict, report.failed
     ('trustworthy', ())
+
     """
 
     edition: str
@@ -98,7 +106,7 @@ class Report:
             *self._below_tables(),
             "",
             "Walk-back chain",
-            *(f"  {s['step']}. {s['title']} {s['text']}." for s in self.chain),
+            *(_wrap(f"{s['step']}. {_ask(s['title'])} {s['text']}.") for s in self.chain),
             "",
             f"measurement valid: {_yes(self.measurement_valid)} · depth used: {_yes(self.depth_used)}"
             + (f" · sub-mode: {self.submode}" if self.submode else ""),
@@ -111,50 +119,63 @@ class Report:
 
     def to_markdown(self) -> str:
         """The report as GitHub Markdown."""
-        return "\n".join([
-            f"### {self._title()}",
-            *(["", self.notes] if self.notes else []),
-            "",
-            self._conditions_line(),
-            "",
-            _table(*self._layer_rows(), "github"),
-            "",
-            _table(*self._finding_rows(), "github"),
-            "",
-            *[line for text in self._below_tables() if text for line in (f"- {text.strip()}",)],
-            "",
-            *(f"{s['step']}. **{s['title']}** {s['text']}." for s in self.chain),
-            "",
-            f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {_yes(self.depth_used)}."
-            + (f" Sub-mode: {self.submode}." if self.submode else ""),
-            "",
-            f"**{self.verdict_line}**",
-        ])
+        return "\n".join(
+            [
+                f"### {self._title()}",
+                *(["", self.notes] if self.notes else []),
+                "",
+                self._conditions_line(),
+                "",
+                _table(*self._layer_rows(), "github"),
+                "",
+                _table(*self._finding_rows(), "github"),
+                "",
+                *[line for text in self._below_tables() if text for line in (f"- {text.strip()}",)],
+                "",
+                *(f"{s['step']}. **{_ask(s['title'])}** {s['text']}." for s in self.chain),
+                "",
+                f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {_yes(self.depth_used)}."
+                + (f" Sub-mode: {self.submode}." if self.submode else ""),
+                "",
+                f"**{self.verdict_line}**",
+            ]
+        )
 
     def to_latex(self) -> str:
-        """Two booktabs tables, thresholds in the caption, ready for `\\input`."""
+        """Two booktabs tables with the thresholds in the caption, ready to be put into a paper."""
         name = _tex(self.method or "the network")
         layer_header, layer_rows = self._layer_rows()
         limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in self.findings)
         edition = f"edition {self.edition}"
-        return "\n".join([
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{Per-layer state of {name}. {_tex(self._conditions_line())}.}}",
-            _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
-            r"\end{table}",
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{Diagnostic checks of {name} ({_tex(edition)}; {_tex(limits)}). {_tex(self.verdict_line)}.}}",
-            _booktabs(*self._finding_rows()),
-            r"\end{table}",
-        ])
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"  \centering",
+                rf"  \caption{{Per-layer state of {name}. {_tex(self._conditions_line())}.}}",
+                _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
+                r"\end{table}",
+                r"\begin{table}",
+                r"  \centering",
+                rf"  \caption{{Checks of {name} ({_tex(edition)}; {_tex(limits)}). {_tex(self.verdict_line)}.}}",
+                _booktabs(*self._finding_rows()),
+                r"\end{table}",
+            ]
+        )
 
     # -- data ----------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values in the shape of schema `walkback.report/1`."""
-        order = ("schema", "method", "notes", "edition", "verdict", "failed", "measurement_valid", "depth_used")
+        order = (
+            "schema",
+            "method",
+            "notes",
+            "edition",
+            "verdict",
+            "failed",
+            "measurement_valid",
+            "depth_used",
+        )
         flat = asdict(self)
         flat["failed"], flat["chain"] = list(self.failed), list(flat["chain"])
         flat["findings"], flat["advisories"] = list(flat["findings"]), list(self.advisories)
@@ -230,7 +251,9 @@ class Report:
             for head, values in lists.items():
                 assert values is not None
                 value = values[site] if site < len(values) else None
-                row.append(_share(value) if head == "under ε" else _number(value, head in ("cosine", "clamped", "ρ_pert")))
+                row.append(
+                    _share(value) if head == "under ε" else _number(value, head in ("cosine", "clamped", "ρ_pert"))
+                )
                 if head == "‖h‖":
                     before = values[site - 1] if site else None
                     row.append(f"{value / before:.3g}x" if value is not None and before else "")
@@ -241,7 +264,13 @@ class Report:
     def _finding_rows(self) -> tuple[list[str], list[list[str]]]:
         rows = []
         for f in self.findings:
-            value = "–" if f["value"] is None else f"{f['value']:+.1f} pp" if "pp" in f["flags_when"] else _number(f["value"])
+            value = (
+                "–"
+                if f["value"] is None
+                else f"{f['value']:+.1f} pp"
+                if "pp" in f["flags_when"]
+                else _number(f["value"])
+            )
             said = {True: "FLAGGED", False: "ok", None: "not tested"}[f["flagged"]]
             if f["flagged"] is None and "inconclusive" in f["reason"]:
                 said = "inconclusive"
@@ -264,9 +293,11 @@ class Report:
             if others:
                 lines.append(f"Γ averaged in other orders: {', '.join(others)}")
         for name, numbers in self.controls.items():
-            lines.append(f"{name}: {', '.join(_number(x, True) for x in numbers)}")
+            lines.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
         if self.run.get("fired"):
-            fired = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in self.run["fired"].items())
+            fired = ", ".join(
+                f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in self.run["fired"].items()
+            )
             lines += ["", f"first flagged: {fired} ({self.run['epochs']} epochs)"]
         untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]
         lines += ["", *untested] if untested else []
@@ -283,6 +314,14 @@ def _number(value: float | None, signed: bool = False) -> str:
     if signed:
         return f"{value:+.3f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
     return f"{value:.3g}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _ask(title: str) -> str:
+    return title if title.endswith("?") else f"{title}:"
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="     ")
 
 
 def _share(value: float | None) -> str:

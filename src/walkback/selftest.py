@@ -6,6 +6,7 @@ Used by `walkback doctor`, by `python -m protocol.smoke_test`, and wherever a sm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -44,8 +45,8 @@ def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed:
     if gain != 1.0:
         with torch.no_grad():
             for level, block in enumerate(net.blocks, 1):
-                block[-1].weight.mul_(gain**level)
-                block[-1].bias.mul_(gain**level)
+                for parameter in list(block.children())[-1].parameters():
+                    parameter.mul_(gain**level)
     return net.eval()
 
 
@@ -74,7 +75,7 @@ def exploded_without_norm() -> ResidualNet:
 
 def creeping() -> ResidualNet:
     """Thirty-fold growth in each of seven blocks: no block explodes, the stream does."""
-    return network(depth=7, gain=60.0)
+    return network(depth=7, gain=30.0)
 
 
 def drifting() -> ResidualNet:
@@ -82,8 +83,9 @@ def drifting() -> ResidualNet:
     net = network(gain=200.0)
     with torch.no_grad():
         for level, block in enumerate(net.blocks, 1):
-            block[-1].weight.mul_(1e-3)
-            block[-1].bias.normal_(std=200.0**level, generator=torch.Generator().manual_seed(level))
+            weight, bias = list(block.children())[-1].parameters()
+            weight.mul_(1e-3)
+            bias.normal_(std=200.0**level, generator=torch.Generator().manual_seed(level))
         net.out_head.bias.copy_(torch.linspace(-3, 3, CLASSES))
     return net
 
@@ -156,7 +158,7 @@ def closed_form_errors(seed: int = 0) -> dict[str, float]:
     net = _linear(stem, layers, head)
     data = [(torch.tensor(x[i : i + 100]), torch.tensor(y[i : i + 100])) for i in range(0, n, 100)]
 
-    def credit(trace) -> list[Tensor]:  # noqa: ANN001
+    def credit(trace) -> list[Tensor]:
         e = trace.logits.softmax(1) - nn.functional.one_hot(trace.labels, 4)
         return [e @ torch.tensor(b) for b in feedback]
 
@@ -166,7 +168,7 @@ def closed_form_errors(seed: int = 0) -> dict[str, float]:
         "g_norm": (m.g_norm, [float(norm(v).mean()) / 128 for v in g]),
         "cosine": (m.cosine, cosine),
         "stability": ([m.stability], [float(np.mean(pairs))]),
-        "growth": ([m.growth], [max(norm(v).mean() / norm(u).mean() for u, v in zip(h, h[1:]))]),
+        "growth": ([m.growth], [max(norm(v).mean() / norm(u).mean() for u, v in pairwise(h))]),
     }
     return {
         name: float(np.max(np.abs(np.array(got, float) - np.array(want, float)) / np.abs(np.array(want, float))))
@@ -183,5 +185,5 @@ def _linear(stem: np.ndarray, layers: list[np.ndarray], head: np.ndarray) -> nn.
         net.out_head.weight.copy_(torch.tensor(head))
         net.out_head.bias.zero_()
         for block, w in zip(net.blocks, layers):
-            block.weight.copy_(torch.tensor(w))
+            next(block.parameters()).copy_(torch.tensor(w))
     return net

@@ -27,32 +27,37 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> net.training, net[0].running_mean[0].item()
     (True, 0.0)
     """
-    modes = [(m, m.training) for m in model.modules()]
+    modules = list(model.modules())
+    modes = [(m, m.training) for m in modules]
     buffers = [
         (m, name, buffer, buffer.detach().clone(), _version(buffer))
-        for m in model.modules()
+        for m in modules
         for name, buffer in m._buffers.items()
         if buffer is not None
     ]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    devices = {p.device for p in model.parameters()} | {b.device for *_, b, _, _ in buffers}
+    devices = {p.device for p, _, _ in parameters} | {b.device for *_, b, _, _ in buffers}
     with ExitStack() as stack:
         stack.enter_context(_random_state(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        if any(_is_compiled(m) for m in model.modules()):
+        if any(_is_compiled(m) for m in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            for module, _ in modes:
-                module.training = False
-            for p, _, _ in parameters:
-                p.grad = None  # a credit that calls backward() must not add to the user's gradients
+            for module, mode in modes:
+                if mode:
+                    module.training = False
+            for p, grad, _ in parameters:
+                if grad is not None:
+                    p.grad = None  # a credit that calls backward() must not add to the user's gradients
             yield
         finally:
             for module, mode in modes:
-                module.training = mode
+                if module.training is not mode:
+                    module.training = mode
             for p, grad, requires_grad in parameters:
-                p.grad = grad
+                if p.grad is not grad:
+                    p.grad = grad
                 if p.requires_grad is not requires_grad:
                     p.requires_grad_(requires_grad)
             with torch.no_grad():
@@ -68,7 +73,7 @@ def _version(tensor: torch.Tensor) -> int | None:
 
 def _is_compiled(module: nn.Module) -> bool:
     # Hooks added after compilation are ignored by compiled code, so compiled parts must run eagerly.
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
 
 
 @contextmanager

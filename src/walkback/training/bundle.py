@@ -71,6 +71,7 @@ def save_bundle(
         auxiliaries: the rule's own tensors (B, G, V) by name.
         trajectory: one row per epoch.
         report: stored as report.json.
+
     """
     from safetensors.torch import save_file
 
@@ -80,7 +81,10 @@ def save_bundle(
     try:
         path.mkdir(parents=True, exist_ok=True)
         # Cloned: safetensors refuses tensors that share memory, and tied weights do.
-        save_file({k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}, path / "weights.safetensors")
+        save_file(
+            {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()},
+            path / "weights.safetensors",
+        )
         spec_text = json.dumps({"schema": SCHEMA, **spec}, indent=2, ensure_ascii=False, allow_nan=False)
         (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
         if trajectory:

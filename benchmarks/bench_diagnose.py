@@ -1,0 +1,119 @@
+"""What measuring costs: ratios to bare hooks + autograd.grad on the same batches, and memory over many batches.
+
+Prints a table; ratios compare the best of interleaved rounds in one process on one thread (a busy neighbour
+can only slow a round down), with the median of the rounds' own ratios beside it.
+"""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import walkback as wb
+from walkback.selftest import ResidualNet
+
+
+def bare(model: ResidualNet, batches: list[tuple[Tensor, Tensor]]) -> None:
+    """The floor: the states and their gradients, nothing computed from them."""
+    states: list[Tensor] = []
+    hooks = [b.register_forward_pre_hook(lambda m, args: states.append(args[0])) for b in model.blocks]
+    hooks.append(model.out_ln.register_forward_pre_hook(lambda m, args: states.append(args[0])))
+    for x, y in batches:
+        states.clear()
+        torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), states)
+    for hook in hooks:
+        hook.remove()
+
+
+def interleaved(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(rounds + 1):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            times[name].append(time.perf_counter() - start)
+    return {name: values[1:] for name, values in times.items()}
+
+
+def network(inputs: int, width: int, depth: int, expansion: int) -> ResidualNet:
+    torch.manual_seed(0)
+    net = ResidualNet(inputs, width, depth, 10)
+    wide = expansion * width
+    net.blocks = nn.ModuleList(
+        nn.Sequential(nn.LayerNorm(width), nn.Linear(width, wide), nn.GELU(), nn.Linear(wide, width))
+        for _ in range(depth)
+    )
+    return net.eval()
+
+
+def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> None:
+    model = network(inputs, width, depth, expansion)
+    batches = [(torch.randn(128, inputs), torch.randint(10, (128,))) for _ in range(16)]
+    feedback = [torch.randn(10, width) for _ in range(depth + 1)]
+
+    def dfa(trace: wb.Trace) -> list[Tensor]:
+        error = trace.logits.softmax(1) - F.one_hot(trace.labels, 10)
+        return [error @ b for b in feedback]
+
+    times = interleaved(
+        {
+            "bare hooks + autograd.grad": lambda: bare(model, batches),
+            "walkback.measure": lambda: wb.measure(model, batches),
+            "walkback.measure with a credit": lambda: wb.measure(model, batches, credit=dfa),
+        },
+        rounds,
+    )
+    floor = times["bare hooks + autograd.grad"]
+    print(f"\n{depth} pre-LN blocks, d={width}, expansion {expansion}, {inputs} inputs, batch 128")
+    for name, values in times.items():
+        ratio = statistics.median(v / f for v, f in zip(values, floor))
+        best = min(values) / min(floor)
+        print(f"  {name:32} {1e3 * min(values) / len(batches):7.2f} ms per batch   {best:5.2f}x (median {ratio:.2f}x)")
+
+
+def memory() -> None:
+    """Python-side and tensor memory after 8 and after 800 batches, made one at a time."""
+    model = network(64, 64, 4, 1)
+
+    def stream(n: int):
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(n):
+            yield torch.randn(128, 64, generator=generator), torch.randint(10, (128,), generator=generator)
+
+    print("\npeak memory while measuring (process high-water mark is printed by `resident`)")
+    for n in (8, 80, 800):
+        tracemalloc.start()
+        before = resident()
+        wb.measure(model, stream(n))
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        print(f"  {n:4} batches: Python peak {peak / 2**20:6.2f} MiB, resident {resident() - before:+7.2f} MiB")
+
+
+def resident() -> float:
+    """Resident memory of this process in MiB (Linux), else 0."""
+    try:
+        with open("/proc/self/statm") as file:  # noqa: PTH123
+            return int(file.read().split()[1]) * 4096 / 2**20
+    except OSError:
+        return 0.0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
+    cost(128, 128, 6, expansion=4, rounds=25)
+    cost(3072, 256, 4, expansion=1, rounds=25)
+    cost(128, 128, 6, expansion=1, rounds=25)
+    memory()
+
+
+if __name__ == "__main__":
+    main()
