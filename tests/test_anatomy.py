@@ -1,0 +1,375 @@
+"""Finding stem, blocks and readout: what is recognised, what is asked for, and what the errors tell the user to do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import walkback
+import walkback as wb
+from walkback.selftest import ResidualNet, network
+
+BATCHES = wb.selftest.batches(2, 16)
+
+
+class Branch(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.tanh(self.inner(h))
+
+
+class State(Branch):
+    def forward(self, h: Tensor) -> Tensor:
+        return h + super().forward(h)
+
+
+def build(
+    stem: str = "embed",
+    blocks: str = "blocks",
+    norm: str | None = "out_ln",
+    head: str = "out_head",
+    block: type[Branch] = Branch,
+    depth: int = 3,
+    the_norm: nn.Module | None = None,
+) -> nn.Module:
+    """A residual network whose parts carry the given names."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, stem, nn.Linear(16, 8))
+            setattr(self, blocks, nn.ModuleList(block(8) for _ in range(depth)))
+            if norm is not None:
+                setattr(self, norm, the_norm or nn.LayerNorm(8))
+            setattr(self, head, nn.Linear(8, 10))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = getattr(self, stem)(x)
+            for b in getattr(self, blocks):
+                h = b(h) if block is State else h + b(h)
+            return getattr(self, head)(h if norm is None else getattr(self, norm)(h))
+
+    torch.manual_seed(0)
+    return Net()
+
+
+def states(net: nn.Module, **anatomy: object) -> list[float | None]:
+    return wb.measure(net, BATCHES, anatomy=anatomy or None).h_norm
+
+
+def slow_states(net: nn.Module, stem: str = "embed", blocks: str = "blocks") -> list[float]:
+    """‖h_l‖ by running the network by hand."""
+    x = torch.cat([x for x, _ in BATCHES])
+    with torch.no_grad():
+        h = [getattr(net, stem)(x)]
+        for b in getattr(net, blocks):
+            h.append(b(h[-1]) if isinstance(b, State) else h[-1] + b(h[-1]))
+    return [float(v.double().norm(dim=1).mean()) for v in h]
+
+
+# -- recognised without being told ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stem", ["embed", "patch_embed"])
+@pytest.mark.parametrize(
+    ("norm", "head"), [("out_ln", "out_head"), ("norm", "head"), (None, "out_head"), (None, "head")]
+)
+@pytest.mark.parametrize("block", [Branch, State])
+def test_both_spellings_are_read_with_and_without_a_terminal_norm(stem, norm, head, block):
+    net = build(stem, norm=norm, head=head, block=block)
+    found = wb.Anatomy.of(net)
+    assert found.stem is getattr(net, stem)
+    assert found.blocks == tuple(net.blocks)
+    assert found.readout == tuple(getattr(net, n) for n in (norm, head) if n)
+    assert states(net) == pytest.approx(slow_states(net, stem), rel=1e-6)
+
+
+def test_an_identity_norm_is_a_norm_that_does_nothing():
+    with_norm, without = build(the_norm=nn.Identity()), build(norm=None)
+    without.load_state_dict(with_norm.state_dict())
+    assert [type(p).__name__ for p in wb.Anatomy.of(with_norm).readout] == ["Identity", "Linear"]
+    assert wb.measure(with_norm, BATCHES).g_norm == wb.measure(without, BATCHES).g_norm
+
+
+@pytest.mark.parametrize("container", [nn.Sequential, nn.ModuleList, lambda bs: nn.ModuleDict(dict(zip("abc", bs)))])
+def test_blocks_may_be_any_container(container):
+    net = build(block=State)
+    parts = list(net.blocks)
+    expected = slow_states(net)
+    net.blocks = container(parts) if container is not nn.Sequential else nn.Sequential(*parts)
+    net.forward = lambda x: net.out_head(net.out_ln(run(parts, net.embed(x))))
+
+    def run(blocks, h):
+        for b in blocks:
+            h = b(h)
+        return h
+
+    assert wb.Anatomy.of(net).blocks == tuple(parts)
+    assert states(net) == pytest.approx(expected, rel=1e-6)
+
+
+def test_wrappers_are_looked_through():
+    net = build()
+    expected = str(wb.Anatomy.of(net))
+    assert str(wb.Anatomy.of(torch.compile(net, backend="eager"))) == expected
+    assert str(wb.Anatomy.of(nn.DataParallel(net))) == expected
+
+
+def test_printing_names_every_part_in_order():
+    lines = str(wb.Anatomy.of(build())).splitlines()
+    assert [line.split() for line in lines] == [
+        ["stem", "embed", "Linear"],
+        *(["block", str(i), f"blocks.{i - 1}", "Branch"] for i in (1, 2, 3)),
+        ["readout", "out_ln", "LayerNorm"],
+        ["readout", "out_head", "Linear"],
+    ]
+    assert len({line.index(kind) for line, kind in zip(lines, ["Linear", "Branch", "Branch"])}) == 1
+    assert str(wb.Anatomy("embed", "path.to.blocks")).split() == ["stem", "embed", "blocks", "path.to.blocks"]
+
+
+# -- named by the caller -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda net: {"stem": "enter", "blocks": "tower", "readout": "leave"},
+        lambda net: {"stem": net.enter, "blocks": net.tower, "readout": net.leave},
+        lambda net: {"blocks": "tower"},
+        lambda net: {"blocks": ["tower.0", "tower.1", "tower.2"]},
+        lambda net: {"blocks": list(net.tower), "readout": ["last", "leave"]},
+        lambda net: {"blocks": (b for b in net.tower)},
+        lambda net: {"blocks": [net.tower]},
+    ],
+    ids=["paths", "modules", "only blocks", "list of paths", "list of modules", "generator", "container in a list"],
+)
+def test_parts_may_be_modules_paths_or_lists_of_them(parts):
+    net = build("enter", "tower", "last", "leave")
+    expected = pytest.approx(slow_states(net, "enter", "tower"), rel=1e-6)
+    assert wb.measure(net, BATCHES, anatomy=wb.Anatomy.of(net, **parts(net))).h_norm == expected
+    assert wb.measure(net, BATCHES, anatomy=parts(net)).h_norm == expected
+
+
+def test_an_anatomy_made_of_paths_waits_for_its_model():
+    net = build("enter", "tower", "last", "leave")
+    waiting = wb.Anatomy("enter", "tower", ("last", "leave"))
+    assert wb.measure(net, BATCHES, anatomy=waiting).h_norm == pytest.approx(slow_states(net, "enter", "tower"), 1e-6)
+
+
+def test_a_named_stem_or_readout_is_used_although_the_blocks_are_found():
+    net = build(head="leave")
+    with pytest.raises(wb.AnatomyError, match="no head"):
+        wb.Anatomy.of(net)
+    found = wb.Anatomy.of(net, readout=["out_ln", "leave"])
+    assert found.readout == (net.out_ln, net.leave)
+    assert found.blocks == tuple(net.blocks)
+
+
+def test_one_sequential_block_stays_one_block_however_it_is_named():
+    net = network(depth=1)
+    assert len(net.blocks[0]) == 4
+    for anatomy in (
+        None,
+        wb.Anatomy.of(net),
+        wb.Anatomy.of(net, blocks=net.blocks, readout="out_ln"),
+        {"branch": True},
+    ):
+        assert len(wb.measure(net, BATCHES, anatomy=anatomy).h_norm) == 2
+    assert wb.Anatomy.of(net, blocks=[net.blocks[0]]).blocks == (net.blocks[0],)
+
+
+# -- branch or state: seen, never assumed --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize(("block", "said"), [(Branch, "branch"), (State, "state")])
+def test_what_blocks_return_is_seen(block, said, depth):
+    net = build(block=block, depth=depth)
+    m = wb.measure(net, BATCHES)
+    assert m.conditions["blocks_return"] == said
+    assert m.h_norm == pytest.approx(slow_states(net), rel=1e-6)
+
+
+@pytest.mark.parametrize("block", [Branch, State])
+def test_a_lone_block_with_nothing_after_it_to_look_at_asks_for_branch(block):
+    net = build(block=block, depth=1, norm=None)
+    with pytest.raises(
+        wb.AnatomyError, match=r"only block returns.*Say which: .*branch=True\) or branch=False"
+    ) as info:
+        wb.measure(net, BATCHES, anatomy={"blocks": "blocks"})
+    assert "(while measuring batch 0)" in info.value.__notes__
+    told = wb.measure(net, BATCHES, anatomy={"blocks": "blocks", "branch": block is Branch})
+    assert told.h_norm == pytest.approx(slow_states(net), rel=1e-6)
+
+
+def test_return_hidden_shows_what_a_lone_block_returns():
+    net = network(depth=1)
+    assert wb.measure(net, BATCHES, anatomy={"blocks": "blocks"}).conditions["blocks_return"] == "branch"
+
+
+def test_blocks_that_disagree_are_refused():
+    net = build(depth=3)
+    net.blocks[1] = State(8)
+    net.forward = lambda x: net.out_head(mixed(net, net.embed(x)))
+
+    def mixed(net, h):
+        for b in net.blocks:
+            h = b(h) if isinstance(b, State) else h + b(h)
+        return h
+
+    with pytest.raises(wb.AnatomyError, match="some return the residual branch and some the new state"):
+        wb.measure(net, BATCHES)
+
+
+def test_a_norm_between_blocks_is_refused():
+    net = build()
+
+    def forward(x):
+        h = net.embed(x)
+        for b in net.blocks:
+            h = torch.relu(h + b(h))
+        return net.out_head(h)
+
+    net.forward = forward
+    with pytest.raises(wb.AnatomyError, match=r"block 1 \(blocks\.0\).*what the next block receives is neither"):
+        wb.measure(net, BATCHES)
+
+
+# -- a network that can't be read ----------------------------------------------------------------------------
+
+
+class Encoder(nn.Module):
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.enter = nn.Linear(16, 8)
+        self.layers = nn.ModuleList(State(8) for _ in range(depth))
+        self.leave = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        for layer in self.layers:
+            h = layer(h)
+        return self.leave(h)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, depth: int = 3) -> None:
+        super().__init__()
+        self.net = Encoder(depth)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+UNREADABLE = {
+    "other names": (Encoder, "layers (3 x State)", 3),
+    "one level down": (Wrapped, "net.layers (3 x State)", 3),
+    "a single block": (lambda: Encoder(1), "layers (1 x State)", 1),
+    "no container": (
+        lambda: nn.Sequential(nn.Linear(16, 8), State(8), State(8), nn.Linear(8, 10)),
+        "1 to 2 (2 x State)",
+        2,
+    ),
+    "only the stem is odd": (lambda: build("enter"), "blocks (3 x Branch)", 3),
+    "only the head is odd": (lambda: build(head="leave"), "blocks (3 x Branch)", 3),
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_the_error_shows_the_tree_the_candidates_and_a_line_that_works(name):
+    make, candidate, depth = UNREADABLE[name]
+    model = make()
+    with pytest.raises(wb.AnatomyError) as info:
+        wb.diagnose(model, BATCHES)
+    text = str(info.value)
+    assert text.startswith(f"Expected a network with a stem, blocks and a readout, but {type(model).__name__} has no ")
+    for path, module in model.named_modules():
+        if path:
+            assert re.search(rf"^ +{path.rpartition('.')[2]}: {type(module).__name__}", text, re.MULTILINE), path
+    assert f"Candidates for the blocks: {candidate}" in text
+    lines = [line.strip() for line in text.splitlines()[-2:]]
+    assert lines[0].startswith("anatomy = walkback.Anatomy.of(model, ")
+    here = {"walkback": walkback, "model": model, "batches": BATCHES}
+    exec("\n".join(lines).replace("walkback.diagnose", "report = walkback.diagnose"), here)
+    assert len(here["report"].per_layer["h_norm"]) == depth + 1
+    assert len(here["anatomy"].blocks) == depth
+    assert here["anatomy"].stem is not None
+    assert here["anatomy"].readout
+
+
+def test_a_network_without_any_stack_says_that_there_is_none():
+    with pytest.raises(wb.AnatomyError, match=r'(?s)Candidates for the blocks: none\..*blocks="path\.to\.blocks"'):
+        wb.Anatomy.of(nn.Linear(3, 3))
+
+
+def test_a_long_tree_is_cut_short():
+    with pytest.raises(wb.AnatomyError) as info:
+        wb.Anatomy.of(Encoder(60))
+    assert re.search(r"… \d+ more modules", str(info.value))
+    assert len(str(info.value).splitlines()) < 60
+
+
+# -- wrong parts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"blocks": "bloks"}, r"(?s)Expected 'bloks' to be the dotted path of a module.*It has:.*blocks: ModuleList"),
+        ({"blocks": "blocks", "stem": "nope"}, "Expected 'nope' to be the dotted path"),
+        ({"blocks": "blocks", "readout": "nope"}, "Expected 'nope' to be the dotted path"),
+        ({"blocks": []}, "Expected at least one block, but the blocks given are empty"),
+        ({"blocks": 3}, "Expected blocks to be modules or dotted paths, but got int"),
+        ({"blocks": [3]}, "Expected each part to be a module or a dotted path, but got 3"),
+        ({"blocks": "blocks", "stem": 3}, "Expected each part to be a module or a dotted path, but got 3"),
+        ({"blocks": "blocks", "readout": 3}, "Expected readout to be modules or dotted paths, but got int"),
+        ({"blocks": "blocks", "pool": "max"}, "Expected pool to be a token index, \"mean\" or None, but got 'max'"),
+        ({"blocks": [nn.Linear(8, 8)]}, "Linear is not one of its modules"),
+        ({"blocks": ["blocks.0", "blocks.0"]}, r"blocks\.0 stands in the list twice"),
+    ],
+)
+def test_wrong_parts_are_refused_with_what_arrived(parts, words):
+    with pytest.raises(wb.AnatomyError, match=words):
+        wb.Anatomy.of(build(), **parts)
+
+
+def test_an_empty_stack_of_blocks_is_refused():
+    with pytest.raises(wb.AnatomyError, match="at least one block"):
+        wb.Anatomy.of(ResidualNet(16, 8, 0, 10))
+
+
+def test_blocks_in_a_plain_list_are_pointed_out():
+    net = build()
+    del net._modules["blocks"]
+    net.blocks = [Branch(8)]
+    with pytest.raises(wb.AnatomyError, match=r"not one of its modules.*use nn\.ModuleList"):
+        wb.Anatomy.of(net)
+
+
+def test_the_anatomy_of_another_model_is_refused():
+    with pytest.raises(wb.AnatomyError, match="Expected every part of the anatomy to belong to the model"):
+        wb.diagnose(build(), BATCHES, anatomy=wb.Anatomy.of(build()))
+
+
+def test_pool_outside_the_tokens_is_refused():
+    class Tokens(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(9, 8), nn.Linear(8, 10)
+            self.blocks = nn.ModuleList(Branch(8) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for b in self.blocks:
+                h = h + b(h)
+            return self.head(h[:, 0])
+
+    tokens = [(torch.randint(9, (8, 5)), torch.randint(10, (8,)))]
+    with pytest.raises(wb.AnatomyError, match="Expected pool to be one of 5 tokens, but got 7"):
+        wb.diagnose(Tokens(), tokens, anatomy={"pool": 7})
