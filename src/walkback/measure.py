@@ -23,6 +23,8 @@ from walkback.trace import Trace, no_autocast
 PUBLISHED_BATCH = 128
 # F.cosine_similarity's default denominator floor.
 COSINE_EPS = 1e-8
+# Squares of smaller norms, and products of two of them, leave the range of float64.
+_SQUARABLE = 1e-140
 
 Numbers = list[float | None]
 
@@ -49,6 +51,15 @@ def smallest_subnormal(dtype: torch.dtype) -> float:
     return info.smallest_normal * info.eps
 
 
+def least_norm(dtype: torch.dtype) -> float:
+    """A vector of this dtype with a smaller norm has lost its direction to rounding (float64: in its squares).
+
+    >>> least_norm(torch.float16) == 2.0**-14
+    True
+    """
+    return max(torch.finfo(dtype).smallest_normal, _SQUARABLE)
+
+
 def site_vectors(state: Tensor, pool: int | str | None, reader: Tensor | None = None) -> Float[Tensor, "batch width"]:
     """One vector per sample: (B, d) as it is, (B, T, d) at the readout token or token-averaged, else flattened.
 
@@ -63,7 +74,7 @@ def site_vectors(state: Tensor, pool: int | str | None, reader: Tensor | None = 
             return state[torch.arange(len(state), device=state.device), reader]
         if isinstance(pool, int) and -state.shape[1] <= pool < state.shape[1]:
             return state[:, pool]
-        return state.mean(1)
+        return state.mean(1, dtype=torch.float64)
     return state.flatten(1)
 
 
@@ -345,9 +356,9 @@ class _CreditMeter:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
         dtype = grads[-1].dtype
         dot, na, ng = (torch.stack(rows) for rows in zip(*(_dot_and_norms(a, g) for a, g in zip(credits, grads))))
-        # A reference whose norm is under the smallest normal number has lost its direction to rounding.
-        usable = ng >= torch.finfo(dtype).smallest_normal
-        valid = usable & (na > 0)
+        # Written so that NaN stays in: it is not finite, which is another finding than an underflow.
+        usable = ~(ng < least_norm(dtype))
+        valid = usable & ~(na < _SQUARABLE)
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = dot * scale**2 / ((na * scale).clamp(min=eps) * (ng * scale).clamp(min=eps))
         self._samples += dot.shape[1]
@@ -360,8 +371,8 @@ class _CreditMeter:
         ])  # fmt: skip
         # The other orders of averaging, over the sites of Γ: 0…L−1.
         d, aa, gg = dot[:-1].sum(0), (na[:-1] ** 2).sum(0), (ng[:-1] ** 2).sum(0)
-        whole = (aa > 0) & (gg > 0)
-        by_sample = torch.where(whole, d / (aa * gg).sqrt(), 0.0)
+        whole = ~(aa < _SQUARABLE**2) & ~(gg < _SQUARABLE**2)
+        by_sample = torch.where(whole, d / (aa.sqrt() * gg.sqrt()), 0.0)
         self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), d.sum(), aa.sum(), gg.sum()])
         if not self._groups:
             self._groups = [(_Groups(), _Groups()) for _ in credits[:-1]]
@@ -378,7 +389,7 @@ class _CreditMeter:
         totals, clamped, valid, lost, below = self._sum["per_site"].tolist()
         cosine: Numbers = []
         why, notes = [], []
-        floor = f"{torch.finfo(dtype).smallest_normal:.1e}"
+        floor = f"{least_norm(dtype):.1e}"
         for site, (total, n) in enumerate(zip(totals, valid)):
             cosine.append(_some(total / n) if n else None)
             what = "the credit is zero"
@@ -399,7 +410,7 @@ class _CreditMeter:
             "layers": gamma,
             "samples": _some(by_sample / n_by_sample) if n_by_sample else None,
             "batches": _some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
-            "flattened": _some(d / (aa * gg) ** 0.5) if aa > 0 and gg > 0 else None,
+            "flattened": _some(d / (aa**0.5 * gg**0.5)) if aa > 0 and gg > 0 else None,
         }
         for name, value, otherwise in (
             ("gamma", gamma, "a cosine is missing"),

@@ -135,6 +135,7 @@ class Tracer:
         self._versions: list[tuple[Tensor, int]] = []
         self._read: Tensor | None = None
         self._second: Any = None
+        self._handed_copy = False
         self._recording = True
 
     def _keep(self, tensor: Tensor) -> Tensor:
@@ -143,10 +144,10 @@ class Tracer:
         self._versions.append((tensor, tensor._version))
         return tensor.detach()
 
-    def _before(self, i: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, i: int) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._recording:
-                return  # activation checkpointing runs blocks again during the backward pass
+                return None  # activation checkpointing runs blocks again during the backward pass
             stream = _first_tensor((*args, *kwargs.values()))
             if stream is None:
                 raise AnatomyError(
@@ -160,20 +161,27 @@ class Tracer:
                     "with use_reentrant=True). Remove the decorator, or checkpoint with use_reentrant=False."
                 )
             self._calls.append(i)
-            if i == 0:
-                if not stream.requires_grad:
-                    self._seed(stream)
-                self._edges[0] = get_gradient_edge(stream)
-            elif i == 1:
-                self._second = stream.grad_fn
+            if i == 0 and not stream.requires_grad:
+                self._seed(stream)
             self._given[i] = self._keep(stream)
+            if i == 1:
+                self._second = stream.grad_fn
+            if i > 0:
+                return None
+            handed = self._safe(stream)
+            self._edges[0] = get_gradient_edge(handed)
+            if handed is stream:
+                return None
+            self._handed_copy = True
+            args = tuple(handed if v is stream else v for v in args)
+            return args, {name: handed if v is stream else v for name, v in kwargs.items()}
 
         return hook
 
-    def _after(self, i: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after(self, i: int) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not self._recording:
-                return
+                return None
             made = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
             if made is None:
                 raise AnatomyError(
@@ -182,12 +190,25 @@ class Tracer:
                 )
             if not made.requires_grad:
                 self._seed(made)
-            self._edges[i + 1] = get_gradient_edge(made)
+            handed = self._safe(made)
+            self._edges[i + 1] = get_gradient_edge(handed)
             if i == 0 and not self._checked:
-                self._first_made = made
-            self._made[i] = self._keep(made)
+                self._first_made = handed
+            self._made[i] = self._keep(handed)
+            if handed is made:
+                return None
+            if isinstance(output, Tensor):
+                return handed
+            return getattr(output, "_make", type(output))(handed if v is made else v for v in output)
 
         return hook
+
+    def _safe(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, or a copy in the graph of a view that the network may write in place.
+
+        Writing a view rewrites its history: what its gradient edge then receives leaves the skip path out.
+        """
+        return tensor.clone() if self._copy and tensor._is_view() else tensor
 
     def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
@@ -198,14 +219,11 @@ class Tracer:
 
         Adding −0.0 changes no bit of it, and unlike `requires_grad_` lets the network write it in place.
         """
-        if self._shares_input(stream):
+        if stream.untyped_storage().data_ptr() == self._inputs.untyped_storage().data_ptr():
             self._clone_inputs = True
-            raise _AgainError
+            if not self._own_inputs:
+                raise _AgainError
         stream.add_(torch.full((), -0.0, dtype=stream.dtype, device=stream.device, requires_grad=True))
-
-    def _shares_input(self, stream: Tensor) -> bool:
-        ours = self._inputs.untyped_storage().data_ptr()
-        return not self._clone_inputs and stream.untyped_storage().data_ptr() == ours
 
     def _name(self, i: int) -> str:
         offset = 0 if self.anatomy.stem is None else 1
@@ -254,6 +272,9 @@ class Tracer:
         with no_autocast(x.device):
             found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=again)
         grads = tuple(g if g is None else g.detach() for g in found)
+        if self._handed_copy:
+            grads = self._add_skip(grads, output)
+            again = False
         cut = next((site for site, g in enumerate(grads) if g is None), None)
         if cut is not None:
             raise AnatomyError(
@@ -270,12 +291,16 @@ class Tracer:
 
     def _forward(self, x: Tensor) -> Any:
         x = x.detach()
-        if self._clone_inputs or x.is_inference():
+        # The first batch shows whether the network writes its input: the user's must stay as it is.
+        self._own_inputs = self._clone_inputs or not self._checked or x.is_inference()
+        if self._own_inputs:
             x = x.clone()
-        self._inputs = x
+        self._inputs, version = x, x._version
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
-        return self.model(x, return_hidden=True) if ask else self.model(x)
+        output = self.model(x, return_hidden=True) if ask else self.model(x)
+        self._clone_inputs = self._clone_inputs or x._version != version
+        return output
 
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
@@ -290,7 +315,7 @@ class Tracer:
                 f"shape (), but got {shape}. Average over tokens or pixels, not over samples."
             )
         if loss.ndim == 0:
-            self.per_sample = batch == 1
+            self.per_sample = self.per_sample and batch == 1
             return loss.expand(batch)
         return loss
 
@@ -403,6 +428,14 @@ class Tracer:
     def _added_to(self, edge: GradientEdge) -> bool:
         """Is what block 2 receives a sum with the very tensor block 1 received? (Its graph says so.)"""
         return any(node is edge.node for node, _ in getattr(self._second, "next_functions", ()))
+
+    def _add_skip(self, grads: tuple[Tensor | None, ...], output: Any) -> tuple[Tensor | None, ...]:
+        """Block 1 was handed a copy, which a skip outside the block goes past: g_0 = J_f1ᵀ g_1 + g_1."""
+        if self.branch is None:
+            self.branch = self._find_branch(_hidden_of(output))
+        if not self.branch or grads[0] is None or grads[1] is None:
+            return grads
+        return (grads[0] + grads[1], *grads[1:])
 
     def _check_copy(self, grads: tuple[Tensor, ...], edges: list[GradientEdge]) -> None:
         """With the skip outside the block, g_0 = g_1 + J_f1ᵀ g_1 only if block 1 is handed the stream itself."""

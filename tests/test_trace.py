@@ -1,0 +1,419 @@
+"""One pass of one batch: sites, gradients and credit, against finite differences and hand derivations."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import walkback as wb
+from nets import Linear, SmoothNet, autograd_gradients, batched, difference_gradient, softmax_error
+
+SHAPES = [("flat", "cls"), ("tokens", "cls"), ("tokens", "last"), ("tokens", "mean"), ("tokens", "own"), ("maps", "")]
+
+
+def one(net: nn.Module, x: Tensor, y: Tensor, **kwargs: object) -> wb.Trace:
+    with wb.Tracer(net, **kwargs) as tracer:
+        return tracer.trace(x, y)
+
+
+def agree(a: wb.Trace, b: wb.Trace, bitwise: bool = False) -> None:
+    for name in ("states", "grads"):
+        for site, (u, v) in enumerate(zip(getattr(a, name), getattr(b, name), strict=True)):
+            if bitwise:
+                assert torch.equal(u, v), f"{name} of site {site}"
+            else:
+                torch.testing.assert_close(u, v, rtol=1e-12, atol=1e-14, msg=f"{name} of site {site}")
+    torch.testing.assert_close(a.losses, b.losses, rtol=1e-12, atol=0)
+
+
+# -- gradients by finite differences ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("returns", ["branch", "state", "inplace"])
+@pytest.mark.parametrize(("kind", "reads"), SHAPES)
+def test_states_and_gradients_of_every_site(kind: str, reads: str, returns: str):
+    net = SmoothNet(kind, reads, returns, depth=2, width=4)
+    x, y = net.example(5)
+    trace = one(net, x, y)
+    stream = net.stream(x)
+    assert len(trace.states) == len(trace.grads) == len(stream) == 3
+    for site, h in enumerate(stream):
+        torch.testing.assert_close(trace.states[site], h, rtol=1e-12, atol=1e-14)
+        want = difference_gradient(net, x, y, site)
+        assert trace.grads[site].numpy() == pytest.approx(want, rel=1e-5, abs=1e-9)
+        assert np.abs(want).max() > 1e-3
+
+
+def test_gradients_of_neighbouring_sites_differ():
+    """Finite differences can tell sites apart only if their gradients differ."""
+    net = SmoothNet()
+    x, y = net.example(5)
+    g = autograd_gradients(net, x, y)
+    for a, b in pairwise(g):
+        assert np.abs(a - b).max() > 0.05
+
+
+@pytest.mark.parametrize("identity", [False, True])
+@pytest.mark.parametrize("norm", [False, True])
+def test_one_block_alone(identity: bool, norm: bool):
+    net = SmoothNet(depth=1, identity=identity, norm=norm)
+    x, y = net.example(5)
+    trace = one(net, x, y)
+    for site in (0, 1):
+        assert trace.grads[site].numpy() == pytest.approx(difference_gradient(net, x, y, site), rel=1e-5, abs=1e-9)
+
+
+# -- site indices -------------------------------------------------------------------------------------------
+
+
+class Adds(nn.Module):
+    """Block l adds 10^l to unit l, so that a state says which blocks wrote it."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.level = level
+
+    def forward(self, h: Tensor) -> Tensor:
+        return 0 * h + 10.0**self.level * F.one_hot(torch.tensor(self.level), h.shape[1])
+
+
+class Signed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Identity()
+        self.blocks = nn.ModuleList(Adds(level) for level in (1, 2, 3))
+        self.head = nn.Linear(4, 2, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.head(h)
+
+
+def test_site_l_is_what_block_l_wrote():
+    trace = one(Signed(), torch.zeros(2, 4, dtype=torch.float64), torch.tensor([0, 1]))
+    wrote = [[0, 0, 0, 0], [0, 10, 0, 0], [0, 10, 100, 0], [0, 10, 100, 1000]]
+    assert [h[0].tolist() for h in trace.states] == wrote
+    for g in trace.grads[:-1]:  # every block hands the gradient on as it is
+        assert torch.equal(g, trace.grads[-1])
+
+
+def test_traces_are_numbered():
+    net = SmoothNet()
+    with wb.Tracer(net) as tracer:
+        assert [tracer.trace(x, y).index for x, y in batched(*net.example(9), 3)] == [0, 1, 2]
+
+
+# -- one pass for everything --------------------------------------------------------------------------------
+
+
+class Noisy(SmoothNet):
+    """Draws new noise in every forward pass: numbers of two passes can't be mixed unnoticed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn(x.shape, dtype=x.dtype))
+
+
+def test_states_gradients_and_credit_belong_to_one_pass():
+    net = Noisy()
+    x, y = net.example(6)
+    given: list[wb.Trace] = []
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        given.append(trace)
+        return list(trace.states)
+
+    with wb.Tracer(net) as tracer:
+        trace = tracer.trace(x, y, credit)
+        other = tracer.trace(x, y)
+    assert not torch.equal(trace.states[0], other.states[0])
+    assert trace.credits is not None
+    for site, h in enumerate(trace.states):
+        assert given[0].states[site] is h
+        assert given[0].grads[site] is trace.grads[site]
+        assert torch.equal(trace.credits[site], h)
+        leaf = h.clone().requires_grad_()
+        logits = net.from_site(leaf, site, x)
+        torch.testing.assert_close(logits, trace.logits, rtol=1e-12, atol=1e-13, check_device=False)
+        want = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), leaf)[0]
+        torch.testing.assert_close(trace.grads[site], want, rtol=1e-11, atol=1e-13)
+
+
+def test_states_are_bit_for_bit_what_the_blocks_received():
+    net = SmoothNet().float()
+    x, y = net.example(6)
+    received: list[Tensor] = []
+    for block in net.blocks:
+        block.register_forward_pre_hook(lambda _, args: received.append(args[0].detach().clone()))
+    net.norm.register_forward_pre_hook(lambda _, args: received.append(args[0].detach().clone()))
+    trace = one(net, x.float(), y)
+    assert len(received) == len(trace.states)
+    for h, seen in zip(trace.states, received):
+        assert torch.equal(h, seen)
+
+
+# -- the same network written another way -------------------------------------------------------------------
+
+
+def twins(**other: object) -> tuple[SmoothNet, SmoothNet]:
+    plain, changed = SmoothNet(), SmoothNet(**other)
+    changed.load_state_dict(plain.state_dict(), strict=False)
+    return plain, changed
+
+
+IN_PLACE = ["h += block(h)", "f += h", "block writes h"]
+
+
+@pytest.mark.parametrize("returns", ["branch", "state"])
+def test_checkpointed_blocks(returns: str):
+    plain, changed = twins(returns=returns, checkpointed=True)
+    x, y = plain.example(7)
+    with wb.Tracer(plain) as a, wb.Tracer(changed) as b:
+        for start in (0, 3):
+            part = x[start : start + 3], y[start : start + 3]
+            agree(a.trace(*part), b.trace(*part))
+
+
+@pytest.mark.parametrize("other", [{"add": "in"}, {"add": "onto"}, {"returns": "inplace"}], ids=IN_PLACE)
+@pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_streams_written_in_place(other: dict[str, str], kind: str, frozen: bool):
+    plain, changed = SmoothNet(kind), SmoothNet(kind, **other)
+    changed.load_state_dict(plain.state_dict())
+    changed.requires_grad_(not frozen)
+    x, y = plain.example(6)
+    with wb.Tracer(plain) as a, wb.Tracer(changed) as b:
+        for start in (0, 3):
+            part = x[start : start + 3], y[start : start + 3]
+            agree(a.trace(*part), b.trace(*part))
+
+
+def test_a_view_written_in_place_by_the_next_block():
+    """Writing a view takes its old node out of the skip path: the gradient there would miss that part."""
+    plain, changed = SmoothNet(), SmoothNet(returns="view")
+    changed.load_state_dict(plain.state_dict())
+    changed.blocks[1].returns = changed.blocks[2].returns = "inplace"
+    x, y = plain.example(5)
+    agree(one(plain, x, y), one(changed, x, y))
+
+
+@pytest.mark.parametrize("returns", ["branch", "state"])
+@pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
+def test_frozen_parameters_change_nothing(kind: str, returns: str):
+    net = SmoothNet(kind, returns=returns)
+    frozen = copy.deepcopy(net).requires_grad_(False)
+    x, y = net.example(5)
+    agree(one(net, x, y), one(frozen, x, y), bitwise=kind == "flat")  # torch picks other kernels for frozen tokens
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+
+@pytest.mark.parametrize("part", ["embed", "blocks", "head"])
+def test_one_frozen_part_changes_nothing(part: str):
+    net = SmoothNet()
+    frozen = copy.deepcopy(net)
+    getattr(frozen, part).requires_grad_(False)
+    x, y = net.example(5)
+    agree(one(net, x, y), one(frozen, x, y), bitwise=True)
+
+
+@pytest.mark.parametrize("other", [{}, {"add": "in"}, {"returns": "state"}, {"returns": "inplace"}])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_an_identity_stem_leaves_the_users_input_as_it_was(other: dict[str, str], frozen: bool, dtype: torch.dtype):
+    net = SmoothNet(identity=True, **other).to(dtype).requires_grad_(not frozen)
+    x, y = net.example(6)
+    x[0, :3] = torch.tensor([-0.0, 0.0, 5e-324])
+    x = x.to(dtype)
+    bits = x.view(torch.uint8).clone()
+    version = x._version
+    with wb.Tracer(net) as tracer:
+        first, second = tracer.trace(x, y), tracer.trace(x, y)
+    assert torch.equal(x.view(torch.uint8), bits)
+    assert torch.equal(first.states[0].view(torch.uint8), bits)
+    assert (x.requires_grad, x.grad_fn, x._version) == (False, None, version)
+    agree(first, second, bitwise=True)
+    if dtype == torch.float64:
+        want = autograd_gradients(net, x, y)
+        for site, g in enumerate(first.grads):
+            assert g.numpy() == pytest.approx(want[site], rel=1e-9, abs=1e-13)
+
+
+class Shifts(SmoothNet):
+    """Normalises the batch it is given in place, as some scripts do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.sub_(0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("other", [{}, {"add": "in"}, {"identity": True}])
+def test_a_network_that_writes_its_input_sees_it_once(other: dict[str, object]):
+    """The users's batch stays as it was, and a second pass would have shifted it twice."""
+    net, plain = Shifts(**other), SmoothNet(**{**other, "add": "out"})
+    x, y = net.example(6)
+    before = x.clone()
+    with wb.Tracer(net) as a, wb.Tracer(plain) as b:
+        for start in (0, 3):
+            part = slice(start, start + 3)
+            agree(a.trace(x[part], y[part]), b.trace(before[part] - 0.5, y[part]))
+    assert torch.equal(x, before)
+
+
+# -- cost ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_credit", [False, True])
+def test_one_forward_pass_per_batch(with_credit: bool):
+    spec = Linear.random()
+    net = spec.net()
+    x, y = spec.data(512)
+    counts = []
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in batched(x, y, 128):
+            before = net.calls
+            yield batch
+            counts.append(net.calls - before)
+
+    wb.measure(net, batches(), credit=(lambda t: t.states) if with_credit else None)
+    assert counts == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
+@pytest.mark.parametrize("returns", ["branch", "state"])
+@pytest.mark.parametrize(("identity", "frozen"), [(False, False), (False, True), (True, False), (True, True)])
+def test_one_forward_pass_per_batch_of_any_network(kind: str, returns: str, identity: bool, frozen: bool):
+    net = SmoothNet(kind, returns=returns, identity=identity).requires_grad_(not frozen)
+    assert passes(net) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
+@pytest.mark.parametrize("other", [{"add": "in"}, {"add": "onto"}, {"returns": "inplace"}], ids=IN_PLACE)
+def test_a_stream_written_in_place_costs_one_more_pass_once(kind: str, other: dict[str, str]):
+    assert passes(SmoothNet(kind, **other)) == [2, 3, 4]
+
+
+def passes(net: SmoothNet) -> list[int]:
+    """Forward passes after each of three batches."""
+    calls = []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    counts = []
+    with wb.Tracer(net) as tracer:
+        for x, y in batched(*net.example(9), 3):
+            tracer.trace(x, y)
+            counts.append(len(calls))
+    return counts
+
+
+def test_one_backward_pass_and_no_parameter_gradient():
+    """Counted in multiplications: forward all layers, backward through blocks and head, to inputs only."""
+    spec = Linear.random(depth=3, width=8)
+    net = spec.net()
+    fired = []
+    for p in net.parameters():
+        p.register_hook(lambda g: fired.append(g))
+    x, y = (torch.from_numpy(v) for v in spec.data(32))
+    for _ in range(2):
+        with wb.Tracer(net) as tracer, FlopCounterMode(display=False) as counter:
+            tracer.trace(x, y)
+        stem, block, head = 2 * 32 * 5 * 8, 2 * 32 * 8 * 8, 2 * 32 * 8 * 4
+        assert counter.get_total_flops() == stem + 2 * (3 * block + head)
+    assert fired == []
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_traces_are_freed_as_the_batches_stream():
+    class Kept(SmoothNet):
+        def readout(self, h: Tensor, x: Tensor) -> Tensor:
+            graphs.append(weakref.ref(h))  # alive as long as its graph is
+            return super().readout(h, x)
+
+    graphs: list[weakref.ref] = []
+    seen: list[list[weakref.ref]] = []
+    alive: list[int] = []
+    net = Kept(width=16)
+    x, y = net.example(128)
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        seen.append([weakref.ref(t) for t in (*trace.states, *trace.grads, trace.logits)])
+        return [h.clone() for h in trace.states]
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        for i in range(6):
+            alive.append(sum(any(r() is not None for r in refs) for refs in seen))
+            yield x + i, y
+
+    gc.disable()  # freed by reference counts, not by luck
+    try:
+        wb.measure(net, batches(), credit=credit)
+    finally:
+        gc.enable()
+    assert len(seen) == 6
+    assert max(alive) <= 1, "only the last batch's trace may be alive when the next one is asked for"
+    assert not any(r() is not None for refs in seen for r in refs)
+    assert not any(r() is not None for r in graphs)
+
+
+def test_nothing_of_a_pass_is_kept_by_the_tracer():
+    net = SmoothNet()
+    x, y = net.example(8)
+    with wb.Tracer(net) as tracer:
+        refs = [weakref.ref(t) for t in tracer.trace(x, y).states]
+        gc.collect()
+        assert not any(r() is not None for r in refs)
+
+
+# -- losses and labels --------------------------------------------------------------------------------------
+
+
+def test_a_mean_loss_gives_the_gradients_of_the_sum():
+    net = SmoothNet()
+    x, y = net.example(6)
+    each = one(net, x, y, loss=lambda z, t: F.cross_entropy(z, t, reduction="none"))
+    mean = one(net, x, y, loss=F.cross_entropy)
+    for a, b in zip(each.grads, mean.grads):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
+
+
+def test_a_mean_loss_stays_known_as_one_after_a_batch_of_one():
+    net = SmoothNet()
+    x, y = net.example(4)
+    with wb.Tracer(net, loss=F.cross_entropy) as tracer:
+        tracer.trace(x[:3], y[:3])
+        assert not tracer.per_sample
+        tracer.trace(x[3:], y[3:])
+        assert not tracer.per_sample
+
+
+def test_a_loss_of_another_kind():
+    """Squared error: g_L = Vᵀ 2(V h − t), by hand."""
+    spec = Linear.random(2, 6)
+    x, _ = spec.data(5)
+    target = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    trace = one(spec.net(), torch.from_numpy(x), target, loss=lambda z, t: ((z - t) ** 2).sum(1))
+    g = 2 * (spec.states(x)[-1] @ spec.head.T - target.numpy()) @ spec.head
+    for site in (2, 1, 0):
+        assert trace.grads[site].numpy() == pytest.approx(g, rel=1e-10, abs=1e-13)
+        if site:
+            g = g + g @ spec.layers[site - 1]
+
+
+def test_soft_labels_by_hand():
+    spec = Linear.random(2, 6)
+    x, y = spec.data(5)
+    soft = 0.8 * np.eye(4)[y] + 0.05
+    trace = one(spec.net(), torch.from_numpy(x), torch.from_numpy(soft))
+    logits = spec.states(x)[-1] @ spec.head.T
+    g = (softmax_error(logits, y) + np.eye(4)[y] - soft) @ spec.head
+    assert trace.grads[-1].numpy() == pytest.approx(g, rel=1e-10, abs=1e-14)
