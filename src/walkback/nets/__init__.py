@@ -1,0 +1,39 @@
+"""The networks of the papers, by name. Each has a stem, blocks that return the residual branch, and a readout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from walkback.entry import call_entry, is_entry
+from walkback.errors import InputError
+from walkback.nets.resmlp import ResMLP
+from walkback.nets.small_cnn import SmallCNN
+from walkback.nets.student import StudentNet
+from walkback.nets.vit_mini import ViTMini
+
+NETS: dict[str, type[nn.Module]] = {
+    "resmlp": ResMLP,
+    "vit-mini": ViTMini,
+    "student": StudentNet,
+    "small-cnn": SmallCNN,
+}
+
+__all__ = ["NETS", "ResMLP", "SmallCNN", "StudentNet", "ViTMini", "build"]
+
+
+def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+    """A network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
+
+    >>> build("resmlp", (3, 32, 32), 10, width=16, depth=2).out_head
+    Linear(in_features=16, out_features=10, bias=True)
+    """
+    if is_entry(name):
+        return call_entry(name, input_shape=input_shape, classes=classes, **options)
+    if name not in NETS:
+        raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {name!r}.")
+    try:
+        return NETS[name](input_shape=input_shape, classes=classes, **options)
+    except TypeError as error:
+        raise InputError(f"Expected net_options that {name} knows, but: {error}.") from None

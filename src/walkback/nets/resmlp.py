@@ -1,0 +1,74 @@
+"""ResMLP: a pre-LN residual MLP on flattened inputs."""
+
+from __future__ import annotations
+
+from math import prod
+
+from torch import Tensor, nn
+
+
+class Flatten(nn.Sequential):
+    """A linear map of everything but the batch."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(inputs, width))
+
+
+class Block(nn.Module):
+    """LN, w1: d -> k·d, GELU, w2: k·d -> d. Returns the branch."""
+
+    def __init__(self, width: int, expansion: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.w1, self.act = nn.Linear(width, expansion * width), nn.GELU()
+        self.w2 = nn.Linear(expansion * width, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, d) to (B, d)."""
+        return self.w2(self.act(self.w1(self.norm(h))))
+
+
+class ResMLP(nn.Module):
+    """h_l = h_{l-1} + f_l(h_{l-1}) on (B, d) states, with an optional terminal LayerNorm.
+
+    Args:
+        input_shape: of one sample; it is flattened.
+        classes: outputs.
+        width: d.
+        depth: L, the number of blocks.
+        expansion: k, the width of a block's hidden layer over d (the papers don't say; 1 fits their figures best).
+        terminal_norm: False replaces the terminal LayerNorm by the identity.
+
+    >>> import torch
+    >>> logits, hidden = ResMLP((3, 32, 32), 10, width=8, depth=2)(torch.zeros(5, 3, 32, 32), return_hidden=True)
+    >>> logits.shape, len(hidden), hidden[0].shape
+    (torch.Size([5, 10]), 3, torch.Size([5, 8]))
+
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        classes: int,
+        width: int = 256,
+        depth: int = 4,
+        expansion: int = 1,
+        terminal_norm: bool = True,
+    ) -> None:
+        super().__init__()
+        self.embed = Flatten(prod(input_shape), width)
+        self.blocks = nn.ModuleList(Block(width, expansion) for _ in range(depth))
+        self.out_ln = nn.LayerNorm(width) if terminal_norm else nn.Identity()
+        self.out_head = nn.Linear(width, classes)
+
+    def readout(self, h: Tensor) -> Tensor:
+        """(B, d) to logits (B, C)."""
+        return self.out_head(self.out_ln(h))
+
+    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """(B, …) to logits (B, C), with h_0…h_L when asked."""
+        hidden = [self.embed(x)]
+        for block in self.blocks:
+            hidden.append(hidden[-1] + block(hidden[-1]))
+        logits = self.readout(hidden[-1])
+        return (logits, hidden) if return_hidden else logits

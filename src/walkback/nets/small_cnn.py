@@ -1,0 +1,59 @@
+"""SmallCNN: residual convolutions with BatchNorm and no terminal norm."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class ConvBlock(nn.Module):
+    """conv, BN, ReLU, conv, BN. Returns the branch."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.w1, self.norm1 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+        self.act = nn.ReLU()
+        self.w2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
+
+    def forward(self, h: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C, H, W)."""
+        return self.norm2(self.w2(self.act(self.norm1(self.w1(h)))))
+
+
+class SmallCNN(nn.Module):
+    """(B, C, H, W) states, averaged over positions by the readout.
+
+    Args:
+        input_shape: (channels, height, width).
+        classes: outputs.
+        width: channels of the stream.
+        depth: L.
+        stride: of the stem's convolution.
+
+    >>> import torch
+    >>> SmallCNN((3, 32, 32), 10, width=4, depth=1)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], classes: int, width: int = 32, depth: int = 4, stride: int = 4
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(
+            nn.Conv2d(input_shape[0], width, stride + 1, stride, padding=stride // 2, bias=False), nn.BatchNorm2d(width)
+        )
+        self.blocks = nn.ModuleList(ConvBlock(width) for _ in range(depth))
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.out_head = nn.Linear(width, classes)
+
+    def readout(self, h: Tensor) -> Tensor:
+        """(B, C, H, W) to logits (B, C)."""
+        return self.out_head(self.pool(h).flatten(1))
+
+    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """(B, C, H, W) to logits (B, C), with h_0…h_L when asked."""
+        hidden = [self.embed(x)]
+        for block in self.blocks:
+            hidden.append(hidden[-1] + block(hidden[-1]))
+        logits = self.readout(hidden[-1])
+        return (logits, hidden) if return_hidden else logits

@@ -1,0 +1,42 @@
+"""Learning rules by name. A rule gives every site its credit; training and measuring use the same object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from walkback.entry import call_entry, is_entry
+from walkback.errors import InputError
+from walkback.rules.bp import BP
+from walkback.rules.credit_bridge import CreditBridge
+from walkback.rules.dfa import DFA
+from walkback.rules.ep import EP
+from walkback.rules.fa import FA
+from walkback.rules.rule import Parts, Rule
+from walkback.rules.state_bridge import StateBridge
+
+RULES: dict[str, type[Rule]] = {
+    "bp": BP,
+    "fa": FA,
+    "dfa": DFA,
+    "state-bridge": StateBridge,
+    "credit-bridge": CreditBridge,
+    "ep": EP,
+}
+
+__all__ = ["BP", "DFA", "EP", "FA", "RULES", "CreditBridge", "Parts", "Rule", "StateBridge", "make"]
+
+
+def make(name: str, **options: Any) -> Rule:
+    """A rule by name, or by `module:function`.
+
+    >>> make("dfa", scale=0.5).scale
+    0.5
+    """
+    if is_entry(name):
+        return call_entry(name, **options)
+    if name not in RULES:
+        raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {name!r}.")
+    try:
+        return RULES[name](**options)
+    except TypeError as error:
+        raise InputError(f"Expected rule_options that {name} knows, but: {error}.") from None

@@ -1,0 +1,18 @@
+"""Backpropagation: the credit is the gradient itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from walkback.rules.rule import Rule
+from walkback.trace import Trace
+
+
+class BP(Rule):
+    """a_l = g_l. Training differentiates the loss end to end, which is the same (a test shows it)."""
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """The traced gradients."""
+        return trace.grads

@@ -1,0 +1,87 @@
+"""Credit Bridge: a learned value of every state, anchored where loss and gradient are known, gives the credit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from walkback.rules.rule import Parts, Rule, feature_dim
+from walkback.trace import Trace
+
+
+class Value(nn.Module):
+    """V(h, t, y): LN of the (pooled) state, the time and the label, one hidden layer, a scalar."""
+
+    def __init__(self, width: int, classes: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.enter, self.other = nn.Linear(width, hidden), nn.Linear(1 + classes, hidden)
+        self.leave = nn.Linear(hidden, 1)
+
+    def forward(self, h: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        """(N, d) states, (N, 1) times, (N, C) labels to (N,) values."""
+        return self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.other(torch.cat([t, y], 1)))).squeeze(1)
+
+
+class CreditBridge(Rule):
+    """a_l = ∇_{h_l} V(h_l, l/L, y): V learns the loss to go.
+
+    At the last site V's value is regressed on the loss and its input gradient on the exact gradient (relative);
+    every other value is bootstrapped from the next site's. V sees the label, as the loss does.
+
+    Args:
+        hidden: width of V's hidden layer, in units of d.
+        anchor: weight of the gradient anchor at the last site.
+        train: False leaves V at its initialisation (the ablation).
+
+    """
+
+    def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True) -> None:
+        super().__init__()
+        self.hidden, self.anchor, self.learns = hidden, anchor, train
+
+    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
+        """Make V; token and image states are averaged before it."""
+        width = feature_dim(states[0])
+        self.classes, self.depth = classes, len(states) - 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            self.value = Value(width, classes, max(1, round(self.hidden * width)))
+        self.value.requires_grad_(self.learns)
+
+    def _values(self, trace: Trace, states: Tensor) -> Tensor:
+        """(sites·B,) values of h_0…h_L stacked along the batch."""
+        sites, batch = self.depth + 1, len(trace.labels)
+        t = torch.arange(sites, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
+        y = trace.labels
+        y = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes)
+        pooled = states if states.ndim == 2 else states.mean(1) if states.ndim == 3 else states.mean((2, 3))
+        return self.value(pooled, t[:, None], y.to(states.dtype).repeat(sites, 1))
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """One backward pass through V for all sites at once."""
+        states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
+        with torch.enable_grad():
+            (found,) = torch.autograd.grad(self._values(trace, states).sum(), [states])
+        return found.split(len(trace.labels))
+
+    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+        """Terminal value and gradient, and the bootstrap of the other sites."""
+        if not self.learns:
+            return None
+        batch = len(trace.labels)
+        states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
+        values = self._values(trace, states)
+        (gradient,) = torch.autograd.grad(values[-batch:].sum(), [states], create_graph=True)
+        exact = trace.grads[-1].flatten(1)
+        scale = exact.pow(2).sum(1).mean().clamp(min=torch.finfo(exact.dtype).tiny)
+        slope = (gradient[-batch:].flatten(1) - exact).pow(2).sum(1).mean() / scale
+        terminal = (values[-batch:] - trace.losses.detach()).pow(2).mean()
+        bootstrap = (values[:-batch] - values[batch:].detach()).pow(2).mean()
+        return terminal + bootstrap + self.anchor * slope
+
+    def describe(self) -> dict[str, object]:
+        """Size of V, its anchor, whether it learns, and that it sees the label."""
+        return {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": True}

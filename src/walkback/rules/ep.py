@@ -1,0 +1,59 @@
+"""Equilibrium propagation: nudge the output, let the states relax, read the credit off the energy's residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from walkback.errors import InputError
+from walkback.rules.rule import Parts, Rule
+from walkback.trace import Trace, cross_entropy
+
+
+class EP(Rule):
+    """Energy Σ ½‖h_l − h_{l-1} − f_l(h_{l-1})‖² + β·CE; a_l = −(h_l − h_{l-1} − f_l(h_{l-1}))/β after relaxing.
+
+    States start at the forward pass, where every residual is zero. A step of gradient descent carries the
+    nudge one site down, so fewer than L + 1 steps leave the stem without credit.
+
+    Args:
+        beta: strength of the nudge; the credit tends to the BP gradient as it goes to 0 with enough steps.
+        steps: of relaxation. 0 gives zero credit (the ablation).
+        step_size: of relaxation; 0.5 diverges.
+
+    """
+
+    def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:
+        super().__init__()
+        if beta <= 0 or steps < 0 or step_size <= 0:
+            raise InputError(f"Expected beta > 0, steps >= 0, step_size > 0, but got {beta}, {steps}, {step_size}.")
+        self.beta, self.steps, self.step_size = beta, steps, step_size
+
+    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
+        """Keep the network: relaxation runs its blocks and its readout."""
+        self.parts = parts
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """`steps` passes down the energy, then the residuals."""
+        start = trace.states[0].detach()
+        states = [h.detach().clone() for h in trace.states]
+        with torch.enable_grad():
+            for _ in range(self.steps):
+                states = [h.requires_grad_() for h in states]
+                residuals = self._residuals(start, states)
+                energy = sum(0.5 * r.pow(2).sum() for r in residuals)
+                nudge = self.beta * cross_entropy(self.parts.readout(states[-1]), trace.labels).sum()
+                slopes = torch.autograd.grad(energy + nudge, states)
+                states = [(h - self.step_size * s).detach() for h, s in zip(states, slopes)]
+        with torch.no_grad():
+            return [-r / self.beta for r in self._residuals(start, states)]
+
+    def _residuals(self, start: Tensor, states: Sequence[Tensor]) -> list[Tensor]:
+        predicted = [start, *(h + block(h) for h, block in zip(states, self.parts.blocks))]
+        return [h - p for h, p in zip(states, predicted)]
+
+    def describe(self) -> dict[str, object]:
+        """β, steps and step size."""
+        return {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}

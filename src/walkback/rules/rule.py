@@ -1,0 +1,128 @@
+"""What a learning rule is: a credit for every site, and whatever it keeps to compute them.
+
+A rule is an `nn.Module`, so its auxiliaries (feedback matrices as buffers, learned networks as children) are
+saved, moved and loaded with it. Called with a Trace it gives one tensor per site, shaped like the states; that
+is also what `walkback.diagnose(credit=rule)` needs. While training, `trace.grads` holds only the exact gradient
+of the last site (`trace.grads[-1]`), which the readout has anyway; only BP needs more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from walkback.anatomy import Anatomy, unwrap
+from walkback.errors import AnatomyError, InputError
+from walkback.trace import Trace
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A network as training sees it: stem(x) -> h_0, h_l = h_{l-1} + block_l(h_{l-1}), readout(h_L) -> logits."""
+
+    stem: nn.Module
+    blocks: tuple[nn.Module, ...]
+    readout: Callable[[Tensor], Tensor]
+    readout_modules: tuple[nn.Module, ...]
+
+    @staticmethod
+    def of(net: nn.Module) -> Parts:
+        """From the published interface, with `net.readout` where what precedes the head is more than a norm."""
+        net = unwrap(net)
+        anatomy = Anatomy.of(net)
+        stem, blocks, modules = anatomy.stem, anatomy.blocks, anatomy.readout
+        if not isinstance(stem, nn.Module):
+            raise AnatomyError("Expected a network with a stem, but it has none.")
+        readout = getattr(net, "readout", None)
+        if readout is None:
+            readout = nn.Sequential(*modules)  # type: ignore[arg-type]
+        return Parts(stem, tuple(blocks), readout, tuple(modules))  # type: ignore[arg-type]
+
+    def readout_parameters(self) -> list[nn.Parameter]:
+        """What the readout's own exact gradient trains."""
+        return [p for module in self.readout_modules for p in module.parameters() if p.requires_grad]
+
+
+class Rule(nn.Module):
+    """Base of all rules. Implement `credits`; `setup` and `auxiliary_loss` where the rule keeps something."""
+
+    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
+        """Make auxiliaries for this network.
+
+        Args:
+            parts: the network.
+            states: h_0…h_L of a few samples, for their shapes.
+            classes: C.
+            generator: draw from this one only.
+
+        """
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """a_0…a_L, gradients of per-sample losses, each shaped like its state."""
+        raise NotImplementedError
+
+    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+        """A scalar whose gradient trains this rule's own parameters, or None."""
+        return None
+
+    def redraw(self, generator: torch.Generator) -> bool:
+        """Draw the random feedback anew (for the fresh-B null); False for rules without any."""
+        return False
+
+    def describe(self) -> dict[str, object]:
+        """What a reader must know of how credit is given: scales, where the error goes, labels seen."""
+        return {}
+
+    def forward(self, trace: Trace) -> Sequence[Tensor]:
+        """The same as `credits`."""
+        return self.credits(trace)
+
+
+def error_signal(trace: Trace) -> Tensor:
+    """E = softmax(logits) − onehot, (B, C): the gradient of each sample's cross-entropy."""
+    target = trace.labels
+    if not target.is_floating_point():
+        target = nn.functional.one_hot(target, trace.logits.shape[1])
+    return trace.logits.softmax(1) - target.to(trace.logits.dtype)
+
+
+# Where a credit made of one vector per sample goes in states with tokens or positions.
+TARGETS = ("all", "readout")
+
+
+def check_target(target: str) -> str:
+    """One of TARGETS, or an InputError."""
+    if target not in TARGETS:
+        raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {target!r}.")
+    return target
+
+
+def feature_dim(state: Tensor) -> int:
+    """Width of one position: d of (B, d) and (B, T, d), channels of (B, C, H, W)."""
+    return state.shape[1] if state.ndim == 4 else state.shape[-1]
+
+
+def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
+    """(B, d) credit into the shape of `state`: every token or position alike, or only the first token.
+
+    Over positions of an image, and over all tokens, it is divided by their number, as pooling does.
+    """
+    if state.ndim == 2:
+        return vector
+    if state.ndim == 3:
+        if target == "all":
+            return (vector / state.shape[1])[:, None, :].expand_as(state)
+        placed = torch.zeros_like(state)
+        placed[:, 0] = vector
+        return placed
+    return (vector / (state.shape[2] * state.shape[3]))[:, :, None, None].expand_as(state)
+
+
+def gather(credit: Tensor) -> Tensor:
+    """The inverse of `place`: one (B, d) vector, summed over tokens or positions."""
+    if credit.ndim == 2:
+        return credit
+    return credit.sum(1) if credit.ndim == 3 else credit.sum((2, 3))

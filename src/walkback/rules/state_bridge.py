@@ -1,0 +1,82 @@
+"""State Bridge: a learned predictor of the last state carries the loss back to every site."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from walkback.rules.rule import Parts, Rule, feature_dim
+from walkback.trace import Trace, cross_entropy
+
+
+class Predictor(nn.Module):
+    """G(h, t) = h + (1 − t)·rms(h)·MLP(LN h, t): scale-free, and the identity at t = 1, where h is h_L itself."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, elementwise_affine=False)
+        self.enter, self.time = nn.Linear(width, hidden), nn.Linear(1, hidden)
+        self.leave = nn.Linear(hidden, width)
+
+    def forward(self, h: Tensor, t: Tensor) -> Tensor:
+        """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
+        rms = h.pow(2).mean(-1, keepdim=True).sqrt()
+        change = self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
+        return h + (1 - t) * rms * change
+
+
+class StateBridge(Rule):
+    """a_l = ∇_{h_l} CE(readout(G(h_l, l/L)), y), with G regressed on h_L by a relative squared error.
+
+    Args:
+        hidden: width of G's hidden layer, in units of d.
+        train: False leaves G at its initialisation (the ablation).
+
+    """
+
+    def __init__(self, hidden: float = 1.0, train: bool = True) -> None:
+        super().__init__()
+        self.hidden, self.learns = hidden, train
+
+    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
+        """Make G; positions of an image share it, as tokens do."""
+        width = feature_dim(states[0])
+        self.parts, self.depth = parts, len(states) - 1
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+            self.predictor = Predictor(width, max(1, round(self.hidden * width)))
+        self.predictor.requires_grad_(self.learns)
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """One backward pass through G and the readout for all sites at once; exact at L, where G is the identity."""
+        states = torch.cat([h.detach() for h in trace.states[:-1]]).requires_grad_()
+        labels = trace.labels.repeat(self.depth, *[1] * (trace.labels.ndim - 1))
+        with torch.enable_grad():
+            losses = cross_entropy(self.parts.readout(self.predict(states)), labels)
+            (found,) = torch.autograd.grad(losses.sum(), [states])
+        return [*found.split(len(trace.labels)), trace.grads[-1]]
+
+    def predict(self, states: Tensor) -> Tensor:
+        """h_0…h_{L-1}, stacked along the batch, to predictions of h_L."""
+        batch = len(states) // self.depth
+        t = torch.arange(self.depth, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
+        if states.ndim == 4:
+            last = states.movedim(1, -1)
+            return self.predictor(last, t.view(-1, 1, 1, 1).expand(*last.shape[:-1], 1)).movedim(-1, 1)
+        return self.predictor(states, t.view(-1, *[1] * (states.ndim - 1)).expand(*states.shape[:-1], 1))
+
+    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+        """Mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²."""
+        if not self.learns:
+            return None
+        target = trace.states[-1].detach()
+        scale = target.flatten(1).pow(2).sum(1).mean()
+        predicted = self.predict(torch.cat([h.detach() for h in trace.states[:-1]]))
+        wrong = (predicted - target.repeat(self.depth, *[1] * (target.ndim - 1))).flatten(1).pow(2).sum(1).mean()
+        return wrong / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+    def describe(self) -> dict[str, object]:
+        """Size of G, and whether it learns."""
+        return {"hidden": self.hidden, "trained": self.learns}

@@ -1,0 +1,401 @@
+"""RunSpec -> Bundle: train a network with a rule, measure it after every epoch, survive anything.
+
+All randomness is drawn from (seed, purpose, epoch), so a run that is killed at any moment goes on from its last
+finished epoch and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import math
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from walkback import nets, rules
+from walkback.data import Dataset, Split, load
+from walkback.diagnose import diagnose, measure
+from walkback.measure import Measurements
+from walkback.rules.rule import Parts, Rule
+from walkback.training.bundle import Bundle, load_bundle
+from walkback.training.precision import float64_check
+from walkback.training.spec import RunSpec
+from walkback.training.step import Step
+
+PROBE_BATCHES, PROBE_SIZE = 8, 128
+FRESH_DRAWS = 20
+
+
+@dataclass
+class _Run:
+    """The moving parts of a run."""
+
+    spec: RunSpec
+    data: Dataset
+    net: nn.Module
+    rule: Rule
+    parts: Parts
+    optimiser: torch.optim.Optimizer
+    first_weights: dict[str, Tensor]
+    probe: list[tuple[Tensor, Tensor]]
+    rows: list[dict[str, Any]]
+    device: torch.device
+
+
+def train(
+    spec: RunSpec,
+    out: str | Path = "runs",
+    *,
+    root: str | Path | None = None,
+    data: Dataset | None = None,
+    device: str | torch.device = "cpu",
+    quiet: bool = False,
+) -> Bundle:
+    """Train `spec` into `out/<spec.name>` and return the bundle; a finished run is returned as it is.
+
+    Args:
+        spec: what to train.
+        out: the store of runs.
+        root: where the data set is.
+        data: a loaded data set, instead of looking for it.
+        device: where to train.
+        quiet: no progress on standard error.
+
+    """
+    folder = Path(out) / spec.name
+    if (folder / "report.json").exists():
+        return load_bundle(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = _start(spec, data or load(spec.data, root), torch.device(device))
+    done = _resume(run, folder)
+    clock = time.monotonic()
+    for epoch in range(done + 1, spec.epochs + 1):
+        if run.rows and run.rows[-1].get("diverged"):
+            break
+        if not run.rows:
+            run.rows.append(_row(run, 0, None))
+        loss = _epoch(run, epoch)
+        run.rows.append(_row(run, epoch, loss))
+        _checkpoint(run, folder, epoch)
+        if not quiet:
+            _say(run, epoch, done, clock)
+    return _finish(run, folder)
+
+
+# -- set-up --------------------------------------------------------------------------------------------------
+
+
+def seeded(seed: int, purpose: str, epoch: int = 0) -> torch.Generator:
+    """A generator of its own for each purpose and epoch."""
+    digest = hashlib.sha256(f"{seed}:{purpose}:{epoch}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def build_net(spec: RunSpec, data: Dataset) -> nn.Module:
+    """The network of a spec at its initialisation."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        return nets.build(spec.net, data.input_shape, data.classes, **spec.net_options)
+
+
+def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
+    """The rule of a spec, set up for a network on the CPU."""
+    rule, parts = rules.make(spec.rule, **spec.rule_options), Parts.of(net)
+    with torch.no_grad():
+        states = [parts.stem(data.prepare(data.train.x[:2]))]
+        for block in parts.blocks:
+            states.append(states[-1] + block(states[-1]))
+    rule.setup(parts, states, data.classes, seeded(spec.seed, "rule"))
+    return rule
+
+
+def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """The fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run."""
+    size = min(PROBE_SIZE, len(data.test) // 2)
+    order = torch.randperm(len(data.test), generator=seeded(0, "probe"))[: PROBE_BATCHES * size]
+    x, y = data.prepare(data.test.x[order]).to(device), data.test.y[order].to(device)
+    return list(zip(x.split(size), y.split(size)))
+
+
+def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
+    net = build_net(spec, data)
+    net.eval()  # the two samples that show the shapes must not move running statistics
+    rule = build_rule(spec, data, net)
+    net.train()
+    first = {name: p.detach().clone() for name, p in net.named_parameters()}
+    net, rule = net.to(device), rule.to(device)
+    parts = Parts.of(net)
+    if spec.scope == "frozen":
+        for block in parts.blocks:
+            block.requires_grad_(False)
+    o = spec.optimiser
+    trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
+    return _Run(spec, data, net, rule, parts, optimiser, first, probe_batches(data, device), [], device)
+
+
+# -- one epoch -----------------------------------------------------------------------------------------------
+
+
+def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The training batches of an epoch, shuffled and augmented, normalised on the device."""
+    generator = seeded(spec.seed, "order", epoch)
+    order = torch.randperm(len(data.train), generator=generator)
+    size = spec.optimiser.batch_size
+    for start in range(0, len(order) - len(order) % size or len(order), size):
+        index = order[start : start + size]
+        x, y = data.train.x[index].to(device), data.train.y[index].to(device)
+        yield data.prepare(augment(x, generator) if spec.augment else x), y
+
+
+def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
+    """Random horizontal flip and crop after zero padding, per sample, (B, C, H, W) of any dtype."""
+    batch, _, height, width = x.shape
+    flip = (torch.rand(batch, generator=generator) < 0.5).to(x.device)
+    shift = torch.randint(2 * pad + 1, (batch, 2), generator=generator).to(x.device)
+    padded = F.pad(torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x), (pad,) * 4)
+    rows = (shift[:, :1] + torch.arange(height, device=x.device)).view(batch, 1, height, 1)
+    columns = (shift[:, 1:] + torch.arange(width, device=x.device)).view(batch, 1, 1, width)
+    sample = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
+    channel = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
+    return padded[sample, channel, rows, columns]
+
+
+def _epoch(run: _Run, epoch: int) -> float:
+    o = run.spec.optimiser
+    share = (epoch - 1) / run.spec.epochs
+    lr = o.lr * (0.5 * (1 + math.cos(math.pi * share)) if o.schedule == "cosine" else 1.0)
+    for group in run.optimiser.param_groups:
+        group["lr"] = lr
+    spec = run.spec
+    step = Step(
+        run.parts, run.rule, spec.rule == "bp", spec.scope == "frozen", spec.penalty, spec.credit_site == "reader"
+    )
+    run.net.train()
+    total, count = torch.zeros((), device=run.device, dtype=torch.float64), 0
+    for x, y in batches(spec, run.data, epoch, run.device):
+        run.optimiser.zero_grad(set_to_none=True)
+        total += step(x, y).double() * len(x)
+        run.optimiser.step()
+        count += len(x)
+    return float(total) / count
+
+
+@torch.no_grad()
+def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) -> tuple[Tensor, float]:
+    """(N,) which samples are right, and the mean loss, in eval mode."""
+    mode = net.training
+    net.eval()
+    right, losses = [], []
+    for start in range(0, len(split), 1000):
+        x, y = data.prepare(split.x[start : start + 1000].to(device)), split.y[start : start + 1000].to(device)
+        logits = net(x)
+        right.append((logits.argmax(1) == y).cpu())
+        losses.append(F.cross_entropy(logits.double(), y, reduction="none").cpu())
+    net.train(mode)
+    return torch.cat(right), float(torch.cat(losses).mean())
+
+
+def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
+    right, test_loss = evaluate(run.net, run.data, run.data.test, run.device)
+    m = measure(run.net, run.probe, credit=run.rule)
+    diverged = bool(m.nonfinite) or (train_loss is not None and not math.isfinite(train_loss))
+    row = {
+        "epoch": epoch,
+        "train_loss": _some(train_loss),
+        "test_loss": _some(test_loss),
+        "test_acc": float(right.double().mean()),
+        "per_layer": {k: getattr(m, k) for k in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
+        "values": {k: getattr(m, k) for k in ("growth", "growth_total", "stability", "gamma", "deep_cosine")},
+        "aggregates": m.aggregates,
+        "weights": weight_growth(run),
+        "reasons": {k: v for k, v in m.reasons.items() if getattr(m, k, None) is None},
+    }
+    if diverged:
+        row["diverged"] = m.nonfinite[0] if m.nonfinite else "training loss not finite"
+    return _rounded(row)
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: a trajectory is read by people and kept for years."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+@torch.no_grad()
+def weight_growth(run: _Run) -> dict[str, Any]:
+    """Per block weight ‖w − w₀‖/‖w₀‖, and per block the product of its weights' norms, Frobenius and spectral."""
+    names = {id(p): name for name, p in run.net.named_parameters()}
+    growth: list[list[float | None]] = []
+    frobenius: list[float | None] = []
+    spectral: list[float | None] = []
+    for block in run.parts.blocks:
+        weights = [p for p in block.parameters() if p.ndim >= 2]
+        moved = []
+        for p in weights:
+            w0 = run.first_weights[names[id(p)]].to(p.device)
+            moved.append(_some(float((p - w0).double().norm() / w0.double().norm())))
+        growth.append(moved)
+        frobenius.append(_some(math.prod(float(p.double().norm()) for p in weights)))
+        finite = all(bool(torch.isfinite(p).all()) for p in weights)
+        norms = [float(torch.linalg.matrix_norm(p.flatten(1), ord=2)) for p in weights] if finite else [math.nan]
+        spectral.append(_some(math.prod(norms)))
+    return {"growth": growth, "product_frobenius": frobenius, "product_spectral": spectral}
+
+
+def _some(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
+
+
+# -- what is on disk -----------------------------------------------------------------------------------------
+
+
+def _tensors(run: _Run) -> dict[str, Tensor]:
+    named = {f"net.{k}": v for k, v in run.net.state_dict().items()}
+    return named | {f"aux.{k}": v for k, v in run.rule.state_dict().items()}
+
+
+def _checkpoint(run: _Run, folder: Path, epoch: int) -> None:
+    from safetensors.torch import save_file
+
+    tensors = _tensors(run)
+    for i, state in enumerate(run.optimiser.state_dict()["state"].values()):
+        tensors |= {f"opt.{i}.{k}": v for k, v in state.items()}
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+    scratch = folder / "checkpoint.tmp"
+    save_file(tensors, scratch, {"epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)})
+    scratch.replace(folder / "checkpoint.safetensors")
+
+
+def _resume(run: _Run, folder: Path) -> int:
+    """Load the last finished epoch into `run` and return it; 0 when there is none."""
+    from safetensors import safe_open
+
+    path = folder / "checkpoint.safetensors"
+    if not path.exists():
+        return 0
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    run.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
+    run.rule.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("aux.")})
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("opt."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = value
+    groups = run.optimiser.state_dict()["param_groups"]
+    run.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    run.rows = json.loads(metadata["rows"])
+    return int(metadata["epoch"])
+
+
+def _finish(run: _Run, folder: Path) -> Bundle:
+    from safetensors.torch import save_file
+
+    from walkback.training.bundle import SCHEMA
+
+    spec = run.spec
+    right, _ = evaluate(run.net, run.data, run.data.test, run.device)
+    report = diagnose(
+        run.net,
+        run.probe,
+        headline_acc=float(right.double().mean()),
+        credit=run.rule,
+        method_name=spec.rule if spec.scope == "all" else f"{spec.rule}, frozen blocks",
+        probes=("perturbation", "nudging"),
+    )
+    losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
+    extra = {
+        "epochs": run.rows[-1]["epoch"],
+        "initial": run.rows[0],
+        "diverged": run.rows[-1].get("diverged"),
+        "train_loss_delta": losses[-1] - losses[0] if len(losses) > 1 else None,
+        "weight_growth": run.rows[-1]["weights"]["growth"],
+        "rule": run.rule.describe(),
+        "fresh_feedback": fresh_null(run.net, run.rule, run.probe, seeded(spec.seed, "null")),
+        "float64": float64_check(run.net, run.probe),
+        "test_correct": base64.b64encode(np.packbits(right.numpy()).tobytes()).decode(),
+    }
+    spec_text = json.dumps({"schema": SCHEMA, **spec.model_dump(), "input_shape": run.data.input_shape,
+                            "classes": run.data.classes}, indent=2)  # fmt: skip
+    machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": _processor(),
+               "threads": torch.get_num_threads(), "device": str(run.device)}  # fmt: skip
+    _write(folder / "spec.json", spec_text)
+    _write(folder / "machine.json", json.dumps(machine, indent=2))
+    _write(folder / "trajectory.jsonl", "\n".join(json.dumps(row, allow_nan=False) for row in run.rows[1:]))
+    scratch = folder / "weights.tmp"
+    save_file({k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}, scratch)
+    scratch.replace(folder / "weights.safetensors")
+    from dataclasses import replace
+
+    replace(report, run=extra).save(folder / "report.json")  # last: its presence says that the run is finished
+    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    return load_bundle(folder)
+
+
+def fresh_null(
+    net: nn.Module, rule: Rule, probe: list[tuple[Tensor, Tensor]], generator: torch.Generator
+) -> dict[str, Any] | None:
+    """Deep cosine and Γ with the feedback drawn anew, mean and standard deviation over 20 draws."""
+    stranger = copy.deepcopy(rule)
+    found: list[Measurements] = []
+    for _ in range(FRESH_DRAWS):
+        with torch.no_grad():
+            if not stranger.redraw(generator):
+                return None
+        found.append(measure(net, probe, credit=stranger))
+    out: dict[str, Any] = {"draws": FRESH_DRAWS}
+    for name in ("gamma", "deep_cosine"):
+        values = [getattr(m, name) for m in found]
+        if None not in values:
+            out[name] = {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
+    return out
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_name(path.name + ".tmp")
+    scratch.write_text(text + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _say(run: _Run, epoch: int, done: int, clock: float) -> None:
+    row = run.rows[-1]
+    pace = (time.monotonic() - clock) / (epoch - done)
+    left = pace * (run.spec.epochs - epoch)
+    h, g = row["per_layer"]["h_norm"][-1], row["per_layer"]["g_norm"][-1]
+    numbers = "  ".join(f"{k} {v:.2e}" for k, v in (("‖h_L‖", h), ("‖g_L‖", g)) if v is not None)
+    line = (
+        f"{run.spec.name}  epoch {epoch}/{run.spec.epochs}  acc {row['test_acc']:.3f}  {numbers}  "
+        f"{pace:.1f} s/epoch, {left / 60:.0f} min left"
+    )
+    end = "\n" if epoch == run.spec.epochs or not sys.stderr.isatty() else ""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
+    print(("\r" if sys.stderr.isatty() else "") + line[:width].ljust(width), end=end, file=sys.stderr, flush=True)
+
+
+__all__ = ["augment", "batches", "build_net", "build_rule", "evaluate", "fresh_null", "probe_batches", "train"]

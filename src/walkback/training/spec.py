@@ -1,0 +1,90 @@
+"""RunSpec: everything that decides a training run. Same spec, same bytes; its hash names the run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from walkback.errors import InputError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Optimiser(_Frozen):
+    """AdamW with a schedule that is set once per epoch."""
+
+    name: Literal["adamw"] = "adamw"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    batch_size: int = Field(128, ge=1)
+
+
+class RunSpec(_Frozen):
+    """One training run.
+
+    Args:
+        net: a name of `walkback.nets` or `module:function`.
+        data: a name of `walkback.data` or `module:function`.
+        rule: a name of `walkback.rules` or `module:function`.
+        scope: "all" trains everything; "frozen" leaves the blocks at their initialisation (the control of D3).
+        penalty: λ of λ‖f_l‖², summed over features and averaged over samples, for every block.
+        epochs: passes over the training split.
+        seed: of the initialisation, the feedback, the order and the augmentation.
+        augment: horizontal flip and a crop after padding by 4, per sample.
+        credit_site: "writer" gives a block the credit of the site it writes, "reader" of the site it reads.
+        net_options: keywords of the network.
+        rule_options: keywords of the rule.
+        optimiser: see Optimiser.
+
+    >>> RunSpec(rule="dfa", seed=1).name.rpartition("-")[0]
+    'resmlp-cifar10-dfa-all-s1'
+
+    """
+
+    net: str = "resmlp"
+    data: str = "cifar10"
+    rule: str = "bp"
+    scope: Literal["all", "frozen"] = "all"
+    penalty: float = Field(0.0, ge=0)
+    epochs: int = Field(100, ge=1)
+    seed: int = 42
+    augment: bool = False
+    credit_site: Literal["writer", "reader"] = "writer"
+    net_options: dict[str, Any] = Field(default_factory=dict)
+    rule_options: dict[str, Any] = Field(default_factory=dict)
+    optimiser: Optimiser = Optimiser()
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise InputError("\n".join(_explain(e) for e in error.errors())) from None
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits of what differs from the defaults, so that a new field with a default renames nothing."""
+        text = json.dumps(self.model_dump(exclude_defaults=True), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """Readable start, unique end: the folder of the run."""
+        parts = [self.net, self.data, self.rule, self.scope, f"s{self.seed}", self.digest]
+        return "-".join(p.replace(":", ".") for p in parts)
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(p) for p in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = ", ".join(RunSpec.model_fields)
+        return f"Expected a spec with the fields {known}, but got {where!r}."
+    return f"Expected {where}: {error['msg'].lower()}, but got {error['input']!r}."

@@ -1,0 +1,70 @@
+"""One training step: end to end for BP, local and detached for every other rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from walkback.rules.rule import Parts, Rule
+from walkback.trace import Trace, cross_entropy
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a batch becomes gradients. Afterwards every trained parameter has its `.grad`."""
+
+    parts: Parts
+    rule: Rule
+    exact: bool  # BP: differentiate end to end
+    frozen: bool
+    penalty: float
+    reader: bool  # a block gets the credit of the site it reads
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """(B, …) inputs and labels to the mean loss, a detached scalar."""
+        return self._end_to_end(x, y) if self.exact else self._local(x, y)
+
+    def _end_to_end(self, x: Tensor, y: Tensor) -> Tensor:
+        h, branches = self.parts.stem(x), []
+        for block in self.parts.blocks:
+            branches.append(block(h))
+            h = h + branches[-1]
+        loss = cross_entropy(self.parts.readout(h), y).mean()
+        penalty = sum((self.penalty / len(x)) * f.pow(2).sum() for f in branches) if self.penalty else 0.0
+        (loss + penalty).backward()
+        return loss.detach()
+
+    def _local(self, x: Tensor, y: Tensor) -> Tensor:
+        first = self.parts.stem(x)
+        written, states = [first], [first.detach()]
+        for block in self.parts.blocks:
+            with torch.set_grad_enabled(not self.frozen):
+                branch = block(states[-1])
+            written.append(branch)
+            states.append(states[-1] + branch.detach())
+        top = states[-1].detach().requires_grad_()
+        logits = self.parts.readout(top)
+        losses = cross_entropy(logits, y)
+        own = self.parts.readout_parameters()
+        exact, *grads = torch.autograd.grad(losses.sum(), [top, *own])
+        batch = len(x)
+        for p, grad in zip(own, grads):
+            p.grad = grad.div_(batch)  # the readout always learns from its own exact gradient
+        trace = Trace(tuple(states), (exact,), None, losses.detach(), logits.detach(), y, x)
+        with torch.no_grad():
+            credits = list(self.rule.credits(trace))
+        if self.reader:
+            credits = [credits[0], *credits[:-1]]
+        if self.frozen:
+            written, credits = written[:1], credits[:1]
+        # The local loss ⟨output, a⟩ has the gradient a: it is handed to the engine as it is.
+        signals = [a / batch for a in credits]
+        if self.penalty:
+            signals[1:] = [s + (2 * self.penalty / batch) * f.detach() for s, f in zip(signals[1:], written[1:])]
+        torch.autograd.backward(written, signals)
+        auxiliary = self.rule.auxiliary_loss(trace)
+        if auxiliary is not None:
+            auxiliary.backward()
+        return losses.detach().mean()
