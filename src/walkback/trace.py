@@ -195,11 +195,7 @@ class Tracer:
             if i == 0 and not self._checked:
                 self._first_made = handed
             self._made[i] = self._keep(handed)
-            if handed is made:
-                return None
-            if isinstance(output, Tensor):
-                return handed
-            return getattr(output, "_make", type(output))(handed if v is made else v for v in output)
+            return None if handed is made else _swapped(output, made, handed)
 
         return hook
 
@@ -552,9 +548,9 @@ class Tracer:
             stream.add_(delta)  # in place: the skip connection must carry it too
 
         def at_block(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            if isinstance(output, tuple):
-                return (output[0] + delta, *output[1:])
-            return output + delta
+            made = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            assert made is not None
+            return _swapped(output, made, made + delta)
 
         if site == 0:
             handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
@@ -705,6 +701,13 @@ def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
 
 def _first_tensor(values: Sequence[Any]) -> Tensor | None:
     return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
+    """What a block returned, with `changed` in the place of `made`."""
+    if isinstance(output, Tensor):
+        return changed
+    return getattr(output, "_make", type(output))(changed if v is made else v for v in output)
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
