@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import isfinite, sqrt
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 from walkback.errors import FormatError, InputError
 from walkback.measure import Measurements, smallest_subnormal
@@ -35,8 +37,9 @@ class DiagnosticThresholds:
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
                 raise InputError(f"Expected {name} to be a finite number, but got {value!r}.")
+            object.__setattr__(self, name, float(value))  # NumPy's scalars too: they don't go into JSON
         for name in ("g_norm_floor", "h_norm_explosion_ratio"):
             if getattr(self, name) <= 0:
                 raise InputError(f"Expected {name} to be positive, but got {getattr(self, name)!r}.")
@@ -80,7 +83,7 @@ def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Fin
     """D1 and (a): does one block multiply the stream?"""
     limit = t.h_norm_explosion_ratio
     if "state" in m.nonfinite_kinds:
-        return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, m.nonfinite[0])
+        return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, _first_nonfinite(m, "state"))
     flagged = None if m.growth is None else m.growth > limit
     why = "" if flagged is not None else m.reasons.get("growth", "no state norms were given")
     return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why)
@@ -90,10 +93,15 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
     """D2 and (b): is the gradient that credit is compared with above the floor of the cosine?"""
     deepest = m.g_norm[-1] if m.g_norm else None
     if m.nonfinite_kinds:
-        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, m.nonfinite[0])
+        why = _first_nonfinite(m, "gradient")
+        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, why)
     flagged = None if deepest is None else deepest < floor
     why = "" if flagged is not None else m.reasons.get("g_norm", "no gradient norms were given")
     return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why)
+
+
+def _first_nonfinite(m: Measurements, kind: str) -> str:
+    return next((text for text in m.nonfinite if text.startswith(kind)), m.nonfinite[0])
 
 
 def dtype_floor(m: Measurements, t: DiagnosticThresholds) -> float:
@@ -123,7 +131,7 @@ def depth_utility(
         return Finding(check, title, None, limit, when, None, f"not tested: {' and '.join(missing)} not given")
     margin, interval = paired_margin(headline, frozen)
     if bp is not None:
-        gain, _ = paired_margin(bp, frozen)
+        gain = round(100 * (_mean(accuracies("bp_acc", bp)) - _mean(accuracies("frozen_baseline_acc", frozen))), 10)
         if gain < limit:
             why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
             return Finding(check, title, margin, limit, when, None, why, interval)
@@ -161,22 +169,35 @@ def paired_margin(headline: Accuracy, frozen: Accuracy) -> tuple[float, tuple[fl
     return margin, (margin - half, margin + half)
 
 
-def accuracies(name: str, value: Accuracy) -> list[float]:
-    """A fraction, or one per seed, as a list; anything outside 0…1 is an InputError."""
-    values = [value] if isinstance(value, (int, float)) else list(value or [])
+def accuracies(name: str, value: Any) -> list[float]:
+    """A fraction, or one per seed, as a list; anything outside 0…1 is an InputError.
+
+    >>> import numpy as np
+    >>> accuracies("headline_acc", np.array([0.5, 0.25]))
+    [0.5, 0.25]
+    """
+    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy, torch, JAX
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    values: list[Any] = list(value) if several else [value]
     if not values:
         raise InputError(f"Expected {name} to hold at least one accuracy, but it is empty.")
     out = []
     for v in values:
         try:
-            number = float(v)
+            number = None if isinstance(v, (str, bytes, bool)) else float(v)
         except (TypeError, ValueError):
-            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.") from None
+            number = None
+        if number is None:
+            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.")
         if not 0.0 <= number <= 1.0:
             hint = f" It looks like per cent: pass {number / 100:g}." if 1.0 < number <= 100.0 else ""
             raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.{hint}")
         out.append(number)
     return out
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def read_table(path: str | Path) -> object:
@@ -186,7 +207,7 @@ def read_table(path: str | Path) -> object:
 
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise FormatError(f"Expected a file at {path}, but there is none.") from None

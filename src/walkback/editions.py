@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -37,13 +37,13 @@ class Claim:
     bp: Accuracy = None
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("headline_acc", self.headline),
-            ("frozen_baseline_acc", self.frozen),
-            ("bp_acc", self.bp),
-        ):
+        names = {"headline": "headline_acc", "frozen": "frozen_baseline_acc", "bp": "bp_acc"}
+        for field, name in names.items():
+            value = getattr(self, field)
             if value is not None:
-                accuracies(name, value)
+                plain = accuracies(name, value)
+                several = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
+                object.__setattr__(self, field, plain if several else plain[0])
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,9 @@ def three_check(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdi
     if d3.flagged:
         failed += ["D3"]
     valid = None if d2.flagged is None else not d2.flagged
-    return _verdict("three-check", m, claim, t, (d1, d2, d3), failed, valid)
+    # One half of "D1 and D2" alone, because the other was not tested, is neither a failure nor a pass.
+    half = (d1.flagged is None and d2.flagged) or (d2.flagged is None and d1.flagged)
+    return _verdict("three-check", m, claim, t, (d1, d2, d3), failed, valid, bool(half))
 
 
 def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
@@ -108,7 +110,12 @@ EDITIONS: dict[str, Callable[[Measurements, Claim, DiagnosticThresholds], Verdic
 
 def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str) -> Verdict:
     """The verdict of a named edition."""
-    if edition not in EDITIONS:
+    if not isinstance(t, DiagnosticThresholds):
+        raise InputError(
+            f"Expected thresholds to be DiagnosticThresholds, but got {type(t).__name__}. Write "
+            "DiagnosticThresholds(g_norm_floor=...), or DiagnosticThresholds.load(path)."
+        )
+    if not isinstance(edition, str) or edition not in EDITIONS:
         raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {edition!r}.")
     return EDITIONS[edition](m, claim, t)
 
@@ -121,19 +128,21 @@ def _verdict(
     findings: tuple[Finding, ...],
     failed: list[str],
     valid: bool | None,
+    half: bool = False,
 ) -> Verdict:
     growth, reference, depth = findings[0], findings[1], findings[-1]
     depth_used = None if depth.flagged is None else not depth.flagged
     undecided = depth.interval is not None and depth.flagged is None and "inconclusive" in depth.reason
-    outcome = WALKED_BACK if failed else INCONCLUSIVE if undecided else TRUSTWORTHY
+    untested = all(f.flagged is None for f in (growth, reference, depth))  # nothing was passed either
+    outcome = WALKED_BACK if failed else INCONCLUSIVE if undecided or untested or half else TRUSTWORTHY
     submode = None
-    if valid is False and m.stability is not None:
+    if valid is False and m.stability is not None and not m.nonfinite_kinds:
         submode = "drift-dominated" if m.stability > t.stability_drift_ceiling else "noise-dominated"
     chain = (
         _step_claim(m, claim),
         _step_reference(m, growth, reference, valid),
         _step_depth(depth, depth_used),
-        _step_mode(m, growth, valid, depth_used, submode),
+        _step_mode(m, growth, reference, valid, depth_used, submode),
     )
     return Verdict(edition, outcome, tuple(failed), valid, depth_used, submode, findings, chain)
 
@@ -179,9 +188,15 @@ def _step_depth(depth: Finding, used: bool | None) -> Step:
     return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {depth.reason}" if depth.reason else text, used)
 
 
-def _step_mode(m: Measurements, growth: Finding, valid: bool | None, used: bool | None, submode: str | None) -> Step:
+def _step_mode(
+    m: Measurements, growth: Finding, reference: Finding, valid: bool | None, used: bool | None, submode: str | None
+) -> Step:
     title = "Which failure is it?"
     concentrated = is_concentrated(m)
+    if valid is False and not reference.flagged:
+        text = "scale pathology: a block multiplies the stream"
+        text += "" if reference.flagged is None else ", although the reference is still above its floor"
+        return Step(4, title, text, False)
     if valid is False:
         named = f", {submode}" if submode else ""
         text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference that can't be read"
@@ -213,6 +228,13 @@ def is_concentrated(m: Measurements) -> bool:
     if share is None or sites < 2:
         return False
     # Two random directions in d dimensions have a cosine of about 1/√d: a share of such noise means nothing.
-    noise = 2 / prod(m.conditions["state_shape"]) ** 0.5 if "state_shape" in m.conditions else 0.1
+    width = _width(m.conditions.get("state_shape"))
+    noise = 0.1 if width is None else 2 / width**0.5
     loudest = max(abs(c) for c in m.cosine[:-1] if c is not None)
     return share > max(CONCENTRATED, 1.5 / sites) and loudest > noise
+
+
+def _width(shape: object) -> int | None:
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        return None
+    return prod(shape)

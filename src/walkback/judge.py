@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from walkback.diagnose import make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
-from walkback.report import Report
+from walkback.report import SCHEMA, Report
 
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
 _PROBES = ("perturbation", "nudging", "nudging_relative")
@@ -37,12 +38,16 @@ _ACCURACIES = {
     "bp_acc": ("bp_acc",),
 }
 
+_NOT_FINITE = re.compile(r"(state|gradient) not finite\b")
+# Notes that judging writes anew, so they are not carried over from a report.
+_RENEWED = re.compile(r"the reference is under the floor|one site carries")
+
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 
 
 def judge(
     numbers: Numeric,
-    edition: str = "three-check",
+    edition: str | None = None,
     thresholds: DiagnosticThresholds | None = None,
     *,
     headline_acc: Accuracy = None,
@@ -59,8 +64,8 @@ def judge(
             of such rows, one per epoch, or a path to .json, .jsonl or .csv (columns h_norm_0, g_norm_0, …).
             Gradient norms are those of a mean loss over 128 samples; for another batch size B say
             `conditions.g_norm_batch_size = B` (CSV: a column `g_norm_batch_size`).
-        edition: "three-check" or "four-diagnostic".
-        thresholds: other limits than the published ones.
+        edition: "three-check" or "four-diagnostic"; by default a report's own, else "three-check".
+        thresholds: other limits; by default a report's own, else the published ones.
         headline_acc: overrides the logged one.
         frozen_baseline_acc: overrides the logged one.
         bp_acc: overrides the logged one.
@@ -73,19 +78,23 @@ def judge(
     ('D1', 'D2')
 
     """
-    chosen = thresholds or DiagnosticThresholds()
     given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
     if isinstance(numbers, Measurements):
-        claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
-        return make_report(numbers, claim, chosen, edition, method_name, notes)
+        claim, limits = Claim(headline_acc, frozen_baseline_acc, bp_acc), thresholds or DiagnosticThresholds()
+        return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
     rows = _rows(numbers)
-    parsed = [(_measurements(row, where), _claim(row, given)) for row, where in rows]
-    last, (m, claim) = rows[-1][0], parsed[-1]
-    run = dict(last.get("run") or {})
+    last, where = rows[-1]
+    ours = last if last.get("schema") == SCHEMA else {}
+    limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
+    by = edition or str(ours.get("edition") or "three-check")
+    decide(Measurements(), Claim(), limits, by)
+    parsed = [(_measurements(row, name), _claim(row, given)) for row, name in rows]
+    m, claim = parsed[-1]
+    run = _plain(_part(last, "run", where))
     if len(rows) > 1:
-        run |= {"epochs": len(rows), "fired": _fired(rows, parsed, chosen, edition)}
+        run |= {"epochs": len(rows), "fired": _fired(rows, parsed, limits, by)}
     method = method_name or str(last.get("method") or "")
-    return make_report(m, claim, chosen, edition, method, notes or str(last.get("notes") or ""), run)
+    return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
 
 
 def _fired(
@@ -100,7 +109,8 @@ def _fired(
         for finding in decide(m, claim, thresholds, edition).findings:
             fired.setdefault(finding.check, None)
             if finding.flagged and fired[finding.check] is None:
-                fired[finding.check] = row.get("epoch", index)
+                epoch = row.get("epoch")
+                fired[finding.check] = index if epoch is None else epoch
     return fired
 
 
@@ -123,17 +133,18 @@ def _rows(numbers: Any) -> list[tuple[Mapping[str, Any], str]]:
 
 
 def _read(path: Path) -> list[tuple[Mapping[str, Any], str]]:
-    if path.suffix not in (".jsonl", ".csv"):
+    kind = path.suffix.lower()
+    if kind not in (".jsonl", ".csv"):
         table = read_table(path)
         rows = table if isinstance(table, list) else [table]
     else:
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
         except FileNotFoundError:
             raise FormatError(f"Expected a file at {path}, but there is none.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise FormatError(f"Expected {path} to be a text file, but: {error}.") from None
-        rows = _csv_rows(text, path) if path.suffix == ".csv" else _jsonl_rows(text, path)
+        rows = _csv_rows(text, path) if kind == ".csv" else _jsonl_rows(text, path)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
     named = [f"{path} row {i + 1}" if len(rows) > 1 else str(path) for i in range(len(rows))]
@@ -153,20 +164,33 @@ def _jsonl_rows(text: str, path: Path) -> list[Any]:
 
 def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
     rows = []
-    for n, raw in enumerate(csv.DictReader(text.splitlines()), 2):
+    try:
+        reader = csv.reader(text.splitlines())
+        table = [(reader.line_num, cells) for cells in reader if cells]
+    except csv.Error as error:
+        raise FormatError(f"Expected {path} to be readable as .csv, but: {error}.") from None
+    header = [column.strip() for column in table[0][1]] if table else []
+    twice = next((column for i, column in enumerate(header) if column in header[:i]), None)
+    if twice is not None:
+        raise FormatError(f"Expected the columns of {path} to have names of their own, but {twice!r} stands twice.")
+    for n, cells in table[1:]:
         row: dict[str, Any] = {"per_layer": {}, "values": {}, "conditions": {}}
-        for column, cell in raw.items():
-            if column is None or cell is None:
-                raise FormatError(f"Expected line {n} of {path} to have as many cells as the header, but it has not.")
-            name, value = column.strip(), _cell(cell, column, path, n)
+        if len(cells) != len(header):
+            raise FormatError(
+                f"Expected line {n} of {path} to have as many cells as the header, {len(header)}, but it has "
+                f"{len(cells)}."
+            )
+        for name, cell in zip(header, cells):
             site = re.fullmatch(r"(\w+?)[_.\[]?(\d+)\]?", name)
-            if site and site[1] in (*_LISTS, *_PROBES):
+            listed = site is not None and site[1] in (*_LISTS, *_PROBES)
+            value = _cell(cell, name, path, n, text_allowed=not listed and name not in _NUMBER_COLUMNS)
+            if site is not None and listed:
                 values = row["per_layer"].setdefault(site[1], [])
                 values.extend([None] * (int(site[2]) + 1 - len(values)))
                 values[int(site[2])] = value
             elif name in _SCALARS:
                 row["values"][name] = value
-            elif name == "g_norm_batch_size":
+            elif name in ("g_norm_batch_size", "dtype"):
                 row["conditions"][name] = value
             else:
                 row[name] = int(value) if name == "epoch" and isinstance(value, float) and value.is_integer() else value
@@ -174,14 +198,17 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _cell(cell: str, column: str, path: Path, line: int) -> float | str | None:
+_NUMBER_COLUMNS = (*_SCALARS, "g_norm_batch_size", "epoch", *(s for many in _ACCURACIES.values() for s in many))
+
+
+def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> float | str | None:
     cell = cell.strip()
     if cell.lower() in ("", "null", "none", "na"):
         return None
     try:
         return float(cell)
     except ValueError:
-        if column.strip() in ("method", "notes", "schema", "dtype"):
+        if text_allowed:  # run names, dates: not ours to read
             return cell
         raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
 
@@ -196,20 +223,28 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
 
 def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
     per_layer, values = _part(row, "per_layer", where), _part(row, "values", where)
-    conditions = dict(_part(row, "conditions", where))
-    bad: dict[str, list[int]] = {}
+    conditions = {k: row[k] for k in ("g_norm_batch_size", "dtype") if row.get(k) is not None}
+    conditions |= _plain(_part(row, "conditions", where))
+    bad: dict[str, list[str]] = {}
     lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
-    scalars = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
+    logged = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
+    for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
+        number = logged[name]
+        if number is not None and number < 0:
+            raise InputError(f"Expected {name} in {where} not to be negative, but got {number}.")
+        if number is not None and not isfinite(number) and not lists[of]:
+            bad.setdefault(of, []).append(f"({name} = {number})")
+    scalars = {name: v if v is not None and isfinite(v) else None for name, v in logged.items()}
     h, cosine = lists["h_norm"], lists["cosine"]
-    g: Numbers = lists["g_norm"]
-    if not g and scalars["g_norm_deepest"] is not None:
-        g = [scalars["g_norm_deepest"]]
+    g: Numbers = lists["g_norm"] or ([] if scalars["g_norm_deepest"] is None else [scalars["g_norm_deepest"]])
     batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)
+    if batch is not None and not 1 <= batch < float("inf"):
+        raise InputError(f"Expected g_norm_batch_size in {where} to be at least 1, but got {batch:g}.")
     if batch is not None and batch != PUBLISHED_BATCH:
         g = [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
         conditions["g_norm_batch_size"] = PUBLISHED_BATCH
         conditions["g_norm_logged_batch_size"] = batch
-    if not (h or g or any(v is not None for v in scalars.values()) or _has_accuracy(row)):
+    if not (h or g or any(v is not None for v in logged.values()) or _has_accuracy(row)):
         raise InputError(
             f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
             f"them among: {', '.join(map(str, row)) or 'nothing'}."
@@ -217,7 +252,13 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
     sizes = {name: len(v) for name, v in lists.items() if v and not (name == "g_norm" and len(v) == 1)}
     if len(set(sizes.values())) > 1:
         raise InputError(f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.")
-    reasons = {k: str(v) for k, v in (row.get("reasons") or {}).items()}
+    sites = max(sizes.values(), default=0)
+    if len(g) == 1 and sites > 1:
+        g = [None] * (sites - 1) + g  # only the deepest was logged
+    reasons = {k: str(v) for k, v in _part(row, "reasons", where).items()}
+    for name in lists:
+        if name not in ("h_norm", "g_norm") and name in bad:
+            reasons.setdefault(name, f"not finite {', '.join(bad[name])}, as logged")
     rho, total = scalars["growth"], scalars["growth_total"]
     if rho is None and h:
         rho, derived, why = growth(h)
@@ -225,6 +266,9 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
         if rho is None:
             reasons["growth"] = why
     kinds = {"h_norm": "state", "g_norm": "gradient"}
+    nonfinite = [f"{kind} not finite {place}, as logged" for name, kind in kinds.items() for place in bad.get(name, ())]
+    said = [str(text) for text in row.get("advisories") or ()] if row.get("schema") == SCHEMA else []
+    nonfinite += [text for text in said if _NOT_FINITE.match(text)]
     m = Measurements(
         h_norm=h,
         g_norm=g,
@@ -239,15 +283,14 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
         if scalars["gamma_concentration"] is None
         else scalars["gamma_concentration"],
         deep_cosine=scalars["deep_cosine"],
-        aggregates=dict(row.get("aggregates") or {}),
-        probes={name: lists[name] for name in _PROBES if lists[name]},
-        nonfinite=tuple(
-            f"{kinds[name]} not finite at site {site}, as logged" for name in kinds for site in bad.get(name, [])
-        ),
-        nonfinite_kinds=frozenset(kinds[name] for name in kinds if name in bad),
+        aggregates=_plain(_part(row, "aggregates", where)),
+        probes={**_plain(_part(row, "controls", where)), **{name: lists[name] for name in _PROBES if lists[name]}},
+        nonfinite=tuple(nonfinite),
+        nonfinite_kinds=frozenset(text.split()[0] for text in nonfinite),
         dtype=_dtype(conditions),
         conditions=conditions,
         reasons=reasons,
+        notes=tuple(text for text in said if not _NOT_FINITE.match(text) and not _RENEWED.match(text)),
     )
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))
@@ -263,29 +306,51 @@ def _part(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     return part
 
 
-def _numbers(values: Any, name: str, where: str, bad: dict[str, list[int]]) -> Numbers:
+def _numbers(values: Any, name: str, where: str, bad: dict[str, list[str]]) -> Numbers:
+    """A list over sites; where it is not finite is added to `bad`, and that entry is None."""
+    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, torch, JAX
     if values is None:
         return []
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise InputError(f"Expected {name} in {where} to be a list over sites 0…L, but got {type(values).__name__}.")
     out: Numbers = []
     for site, value in enumerate(values):
-        number = _scalar(value, f"{name}[{site}]", where, finite=False)
+        number = _scalar(value, f"{name}[{site}]", where)
         if number is not None and not isfinite(number):
-            bad.setdefault(name, []).append(site)
+            bad.setdefault(name, []).append(f"at site {site}")
             number = None
+        if number is not None and abs(number) > 1 + 1e-6 and name == "cosine":
+            raise InputError(f"Expected {name}[{site}] in {where} between -1 and 1, but got {number}.")
         if number is not None and number < 0 and name in ("h_norm", "g_norm"):
             raise InputError(f"Expected {name}[{site}] in {where} to be a norm, but got {number}.")
         out.append(number)
     return out
 
 
-def _scalar(value: Any, name: str, where: str, finite: bool = True) -> float | None:
+def _scalar(value: Any, name: str, where: str) -> float | None:
+    value = value.tolist() if hasattr(value, "tolist") else value
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r}.")
-    return None if finite and not isfinite(value) else float(value)
+    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
+        return float(value)  # how strict JSON spells them
+    try:
+        if isinstance(value, Real) and not isinstance(value, bool):
+            return float(value)
+    except OverflowError:
+        pass
+    raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r:.60}.")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: numbers that are not finite become None, what it does not know becomes text."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
 def _has_accuracy(row: Mapping[str, Any]) -> bool:
@@ -293,7 +358,7 @@ def _has_accuracy(row: Mapping[str, Any]) -> bool:
 
 
 def _dtype(conditions: Mapping[str, Any]) -> torch.dtype:
-    name = str(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32")
+    name = str(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32").removeprefix("torch.")
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InputError(f"Expected the logged dtype to be a floating point type of torch, but got {name!r}.")

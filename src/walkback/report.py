@@ -42,6 +42,15 @@ _LATEX = {
 }
 
 
+# What a report file must have, and as what.
+_SHAPES = {
+    **dict.fromkeys(("edition", "verdict"), str),
+    **dict.fromkeys(("values", "per_layer", "thresholds", "conditions", "reasons"), dict),
+    **dict.fromkeys(("failed", "chain", "findings", "advisories"), list),
+}
+_JSON_NAMES = {str: "a string", dict: "an object", list: "a list"}
+
+
 @dataclass(frozen=True)
 class Report:
     """A diagnosis: the numbers, the findings, the verdict, and why.
@@ -75,6 +84,7 @@ class Report:
     notes: str = ""
     headline_acc: float | list[float] | None = None
     frozen_baseline_acc: float | list[float] | None = None
+    bp_acc: float | list[float] | None = None
     aggregates: dict[str, float | None] = field(default_factory=dict)
     controls: dict[str, list[float | None]] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
@@ -91,8 +101,23 @@ class Report:
         if self.failed:
             return f"VERDICT: needs walk-back: {', '.join(self.failed)}"
         if self.verdict == "inconclusive":
-            return f"VERDICT: inconclusive: {self.findings[-1]['reason'].removeprefix('inconclusive: ')}"
+            return f"VERDICT: inconclusive: {self._undecided()}"
         return "VERDICT: trustworthy"
+
+    def _undecided(self) -> str:
+        reason = self.findings[-1]["reason"]
+        if reason.startswith("inconclusive: "):
+            return reason.removeprefix("inconclusive: ")
+        flagged = [f["check"] for f in self.findings if f["flagged"]]
+        untested = [f["check"] for f in self.findings if f["flagged"] is None]
+        if not flagged:
+            return "nothing was tested"
+        return f"{flagged[0]} flags, but {next(c for c in untested if c in ('D1', 'D2'))} was not tested"
+
+    def __post_init__(self) -> None:
+        for name in ("method", "notes"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, "" if value is None else str(value))
 
     def __str__(self) -> str:
         parts = [
@@ -100,8 +125,7 @@ class Report:
             *([self.notes] if self.notes else []),
             self._conditions_line(),
             "",
-            _table(*self._layer_rows(), "simple"),
-            "",
+            *([_table(*self._layer_rows(), "simple"), ""] if self._sites() else []),
             _table(*self._finding_rows(), "simple"),
             *self._below_tables(),
             "",
@@ -126,8 +150,7 @@ class Report:
                 "",
                 self._conditions_line(),
                 "",
-                _table(*self._layer_rows(), "github"),
-                "",
+                *([_table(*self._layer_rows(), "github"), ""] if self._sites() else []),
                 _table(*self._finding_rows(), "github"),
                 "",
                 *[line for text in self._below_tables() if text for line in (f"- {text.strip()}",)],
@@ -147,13 +170,16 @@ class Report:
         layer_header, layer_rows = self._layer_rows()
         limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in self.findings)
         edition = f"edition {self.edition}"
+        layers = [
+            r"\begin{table}",
+            r"  \centering",
+            rf"  \caption{{Per-layer state of {name}: {_tex(self._conditions_line())}.}}",
+            _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
+            r"\end{table}",
+        ]
         return "\n".join(
             [
-                r"\begin{table}",
-                r"  \centering",
-                rf"  \caption{{Per-layer state of {name}. {_tex(self._conditions_line())}.}}",
-                _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
-                r"\end{table}",
+                *(layers if self._sites() else []),
                 r"\begin{table}",
                 r"  \centering",
                 rf"  \caption{{Checks of {name} ({_tex(edition)}; {_tex(limits)}). {_tex(self.verdict_line)}.}}",
@@ -218,13 +244,20 @@ class Report:
                 f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
                 "Numbers that are not a report go through walkback.judge."
             )
-        fields = dict(data)
+        for name, kind in _SHAPES.items():
+            if not isinstance(data.get(name), kind):
+                got = type(data[name]).__name__ if name in data else "nothing"
+                raise FormatError(
+                    f"Expected {where} to be a whole report of {SCHEMA}, with {name} as {_JSON_NAMES[kind]}, but got "
+                    f"{got}."
+                )
+        fields: dict[str, Any] = dict(data)
+        for name in ("failed", "chain", "findings", "advisories"):
+            fields[name] = tuple(fields[name])
         try:
-            for name in ("failed", "chain", "findings", "advisories"):
-                fields[name] = tuple(fields[name])
             return cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise FormatError(f"Expected {where} to have all fields of {SCHEMA}, but: {error}.") from None
+        except TypeError as error:
+            raise FormatError(f"Expected {where} to have the fields of {SCHEMA}, but: {error}.") from None
 
     # -- rows ----------------------------------------------------------------------------------------
 
@@ -238,10 +271,13 @@ class Report:
         line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {c['dtype']} on {c['device']}"
         return line + "; ‖g‖ is the per-sample norm ÷ 128"
 
+    def _sites(self) -> int:
+        return max((len(self.per_layer.get(key) or []) for key in _COLUMNS.values()), default=0)
+
     def _layer_rows(self) -> tuple[list[str], list[list[str]]]:
         lists = {head: self.per_layer.get(key) for head, key in _COLUMNS.items()}
         lists = {head: values for head, values in lists.items() if values and any(v is not None for v in values)}
-        sites = max((len(v) for v in lists.values() if v), default=0)
+        sites = self._sites()
         heads = ["site"]
         for head in lists:
             heads += [head, "growth"] if head == "‖h‖" else [head]
@@ -337,13 +373,17 @@ def _yes(value: bool | None) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]], style: str) -> str:
-    left = [*range(2)] if head[0] == "check" else [0]
-    align = ["left" if i in left or h in ("result", "flags when") else "right" for i, h in enumerate(head)]
+    align = ["left" if left else "right" for left in _left(head)]
     return tabulate(rows, head, tablefmt=style, colalign=align, disable_numparse=True)
 
 
+def _left(head: list[str]) -> list[bool]:
+    """Words stand left, numbers right."""
+    return [i == 0 or h in ("", "result", "flags when") for i, h in enumerate(head)]
+
+
 def _booktabs(head: list[str], rows: list[list[str]]) -> str:
-    columns = "l" + "r" * (len(head) - 1)
+    columns = "".join("l" if left else "r" for left in _left(head))
     lines = [r"  \begin{tabular}{" + columns + "}", r"    \toprule"]
     lines.append("    " + " & ".join(h if "$" in h else _tex(h) for h in head) + r" \\")
     lines.append(r"    \midrule")
@@ -354,9 +394,20 @@ def _booktabs(head: list[str], rows: list[list[str]]) -> str:
 _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
-    "ε": r"$\varepsilon$", "ρ": r"$\rho$", "Γ": r"$\Gamma$", "–": "--", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$",
+    "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
+    "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$",
 }  # fmt: skip
+_TEX |= {
+    letter: rf"$\{name}$"
+    for letters, names in (
+        ("αβγδζηθκλμν", "alpha beta gamma delta zeta eta theta kappa lambda mu nu"),
+        ("ξπρστφχψω", "xi pi rho sigma tau phi chi psi omega"),
+        ("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"),
+    )
+    for letter, name in zip(letters, names.split(), strict=True)
+}
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in text)
+    """Text that any LaTeX engine sets as it is; a paragraph break would end a caption."""
+    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
