@@ -38,6 +38,12 @@ _ACCURACIES = {
     "bp_acc": ("bp_acc",),
 }
 
+# Quantities with a range of their own; a logged number outside it is something else.
+_RANGES = {
+    **dict.fromkeys(("cosine", "cosine_clamped", "perturbation", "stability", "gamma", "deep_cosine"), (-1.0, 1.0)),
+    **dict.fromkeys(("below_eps", "gamma_concentration"), (0.0, 1.0)),
+    **dict.fromkeys(("h_norm", "g_norm", "growth", "growth_total", "g_norm_deepest"), (0.0, float("inf"))),
+}
 _NOT_FINITE = re.compile(r"(state|gradient) not finite\b")
 # Notes that judging writes anew, so they are not carried over from a report.
 _RENEWED = re.compile(r"the reference is under the floor|one site carries")
@@ -165,7 +171,7 @@ def _jsonl_rows(text: str, path: Path) -> list[Any]:
 def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
     rows = []
     try:
-        reader = csv.reader(text.splitlines())
+        reader = csv.reader(text.splitlines(), skipinitialspace=True)
         table = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
         raise FormatError(f"Expected {path} to be readable as .csv, but: {error}.") from None
@@ -230,11 +236,9 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
     logged = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
     for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
         number = logged[name]
-        if number is not None and number < 0:
-            raise InputError(f"Expected {name} in {where} not to be negative, but got {number}.")
         if number is not None and not isfinite(number) and not lists[of]:
             bad.setdefault(of, []).append(f"({name} = {number})")
-    scalars = {name: v if v is not None and isfinite(v) else None for name, v in logged.items()}
+    scalars = {name: _finite(v) for name, v in logged.items()}
     h, cosine = lists["h_norm"], lists["cosine"]
     g: Numbers = lists["g_norm"] or ([] if scalars["g_norm_deepest"] is None else [scalars["g_norm_deepest"]])
     batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)
@@ -283,8 +287,11 @@ def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
         if scalars["gamma_concentration"] is None
         else scalars["gamma_concentration"],
         deep_cosine=scalars["deep_cosine"],
-        aggregates=_plain(_part(row, "aggregates", where)),
-        probes={**_plain(_part(row, "controls", where)), **{name: lists[name] for name in _PROBES if lists[name]}},
+        aggregates={k: _finite(_scalar(v, k, where)) for k, v in _part(row, "aggregates", where).items()},
+        probes={
+            **{k: _numbers(v, k, where, {}) for k, v in _part(row, "controls", where).items()},
+            **{name: lists[name] for name in _PROBES if lists[name]},
+        },
         nonfinite=tuple(nonfinite),
         nonfinite_kinds=frozenset(text.split()[0] for text in nonfinite),
         dtype=_dtype(conditions),
@@ -319,10 +326,6 @@ def _numbers(values: Any, name: str, where: str, bad: dict[str, list[str]]) -> N
         if number is not None and not isfinite(number):
             bad.setdefault(name, []).append(f"at site {site}")
             number = None
-        if number is not None and abs(number) > 1 + 1e-6 and name == "cosine":
-            raise InputError(f"Expected {name}[{site}] in {where} between -1 and 1, but got {number}.")
-        if number is not None and number < 0 and name in ("h_norm", "g_norm"):
-            raise InputError(f"Expected {name}[{site}] in {where} to be a norm, but got {number}.")
         out.append(number)
     return out
 
@@ -334,11 +337,21 @@ def _scalar(value: Any, name: str, where: str) -> float | None:
     if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
         return float(value)  # how strict JSON spells them
     try:
-        if isinstance(value, Real) and not isinstance(value, bool):
-            return float(value)
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
     except OverflowError:
-        pass
-    raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r:.60}.")
+        number = None
+    if number is None:
+        raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r:.60}.")
+    low, high = _RANGES.get(name.partition("[")[0], (-float("inf"), float("inf")))
+    rounding = 1e-6 if high == 1.0 else 0.0
+    if number < low - rounding or number > high + rounding:
+        wanted = f"between {low:g} and {high:g}" if high == 1.0 else f"to be at least {low:g}"
+        raise InputError(f"Expected {name} in {where} {wanted}, but got {number:g}.")
+    return number
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
 
 
 def _plain(value: Any) -> Any:

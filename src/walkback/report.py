@@ -266,7 +266,7 @@ class Report:
 
     def _conditions_line(self) -> str:
         c = self.conditions
-        if "samples" not in c:
+        if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
             return "judged from logged numbers"
         line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {c['dtype']} on {c['device']}"
         return line + "; ‖g‖ is the per-sample norm ÷ 128"
@@ -316,7 +316,8 @@ class Report:
         return ["check", "", "value", "flags when", "result"], rows
 
     def _below_tables(self) -> list[str]:
-        lines = []
+        """Paragraphs under the tables, each after an empty line."""
+        about_gamma = []
         v = self.values
         if v.get("gamma") is not None:
             extra = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
@@ -324,21 +325,20 @@ class Report:
                 extra.append(f"one site carries {v['gamma_concentration']:.0%} of it")
             if v.get("deep_cosine") is not None:
                 extra.append(f"deep mean {v['deep_cosine']:+.3f}")
-            lines += ["", "; ".join(extra)]
+            about_gamma.append("; ".join(extra))
             others = [f"{k} {_number(x, True)}" for k, x in self.aggregates.items() if k != "layers"]
             if others:
-                lines.append(f"Γ averaged in other orders: {', '.join(others)}")
+                about_gamma.append(f"Γ averaged in other orders: {', '.join(others)}")
         for name, numbers in self.controls.items():
-            lines.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
-        if self.run.get("fired"):
-            fired = ", ".join(
-                f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in self.run["fired"].items()
-            )
-            lines += ["", f"first flagged: {fired} ({self.run['epochs']} epochs)"]
+            about_gamma.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
+        about_run = []
+        fired, epochs = self.run.get("fired"), self.run.get("epochs")
+        if isinstance(fired, dict) and fired:
+            first = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in fired.items())
+            about_run.append(f"first flagged: {first}" + (f" ({epochs} epochs)" if epochs else ""))
         untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]
-        lines += ["", *untested] if untested else []
-        lines += [f"note: {text}" for text in self.advisories]
-        return lines
+        notes = [*untested, *(f"note: {text}" for text in self.advisories)]
+        return [line for part in (about_gamma, about_run, notes) if part for line in ("", *part)]
 
 
 # -- formatting -----------------------------------------------------------------------------------------------
