@@ -126,3 +126,19 @@ def gather(credit: Tensor) -> Tensor:
     if credit.ndim == 2:
         return credit
     return credit.sum(1) if credit.ndim == 3 else credit.sum((2, 3))
+
+
+@torch.no_grad()
+def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch.Generator) -> None:
+    """Give a rule its auxiliaries for `net`, whose state shapes a few prepared inputs x (B, …) show."""
+    parts = Parts.of(net)
+    modes = [(m, m.training) for m in net.modules()]
+    net.eval()  # the samples must not move running statistics
+    try:
+        states = [parts.stem(x)]
+        for block in parts.blocks:
+            states.append(states[-1] + block(states[-1]))
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    rule.setup(parts, states, classes, generator)

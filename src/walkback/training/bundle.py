@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from walkback.checks import read_table
 from walkback.entry import call_entry
 from walkback.errors import FormatError
+from walkback.nets import build
 from walkback.report import Report
+from walkback.rules import make
+from walkback.rules.rule import Rule, set_up
 
 SCHEMA = "walkback.bundle/1"
 
@@ -36,10 +40,13 @@ class Bundle:
 
     def model(self) -> nn.Module:
         """The network, built anew and given its weights, in eval mode on the CPU."""
-        net = self.spec.get("net")
+        net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
             raise FormatError(f"Expected {self.path / 'spec.json'} to name its network under `net`, but got {net!r}.")
-        model = call_entry(net, **dict(self.spec.get("net_options") or {}))
+        if "input_shape" in self.spec:  # a run of ours: the network is built for its data
+            model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
+        else:
+            model = call_entry(net, **options)
         if not isinstance(model, nn.Module):
             raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
         try:
@@ -47,6 +54,36 @@ class Bundle:
         except RuntimeError as error:
             raise FormatError(f"Expected the weights in {self.path} to fit {net}, but: {error}.") from None
         return model.eval()
+
+    def rule(self, model: nn.Module) -> Rule:
+        """The rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
+
+        Args:
+            model: what `model()` returned; rules such as EP run its blocks.
+        """
+        missing = [key for key in ("rule", "input_shape", "classes") if key not in self.spec]
+        if missing:
+            raise FormatError(
+                f"Expected {self.path / 'spec.json'} to say how credit was given, but it has no {', '.join(missing)}: "
+                "the credit can't be measured."
+            )
+        rule = make(str(self.spec["rule"]), **dict(self.spec.get("rule_options") or {}))
+        set_up(rule, model, torch.zeros(2, *self.spec["input_shape"]), int(self.spec["classes"]), torch.Generator())
+        try:
+            rule.load_state_dict(dict(self.auxiliaries))
+        except RuntimeError as error:
+            raise FormatError(
+                f"Expected the rule's auxiliaries (feedback matrices, learned networks) in {self.path}, but: {error}. "
+                "Without them the credit can't be measured."
+            ) from None
+        return rule
+
+    def trajectory(self) -> list[dict[str, Any]]:
+        """One row per epoch, if the run kept them."""
+        path = self.path / "trajectory.jsonl"
+        if not path.exists():
+            return []
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
     def report(self) -> Report | None:
         """The report saved with the run, if there is one."""

@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from walkback import nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.diagnose import diagnose, measure
 from walkback.measure import Measurements
-from walkback.rules.rule import Parts, Rule
+from walkback.rules.rule import Parts, Rule, set_up
 from walkback.training.bundle import Bundle, load_bundle
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
@@ -113,12 +113,8 @@ def build_net(spec: RunSpec, data: Dataset) -> nn.Module:
 
 def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
     """The rule of a spec, set up for a network on the CPU."""
-    rule, parts = rules.make(spec.rule, **spec.rule_options), Parts.of(net)
-    with torch.no_grad():
-        states = [parts.stem(data.prepare(data.train.x[:2]))]
-        for block in parts.blocks:
-            states.append(states[-1] + block(states[-1]))
-    rule.setup(parts, states, data.classes, seeded(spec.seed, "rule"))
+    rule = rules.make(spec.rule, **spec.rule_options)
+    set_up(rule, net, data.prepare(data.train.x[:2]), data.classes, seeded(spec.seed, "rule"))
     return rule
 
 
@@ -132,9 +128,7 @@ def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Ten
 
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
     net = build_net(spec, data)
-    net.eval()  # the two samples that show the shapes must not move running statistics
     rule = build_rule(spec, data, net)
-    net.train()
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
     parts = Parts.of(net)
@@ -343,8 +337,6 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     scratch = folder / "weights.tmp"
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}, scratch)
     scratch.replace(folder / "weights.safetensors")
-    from dataclasses import replace
-
     replace(report, run=extra).save(folder / "report.json")  # last: its presence says that the run is finished
     (folder / "checkpoint.safetensors").unlink(missing_ok=True)
     return load_bundle(folder)
