@@ -1,0 +1,216 @@
+"""Training: deterministic, resumable at any moment, and honest about what went wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import walkback as wb
+from walkback.data import Dataset, Split
+from walkback.training.bundle import load_bundle
+from walkback.training.loop import augment, build_net, seeded, train
+from walkback.training.spec import Optimiser, RunSpec
+
+SMALL = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 3}
+FAST = {"lr": 1e-2, "batch_size": 32}
+
+
+def tiny(n: int = 512) -> Dataset:
+    """A small linear task on 8 inputs."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * n, 8, generator=generator)
+    y = (x @ torch.randn(8, 4, generator=generator)).argmax(1)
+    return Dataset("tiny", Split(x[:n], y[:n]), Split(x[n:], y[n:]), 4)
+
+
+def run(out: Path, **fields) -> wb.Bundle:
+    return train(RunSpec(**{**SMALL, **fields}), out, data=tiny(), quiet=True)
+
+
+def weights(bundle: wb.Bundle) -> bytes:
+    return (bundle.path / "weights.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("rule", ["bp", "fa", "dfa", "state-bridge", "credit-bridge", "ep"])
+def test_every_rule_trains_and_its_bundle_measures_the_same(rule: str, tmp_path: Path) -> None:
+    bundle = run(tmp_path, rule=rule)
+    rows = bundle.trajectory()
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["train_loss"] < rows[0]["train_loss"]
+    report = bundle.report()
+    assert report is not None
+    model = bundle.model()
+    from walkback.training.loop import probe_batches
+
+    again = wb.measure(model, probe_batches(tiny(), torch.device("cpu")), credit=bundle.rule(model))
+    assert again.cosine == report.per_layer["cosine"]
+    assert again.h_norm == report.per_layer["h_norm"]
+    assert report.headline_acc == pytest.approx(rows[-1]["test_acc"], abs=1e-6)
+
+
+def test_same_spec_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+    first, second = run(tmp_path / "a", rule="dfa"), run(tmp_path / "b", rule="dfa")
+    assert weights(first) == weights(second)
+    for name in ("trajectory.jsonl", "report.json", "spec.json"):
+        assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
+    assert weights(run(tmp_path / "c", rule="dfa", seed=1)) != weights(first)
+
+
+def test_training_does_not_depend_on_or_move_the_global_random_state(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = run(tmp_path / "a", rule="state-bridge")
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    second = run(tmp_path / "b", rule="state-bridge")
+    assert torch.equal(state, torch.get_rng_state())
+    assert weights(first) == weights(second)
+
+
+@pytest.mark.parametrize("rule", ["bp", "fa", "dfa"])
+def test_frozen_blocks_do_not_move_and_the_rest_does(rule: str, tmp_path: Path) -> None:
+    spec = RunSpec(**SMALL, rule=rule, scope="frozen")
+    bundle = train(spec, tmp_path, data=tiny(), quiet=True)
+    start = build_net(spec, tiny()).state_dict()
+    for name, value in bundle.model().state_dict().items():
+        assert torch.equal(value, start[name]) == name.startswith("blocks."), name
+
+
+def test_scopes_and_rules_share_their_start(tmp_path: Path) -> None:
+    """The control differs from the run in nothing but its blocks: same initialisation, same order, same feedback."""
+    a, b = RunSpec(**SMALL, rule="dfa"), RunSpec(**SMALL, rule="dfa", scope="frozen")
+    for x, y in zip(build_net(a, tiny()).parameters(), build_net(b, tiny()).parameters()):
+        assert torch.equal(x, y)
+    one, two = train(a, tmp_path, data=tiny(), quiet=True), train(b, tmp_path, data=tiny(), quiet=True)
+    assert all(torch.equal(one.auxiliaries[k], two.auxiliaries[k]) for k in one.auxiliaries)
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    bundle = run(tmp_path, rule="fa")
+    before = (bundle.path / "weights.safetensors").stat().st_mtime_ns
+    run(tmp_path, rule="fa")
+    assert (bundle.path / "weights.safetensors").stat().st_mtime_ns == before
+
+
+def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    """kill −9, three times, whenever; then let it finish."""
+    spec = {**SMALL, "rule": "dfa", "epochs": 8, "optimiser": {"batch_size": 16}}
+    program = (
+        "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1])\n"
+        "import json\nfrom test_training import tiny\n"
+        "from walkback.training.loop import train\nfrom walkback.training.spec import RunSpec\n"
+        "print('ready', flush=True)\n"
+        "train(RunSpec(**json.loads(sys.argv[3])), sys.argv[2], data=tiny(), quiet=True)\n"
+    )
+    here = str(Path(__file__).parent)
+    call = [sys.executable, "-c", program, here, str(tmp_path / "killed"), json.dumps(spec)]
+    folder = tmp_path / "killed" / RunSpec(**spec).name
+    cut = []
+    for delay in (0.25, 0.6, 0.1):
+        with subprocess.Popen(call, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            until = time.monotonic() + 20
+            while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(delay)
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+        cut.append((folder / "report.json").exists())
+    assert not cut[0], "the first kill came too late to test anything"
+    resumed = train(RunSpec(**spec), tmp_path / "killed", data=tiny(), quiet=True)
+    whole = train(RunSpec(**spec), tmp_path / "whole", data=tiny(), quiet=True)
+    assert weights(resumed) == weights(whole)
+    for name in ("trajectory.jsonl", "report.json"):
+        assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert not (resumed.path / "checkpoint.safetensors").exists()
+
+
+def test_a_diverged_run_ends_as_a_finding(tmp_path: Path) -> None:
+    bundle = run(tmp_path, rule="bp", epochs=50, optimiser={"lr": 1e18, "schedule": "constant"})
+    rows, report = bundle.trajectory(), bundle.report()
+    assert report is not None
+    assert len(rows) < 50
+    assert "not finite" in rows[-1]["diverged"]
+    assert report.run["diverged"] == rows[-1]["diverged"]
+    assert report.verdict == "walked back"
+
+
+def test_fresh_feedback_is_noise_and_the_trained_one_is_not(tmp_path: Path) -> None:
+    report = run(tmp_path, rule="dfa", epochs=40, net_options={"width": 64, "depth": 2}, optimiser=FAST).report()
+    assert report is not None
+    null = report.run["fresh_feedback"]
+    assert null["draws"] == 20
+    assert abs(null["gamma"]["mean"]) < 3 * null["gamma"]["std"] / 20**0.5 + 0.02
+    assert report.values["gamma"] > null["gamma"]["mean"] + 5 * null["gamma"]["std"]
+
+
+def test_a_penalty_keeps_the_branches_small(tmp_path: Path) -> None:
+    norms = []
+    for penalty in (0.0, 1.0):
+        report = run(tmp_path, rule="dfa", epochs=20, penalty=penalty, optimiser=FAST).report()
+        assert report is not None
+        norms.append(report.per_layer["h_norm"][-1])
+    assert norms[1] < 0.5 * norms[0]
+
+
+def test_auxiliaries_are_saved_and_missing_ones_are_an_error(tmp_path: Path) -> None:
+    bundle = run(tmp_path, rule="fa")
+    broken = wb.Bundle(bundle.path, bundle.spec, bundle.weights, {})
+    with pytest.raises(wb.FormatError, match=r"Without them the credit can't be measured"):
+        broken.rule(broken.model())
+    assert load_bundle(bundle.path).auxiliaries.keys() == {"B0", "B1"}
+
+
+def test_augmentation_moves_flips_and_is_deterministic() -> None:
+    x = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8).repeat(50, 1, 1, 1)
+    once, again = augment(x, seeded(0, "a")), augment(x, seeded(0, "a"))
+    assert torch.equal(once, again)
+    assert once.dtype == torch.uint8
+    assert once.shape == x.shape
+    padded = torch.nn.functional.pad(x, (4, 4, 4, 4))
+    windows = {
+        padded[i, :, r : r + 8, c : c + 8].numpy().tobytes() for i in range(2) for r in range(9) for c in range(9)
+    }
+    mirrored = torch.nn.functional.pad(x.flip(3), (4, 4, 4, 4))
+    windows |= {
+        mirrored[i, :, r : r + 8, c : c + 8].numpy().tobytes() for i in range(2) for r in range(9) for c in range(9)
+    }
+    seen = {sample.numpy().tobytes() for sample in once}
+    assert seen <= windows
+    assert len(seen) > 40
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"penalty": -1.0}, r"Expected penalty: .*greater than or equal to 0, but got -1"),
+        ({"epochs": 0}, r"Expected epochs: .*greater than or equal to 1, but got 0"),
+        ({"scope": "some"}, r"Expected scope: .*'all' or 'frozen'"),
+        ({"learning_rate": 1.0}, r"Expected a spec with the fields net, data.*but got 'learning_rate'"),
+        ({"optimiser": {"lr": 0.0}}, r"Expected optimiser.lr: .*greater than 0"),
+    ],
+)
+def test_bad_specs_teach(fields: dict, words: str) -> None:
+    with pytest.raises(wb.InputError, match=words):
+        RunSpec(**fields)
+
+
+def test_unknown_names_teach(tmp_path: Path) -> None:
+    with pytest.raises(wb.InputError, match="Expected net to be one of resmlp, vit-mini"):
+        run(tmp_path, net="resnet")
+    with pytest.raises(wb.InputError, match="Expected net_options that resmlp knows"):
+        run(tmp_path, net_options={"hidden": 3})
+
+
+def test_a_new_field_with_a_default_renames_nothing() -> None:
+    assert RunSpec().digest == RunSpec(net="resmlp", optimiser=Optimiser()).digest
+    assert RunSpec(seed=1).digest != RunSpec().digest
+    assert RunSpec(rule="dfa").name.startswith("resmlp-cifar10-dfa-all-s42-")
