@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Anatomy": "walkback.anatomy",
     "AnatomyError": "walkback.errors",
+    "Certificate": "walkback.certify",
     "Bundle": "walkback.training.bundle",
     "CreditError": "walkback.errors",
     "DiagnosticThresholds": "walkback.checks",
@@ -25,19 +26,32 @@ _HOMES = {
     "Trace": "walkback.trace",
     "Tracer": "walkback.trace",
     "WalkbackError": "walkback.errors",
+    "RunSpec": "walkback.training.spec",
+    "certify": "walkback.certify",
+    "data": "walkback.data",
     "diagnose": "walkback.diagnose",
     "judge": "walkback.judge",
     "load_bundle": "walkback.training.bundle",
     "measure": "walkback.diagnose",
+    "nets": "walkback.nets",
+    "rules": "walkback.rules",
+    "train": "walkback.training.loop",
     "save_bundle": "walkback.training.bundle",
     "selftest": "walkback.selftest",
 }
 
+_MODULES = ("data", "nets", "rules", "selftest")
+
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from walkback import data as data
+    from walkback import nets as nets
+    from walkback import rules as rules
     from walkback import selftest as selftest
     from walkback.anatomy import Anatomy as Anatomy
+    from walkback.certify import Certificate as Certificate
+    from walkback.certify import certify as certify
     from walkback.checks import DiagnosticThresholds as DiagnosticThresholds
     from walkback.diagnose import diagnose as diagnose
     from walkback.diagnose import measure as measure
@@ -56,13 +70,15 @@ if TYPE_CHECKING:
     from walkback.training.bundle import Bundle as Bundle
     from walkback.training.bundle import load_bundle as load_bundle
     from walkback.training.bundle import save_bundle as save_bundle
+    from walkback.training.loop import train as train
+    from walkback.training.spec import RunSpec as RunSpec
 
 
 class _FrontDoor(ModuleType):
     """`walkback.diagnose` is the function, also after the module of that name has been imported."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if isinstance(value, ModuleType) and name in _HOMES and name != "selftest":
+        if isinstance(value, ModuleType) and name in _HOMES and name not in _MODULES:
             return
         super().__setattr__(name, value)
 
@@ -74,7 +90,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'walkback' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    value = module if name == "selftest" else getattr(module, name)
+    value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -49,6 +49,8 @@ class Parts:
 class Rule(nn.Module):
     """Base of all rules. Implement `credits`; `setup` and `auxiliary_loss` where the rule keeps something."""
 
+    example: tuple[tuple[int, ...], int] | None = None  # (input shape, classes) of the network it was set up for
+
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Make auxiliaries for this network.
 
@@ -142,3 +144,4 @@ def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch
         for module, mode in modes:
             module.training = mode
     rule.setup(parts, states, classes, generator)
+    rule.example = (tuple(x.shape[1:]), classes)  # what `certify` draws its batch from
