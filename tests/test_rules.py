@@ -288,3 +288,27 @@ def test_redraw_changes_feedback_and_only_rules_with_feedback_have_any() -> None
 def test_wrong_rules_teach(call, words: str) -> None:
     with pytest.raises(wb.InputError, match=words):
         call()
+
+
+def test_the_documented_sign_symmetry_is_backpropagation_where_weights_are_signs() -> None:
+    """The worked example of docs/rules.md: exact once every weight is ± one size, and it trains."""
+    import re
+    from pathlib import Path
+
+    text = (Path(__file__).parent.parent / "docs" / "rules.md").read_text(encoding="utf-8")
+    source = next(c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class SignSymmetry" in c)
+    scope: dict = {"torch": torch}
+    exec(source, scope)
+    net, (x, y) = small(depth=3), batch()
+    rule = scope["SignSymmetry"]()
+    set_up(rule, net, x[:2], 4, torch.Generator())
+    assert min(measured(net, rule, x, y)[:-1]) < 1 - 1e-4
+    with torch.no_grad():
+        for block in net.blocks:
+            for linear in (block.w1, block.w2):
+                linear.weight.copy_(linear.weight.sign() * 0.3)
+    assert min(measured(net, rule, x, y)) > 1 - 1e-12
+    bp = gradients(net, step_of(net, rules.BP(), exact=True), x, y)
+    local = gradients(net, step_of(net, rule), x, y)
+    for name, expected in bp.items():
+        torch.testing.assert_close(local[name], expected, rtol=1e-9, atol=1e-13)
