@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -40,7 +42,7 @@ def diagnose(
     data: str | None = None,
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
-    edition: Edition = "three-check",
+    edition: Edition | None = None,
     thresholds: Path | None = None,
     probes: Probes = (),
     method: str = "",
@@ -62,7 +64,7 @@ def diagnose(
     frozen_acc
         The same with frozen random blocks; several for several seeds.
     edition
-        Which published form of the protocol judges.
+        Which published form of the protocol judges: three-check unless the function says otherwise.
     thresholds
         JSON or TOML file with other limits.
     probes
@@ -80,19 +82,29 @@ def diagnose(
     from walkback.checks import DiagnosticThresholds
     from walkback.diagnose import diagnose as run
 
-    wanted: dict[str, Any] = _target(target, data)
-    if thresholds is not None:
-        wanted["thresholds"] = DiagnosticThresholds.load(thresholds)
-    for key, value in (
-        ("headline_acc", _one_or_many(headline_acc)),
-        ("frozen_baseline_acc", _one_or_many(frozen_acc)),
-        ("probes", probes),
-        ("method_name", method),
-        ("notes", notes),
-    ):
-        if value is not None and value != () and value != "":
-            wanted[key] = value
-    return _finish(run(edition=edition, **wanted), out, json)
+    _check_out(out)
+    limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        wanted: dict[str, Any] = _target(target, data)
+        for key, value in (
+            ("headline_acc", _one_or_many(headline_acc)),
+            ("frozen_baseline_acc", _one_or_many(frozen_acc)),
+            ("thresholds", limits),
+            ("edition", edition),
+            ("probes", probes),
+            ("method_name", method),
+            ("notes", notes),
+        ):
+            if value is not None and value != () and value != "":
+                wanted[key] = value
+        known = list(signature(run).parameters)
+        unknown = [key for key in wanted if key not in known]
+        if unknown:
+            raise InputError(
+                f"Expected {target} to give arguments of diagnose ({', '.join(known)}), but got {unknown[0]}."
+            )
+        report = run(**wanted)
+    return _finish(report, out, json)
 
 
 @app.command
@@ -101,7 +113,7 @@ def judge(
     *,
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
-    edition: Edition = "three-check",
+    edition: Edition | None = None,
     thresholds: Path | None = None,
     method: str = "",
     notes: str = "",
@@ -119,7 +131,7 @@ def judge(
     frozen_acc
         Accuracy with frozen random blocks, where the file has none; several for several seeds.
     edition
-        Which published form of the protocol judges.
+        Which published form of the protocol judges: three-check unless the file is a report of another.
     thresholds
         JSON or TOML file with other limits.
     method
@@ -135,6 +147,7 @@ def judge(
     from walkback.checks import DiagnosticThresholds
     from walkback.judge import judge as run
 
+    _check_out(out)
     report = run(
         numbers,
         edition,
@@ -195,8 +208,8 @@ def doctor(*, json: Flag = False) -> int:
             *((f"known network: {k}", "as expected" if v else "WRONG VERDICT") for k, v in verdicts.items()),
         ]
         width = max(len(name) for name, _ in rows)
-        print("\n".join(f"{name:{width}}  {text}" for name, text in rows))
-        print("The instrument is sound." if healthy else "The instrument is NOT sound on this machine: do not use it.")
+        sound = "The instrument is sound." if healthy else "The instrument is NOT sound on this machine: do not use it."
+        _print("\n".join([*(f"{name:{width}}  {text}" for name, text in rows), sound]))
     return 0 if healthy else 1
 
 
@@ -212,7 +225,7 @@ def _target(target: str, data: str | None) -> dict[str, Any]:
         value = call_entry(target)
         if isinstance(value, dict) and {"model", "eval_batches"} <= set(value):
             return dict(value)
-        if isinstance(value, tuple) and len(value) == 2:
+        if isinstance(value, (tuple, list)) and len(value) == 2:
             return {"model": value[0], "eval_batches": value[1]}
         raise InputError(
             f"Expected {target} to return (model, batches) or a dict with model and eval_batches, but got "
@@ -237,24 +250,45 @@ def _one_or_many(values: tuple[float, ...]) -> float | list[float] | None:
     return None if not values else values[0] if len(values) == 1 else list(values)
 
 
+def _check_out(out: Path | None) -> None:
+    """Refuse a file we would not write before anything is measured."""
+    if out is not None and out.suffix not in (".json", ".md", ".tex", ".txt"):
+        raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
+
+
 def _finish(report: Report, out: Path | None, as_json: bool) -> int:
-    if out is not None:
-        texts = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
-        if out.suffix in texts:
-            try:
-                out.write_text(texts[out.suffix]() + "\n", encoding="utf-8")
-            except OSError as error:
-                raise InputError(f"Expected to write {out}, but: {error}.") from None
-        elif out.suffix == ".json":
-            report.save(out)
-        else:
-            raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
-    print(report.to_json() if as_json else report)
+    if out is not None and out.suffix == ".json":
+        report.save(out)
+    elif out is not None:
+        text = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}[out.suffix]()
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"Expected to write {out}, but: {error}.") from None
+    if as_json:
+        _print_json(report.to_dict())
+    else:
+        _print(str(report))
     return EXIT[report.verdict]
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    utf8 = _encoding().lower().replace("-", "") == "utf8"
+    _print(json.dumps(value, indent=2, ensure_ascii=not utf8, allow_nan=False))
+
+
+def _print(text: str) -> None:
+    """Print, also where the terminal has no ‖ or Γ, and where the reader (`| head`) has left."""
+    encoding = _encoding()
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush on exit
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "ascii"
 
 
 def main(tokens: Sequence[str] | None = None) -> None:
@@ -281,6 +315,6 @@ def run(tokens: Sequence[str]) -> int:
         for note in getattr(error, "__notes__", []):
             text += f" {note}"
         print(f"error: {text}", file=sys.stderr)
-        if not isinstance(error, WalkbackError):
+        if not isinstance(error, WalkbackError) or error.__cause__ is not None:
             print("Set WALKBACK_TRACEBACK=1 to see where it comes from.", file=sys.stderr)
         return USAGE

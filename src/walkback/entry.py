@@ -30,7 +30,7 @@ def call_entry(text: str, *args: Any, **kwargs: Any) -> Any:
         sys.path.insert(0, here)
     try:
         value: Any = import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
         raise InputError(f"Expected to import {module_name}, but: {type(error).__name__}: {error}.") from error
     for step in name.split("."):
         if not hasattr(value, step):
@@ -42,5 +42,5 @@ def call_entry(text: str, *args: Any, **kwargs: Any) -> Any:
         return value(*args, **kwargs)
     except WalkbackError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"Expected {text} to run, but it raised {type(error).__name__}: {error}.") from error

@@ -1,0 +1,438 @@
+"""The command line: results on standard output, errors in words on standard error, exit codes that mean something."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import walkback as wb
+from walkback import cli, selftest
+from walkback.entry import call_entry, is_entry
+
+SOURCE = """
+import sys
+import torch
+import walkback as wb
+
+def batches():
+    return wb.selftest.batches(3)
+
+def healthy():
+    return wb.selftest.healthy(), batches()
+
+def as_list():
+    return [wb.selftest.healthy(), batches()]
+
+def exploded():
+    return {"model": wb.selftest.exploded(), "eval_batches": batches(), "headline_acc": 0.31,
+            "frozen_baseline_acc": 0.35, "method_name": "DFA", "notes": "from the function"}
+
+def four():
+    return {**exploded(), "edition": "four-diagnostic"}
+
+def straddles():
+    return {"model": wb.selftest.healthy(), "eval_batches": batches(),
+            "headline_acc": [0.36, 0.40, 0.37], "frozen_baseline_acc": [0.35, 0.35, 0.35]}
+
+def chatty():
+    print("loading the checkpoint")
+    class Net(wb.selftest.ResidualNet):
+        def forward(self, x):
+            print("forward")
+            return super().forward(x)
+    return Net(16, 8, 2, 10), batches()
+
+def net(width=32):
+    return wb.selftest.ResidualNet(16, width, 4, 10)
+
+def raises():
+    raise ValueError("no checkpoint here")
+
+def exits():
+    sys.exit(0)
+
+def nothing():
+    return None
+
+def too_much():
+    return {**exploded(), "modle": 1}
+
+def crashes():
+    class Net(wb.selftest.ResidualNet):
+        def forward(self, x):
+            raise RuntimeError("boom in forward")
+    return Net(16, 8, 2, 10), batches()
+
+def unreadable():
+    return torch.nn.Linear(16, 10), batches()
+
+def empty():
+    return wb.selftest.healthy(), []
+
+number = 3
+
+class Group:
+    @staticmethod
+    def healthy():
+        return healthy()
+"""
+
+_names = count()
+
+
+@pytest.fixture
+def mod(tmp_path, monkeypatch) -> str:
+    """A module of entries in the current folder; its name."""
+    name = f"cli_entries_{next(_names)}"
+    (tmp_path / f"{name}.py").write_text(SOURCE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("WALKBACK_TRACEBACK", raising=False)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def call(capsys, *tokens: str) -> tuple[int, str, str]:
+    code = cli.run(tokens)
+    out, err = capsys.readouterr()
+    assert "Traceback" not in out + err
+    return code, out, err
+
+
+# -- diagnose ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entry", "code", "line"),
+    [
+        ("healthy", 0, "VERDICT: trustworthy"),
+        ("as_list", 0, "VERDICT: trustworthy"),
+        ("Group.healthy", 0, "VERDICT: trustworthy"),
+        ("exploded", 1, "VERDICT: needs walk-back: D1, D2, D3"),
+        ("four", 1, "VERDICT: needs walk-back: a, b, d"),
+        ("straddles", 3, "VERDICT: inconclusive: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp"),
+    ],
+)
+def test_diagnose_prints_the_report_and_exits_by_its_verdict(mod, capsys, entry, code, line):
+    got, out, err = call(capsys, "diagnose", f"{mod}:{entry}")
+    assert (got, err) == (code, "")
+    assert out.splitlines()[-1] == line
+
+
+def test_options_stand_above_what_the_function_says(mod, capsys):
+    line = "--headline-acc 0.9 --frozen-acc 0.3 --edition three-check --method SB --notes none --json"
+    code, out, _ = call(capsys, "diagnose", f"{mod}:four", *line.split())
+    report = json.loads(out)
+    assert (code, report["edition"], report["failed"]) == (1, "three-check", ["D1", "D2"])
+    assert (report["method"], report["notes"], report["headline_acc"]) == ("SB", "none", 0.9)
+
+
+def test_several_seeds_and_probes_and_thresholds(mod, capsys, tmp_path):
+    (tmp_path / "t.toml").write_text("frozen_acc_margin_pp = 50\n")
+    line = "--headline-acc 0.6 0.61 0.62 --frozen-acc 0.3 0.3 0.31 --probes nudging --thresholds t.toml --json"
+    code, out, _ = call(capsys, "diagnose", f"{mod}:healthy", *line.split())
+    report = json.loads(out)
+    assert (code, report["failed"]) == (1, ["D3"])
+    assert report["headline_acc"] == [0.6, 0.61, 0.62]
+    assert report["thresholds"]["frozen_acc_margin_pp"] == 50
+    assert set(report["controls"]) == {"nudging_bp", "nudging_bp_relative"}
+
+
+def test_what_the_users_code_prints_does_not_end_up_in_the_json(mod, capsys):
+    code, out, err = call(capsys, "diagnose", f"{mod}:chatty", "--json")
+    assert code == 0
+    assert json.loads(out)["schema"] == "walkback.report/1"
+    assert "loading the checkpoint" in err
+    assert "forward" in err
+
+
+@pytest.mark.parametrize("suffix", [".json", ".md", ".tex", ".txt"])
+def test_out_writes_the_report_too(mod, capsys, tmp_path, suffix):
+    path = tmp_path / "new" / f"report{suffix}"
+    code, out, _ = call(capsys, "diagnose", f"{mod}:exploded", "--out", str(path))
+    text = path.read_text(encoding="utf-8")
+    assert code == 1
+    assert "VERDICT" in out
+    if suffix == ".json":
+        assert str(wb.Report.load(path)) + "\n" == out
+    else:
+        assert "needs walk-back: D1, D2, D3" in text
+
+
+def test_a_bundle_is_diagnosed_on_given_data(mod, capsys, tmp_path):
+    model = wb.selftest.exploded()
+    spec = {"net": f"{mod}:net", "headline_acc": 0.31, "frozen_baseline_acc": 0.35, "method_name": "DFA"}
+    wb.save_bundle(tmp_path / "run", model, spec)
+    code, out, _ = call(capsys, "diagnose", "run", "--data", f"{mod}:batches", "--json")
+    assert (code, json.loads(out)["failed"]) == (1, ["D1", "D2", "D3"])
+    assert json.loads(out)["method"] == "DFA"
+    code, _, err = call(capsys, "diagnose", "run")
+    assert (code, "Expected --data module:function" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["{mod}:raises"], "error: Expected {mod}:raises to run, but it raised ValueError: no checkpoint here."),
+        (["{mod}:exits"], "error: Expected {mod}:exits to run, but it raised SystemExit: 0."),
+        (["{mod}:nothing"], "to return (model, batches) or a dict with model and eval_batches, but got NoneType."),
+        (["{mod}:too_much"], "but got modle."),
+        (["{mod}:crashes"], "error: RuntimeError: boom in forward (while measuring batch 0)"),
+        (["{mod}:unreadable"], "error: Expected a network with a stem, blocks and a readout, but Linear has no stem"),
+        (["{mod}:empty"], "error: Expected at least one batch, but eval_batches is empty."),
+        (["{mod}:number"], "error: Expected {mod}:number to be a function, but it is a int."),
+        (["{mod}:absent"], "error: Expected {mod} to have 'absent', but it has not."),
+        (["no_such_module:f"], "error: Expected to import no_such_module, but: ModuleNotFoundError"),
+        (["broken_source:f"], "error: Expected to import broken_source, but: SyntaxError"),
+        (["exits_on_import:f"], "error: Expected to import exits_on_import, but: SystemExit: 5."),
+        (["neither"], "error: Expected a bundle folder or module:function, but 'neither' is neither."),
+        (["."], "error: Expected a bundle at ., a folder with spec.json and weights.safetensors"),
+        (["{mod}:healthy", "--data", "{mod}:batches"], "error: Expected --data only with a bundle"),
+        (["{mod}:healthy", "--out", "report.pdf"], "error: Expected --out to end in .json, .md, .tex or .txt"),
+        (["{mod}:healthy", "--out", "{mod}.py/r.md"], "error: Expected to write {mod}.py/r.md, but: "),
+        (
+            ["{mod}:healthy", "--out", "{mod}.py/r.json"],
+            "error: Expected to write the report to {mod}.py/r.json, but: ",
+        ),
+        (["{mod}:healthy", "--thresholds", "none.json"], "error: Expected a file at none.json, but there is none."),
+        (["{mod}:healthy", "--headline-acc", "98.2"], "It looks like per cent: pass 0.982."),
+        (["{mod}:healthy", "--headline-acc", "0.9", "--frozen-acc", "0.3", "0.4"], "Pair them seed by seed."),
+        (["{mod}:healthy", "--headline-acc", "high"], "high"),
+        (["{mod}:healthy", "--edition", "five"], "three-check"),
+        (["{mod}:healthy", "--probes", "nudge"], "nudging"),
+        (["{mod}:healthy", "--bogus"], "--bogus"),
+        ([], "requires an argument"),
+    ],
+)
+def test_every_error_is_in_words_with_exit_code_2(mod, capsys, tmp_path, tokens, words):
+    (tmp_path / "broken_source.py").write_text("def f(:\n")
+    (tmp_path / "exits_on_import.py").write_text("import sys\nsys.exit(5)\n")
+    code, out, err = call(capsys, "diagnose", *(t.format(mod=mod) for t in tokens))
+    assert (code, out) == (2, "")
+    assert words.format(mod=mod) in " ".join(err.split())
+
+
+def test_a_wrong_file_name_costs_no_measurement(mod, capsys, monkeypatch):
+    monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", lambda *a, **k: pytest.fail("measured"))
+    assert call(capsys, "diagnose", f"{mod}:healthy", "--out", "report.pdf")[0] == 2
+
+
+def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", interrupt)
+    assert call(capsys, "diagnose", f"{mod}:healthy")[0] == 130
+
+
+def test_the_traceback_is_there_for_those_who_ask(mod, capsys, monkeypatch):
+    _, _, err = call(capsys, "diagnose", f"{mod}:crashes")
+    assert "Set WALKBACK_TRACEBACK=1 to see where it comes from." in err
+    _, _, err = call(capsys, "diagnose", f"{mod}:raises")
+    assert "Set WALKBACK_TRACEBACK=1 to see where it comes from." in err
+    _, _, err = call(capsys, "diagnose", f"{mod}:empty")
+    assert "WALKBACK_TRACEBACK" not in err
+    monkeypatch.setenv("WALKBACK_TRACEBACK", "1")
+    with pytest.raises(RuntimeError, match="boom in forward"):
+        cli.run(["diagnose", f"{mod}:crashes"])
+
+
+# -- judge ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numbers", "tokens", "code"),
+    [
+        ({"h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}, [], 0),
+        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-9]}, [], 1),
+        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, [], 0),
+        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, ["--edition", "four-diagnostic"], 1),
+        ({"headline_acc": 0.6}, [], 3),
+        ({"headline_acc": 0.6}, ["--frozen-acc", "0.3"], 0),
+        ({"headline_acc": 0.6}, ["--frozen-acc", "0.6"], 1),
+        ({"headline_acc": 0.6}, ["--headline-acc", "0.36", "0.40", "0.37", "--frozen-acc", "0.35", "0.35", "0.35"], 3),
+        ({"h_norm": 3}, [], 2),
+        ({"headline_acc": 61.5}, [], 2),
+    ],
+)
+def test_judge_exits_by_the_verdict(mod, capsys, tmp_path, numbers, tokens, code):
+    (tmp_path / "n.json").write_text(json.dumps(numbers))
+    got, out, err = call(capsys, "judge", "n.json", *tokens)
+    assert got == code
+    assert (out == "") is (code == 2)
+    assert err.startswith("error: Expected ") if code == 2 else err == ""
+
+
+def test_judge_reads_a_csv_as_the_readme_shows(mod, capsys, tmp_path):
+    (tmp_path / "history.csv").write_text(
+        "epoch,h_norm_0,h_norm_1,g_norm_0,g_norm_1,test_acc\n1,9,10,7e-3,6e-3,0.2\n2,9,9e5,7e-3,1e-9,0.36\n"
+    )
+    code, out, _ = call(capsys, "judge", "history.csv", "--frozen-acc", "0.349", "--json", "--method", "DFA")
+    report = json.loads(out)
+    assert (code, report["failed"]) == (1, ["D1", "D2", "D3"])
+    assert report["run"]["fired"] == {"D1": 2, "D2": 2, "D3": 1}
+    assert report["method"] == "DFA"
+
+
+def test_judge_keeps_the_edition_of_a_report(mod, capsys, tmp_path):
+    report = wb.judge({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, "four-diagnostic")
+    report.save(tmp_path / "r.json")
+    assert call(capsys, "judge", "r.json")[0] == 1
+    assert call(capsys, "judge", "r.json", "--edition", "three-check")[0] == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', "\x00"])
+def test_judge_on_a_bad_file(mod, capsys, tmp_path, text):
+    (tmp_path / "n.json").write_text(text)
+    code, out, err = call(capsys, "judge", "n.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: Expected n.json to ")
+
+
+# -- doctor and the rest -------------------------------------------------------------------------------------------
+
+
+def test_doctor_checks_the_instrument(capsys):
+    code, out, err = call(capsys, "doctor", "--json")
+    found = json.loads(out)
+    assert (code, err, found["ok"], found["walkback"]) == (0, "", True, wb.__version__)
+    assert max(found["closed_form_error"].values()) < 1e-9
+    assert all(found["known_networks"].values())
+
+
+def test_doctor_says_when_the_instrument_is_not_sound(capsys, monkeypatch):
+    monkeypatch.setattr(selftest, "cases", lambda: [])
+    monkeypatch.setattr(selftest, "closed_form_errors", lambda: {"h_norm": 1e-3})
+    code, out, _ = call(capsys, "doctor")
+    assert code == 1
+    assert "relative error 1.0e-03" in out
+    assert out.splitlines()[-1] == "The instrument is NOT sound on this machine: do not use it."
+    monkeypatch.setattr(selftest, "closed_form_errors", lambda: {"h_norm": 0.0})
+    wrong = selftest.Case("healthy", selftest.healthy(), 0.6, 0.35, ("D1",), ())
+    monkeypatch.setattr(selftest, "cases", lambda: [wrong])
+    code, out, _ = call(capsys, "doctor")
+    assert code == 1
+    assert "WRONG VERDICT" in out
+
+
+@pytest.mark.parametrize("tokens", [["--help"], ["diagnose", "--help"], ["judge", "-h"], ["doctor", "--help"]])
+def test_help_explains_every_verb(capsys, tokens):
+    code, out, _ = call(capsys, *tokens)
+    assert code == 0
+    assert "Usage: walkback" in out
+
+
+def test_help_states_the_exit_codes(capsys):
+    _, out, _ = call(capsys, "--help")
+    text = " ".join(out.replace("│", " ").split())
+    assert "exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input" in text
+
+
+@pytest.mark.parametrize("tokens", [["bogus"], ["--bogus"], ["judge"], ["doctor", "extra"]])
+def test_wrong_calls_exit_with_2(capsys, tokens):
+    code, out, err = call(capsys, *tokens)
+    assert (code, out) == (2, "")
+    assert "Error" in err
+
+
+def test_version(capsys):
+    assert call(capsys, "--version")[:2] == (0, f"{wb.__version__}\n")
+
+
+# -- entries -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "yes"),
+    [
+        ("m:f", True),
+        ("a.b.c:f.g", True),
+        ("runs/abc", False),
+        ("m:", False),
+        (":f", False),
+        ("a b:f", False),
+        ("m", False),
+    ],
+)
+def test_what_looks_like_an_entry(text, yes):
+    assert is_entry(text) is yes
+    if not yes:
+        with pytest.raises(wb.InputError, match="Expected an entry like mymodule:function, but got "):
+            call_entry(text)
+
+
+def test_entries_take_arguments_and_keep_our_own_errors(mod):
+    assert call_entry(f"{mod}:net", width=12).embed.out_features == 12
+    with pytest.raises(wb.InputError, match=r"it raised TypeError: .*unexpected keyword argument 'depth'"):
+        call_entry(f"{mod}:net", depth=3)
+    with pytest.raises(wb.FormatError, match="there is none"):
+        call_entry("walkback.checks:read_table", "nowhere.json")
+
+
+# -- as a process --------------------------------------------------------------------------------------------------
+
+MODULE = [sys.executable, "-m", "walkback"]
+SCRIPT = [str(Path(sys.executable).with_name("walkback"))]
+
+
+def process(command: list[str], **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=60, **more)
+
+
+@pytest.mark.parametrize("command", [MODULE, SCRIPT], ids=["python -m walkback", "walkback"])
+def test_help_answers_in_under_half_a_second(command):
+    if not Path(command[0]).exists():
+        pytest.fail(f"{command[0]} is not installed")
+    best = 9.0
+    for _ in range(3):
+        start = time.perf_counter()
+        done = process([*command, "--help"])
+        best = min(best, time.perf_counter() - start)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "diagnose" in done.stdout
+    assert best < 0.5
+
+
+def test_help_and_wrong_calls_load_no_torch():
+    code = (
+        "import sys; from walkback.cli import run; "
+        "codes = [run(['--help']), run(['judge', '--help']), run(['bogus'])]; "
+        "heavy = [m for m in ('torch', 'numpy', 'scipy') if m in sys.modules]; print(codes, heavy)"
+    )
+    done = process([sys.executable, "-c", code])
+    assert done.stdout.splitlines()[-1] == "[0, 0, 2] []"
+
+
+def test_the_process_exits_with_the_code():
+    done = process([*MODULE, "diagnose", "neither"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Expected a bundle folder or module:function, but 'neither' is neither.\n"
+
+
+def test_a_terminal_without_greek_gets_text_and_valid_json(tmp_path):
+    (tmp_path / "n.json").write_text('{"h_norm": [1, 2], "method": "λ=0.1", "cosine": [0.1, 0.2]}', encoding="utf-8")
+    code = "from walkback.cli import run; run(['judge', 'n.json']); run(['judge', 'n.json', '--json'])"
+    done = process([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert done.stderr == ""
+    text, data = done.stdout.split("VERDICT: trustworthy\n")
+    assert "?h?" in text
+    assert json.loads(data)["method"] == "λ=0.1"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes")
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    (tmp_path / "n.json").write_text('{"h_norm": [1, 200], "g_norm": [1e-9, 1e-9]}')
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*MODULE, "judge", "n.json"], cwd=tmp_path, stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
