@@ -255,7 +255,7 @@ class Meter:
         if trace.credits is not None:
             self._credit = self._credit or _CreditMeter()
             self._credit.add(trace.credits, trace.grads)
-        self._prints.append(trace.prints)
+        self._prints.append(fingerprints(trace.inputs) if trace.prints is None else trace.prints)
         self.samples += len(trace.losses)
         self.batches += 1
         self.sizes.add(len(trace.losses))

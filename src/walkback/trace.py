@@ -55,7 +55,7 @@ class Trace:
     logits: Tensor
     labels: Tensor
     inputs: Tensor
-    prints: Int[Tensor, " batch"]
+    prints: Int[Tensor, " batch"] | None = None
     pool: int | str | None = None
     index: int = 0
 
