@@ -214,3 +214,20 @@ def test_a_new_field_with_a_default_renames_nothing() -> None:
     assert RunSpec().digest == RunSpec(net="resmlp", optimiser=Optimiser()).digest
     assert RunSpec(seed=1).digest != RunSpec().digest
     assert RunSpec(rule="dfa").name.startswith("resmlp-cifar10-dfa-all-s42-")
+
+
+def test_the_control_differs_only_in_its_blocks(tmp_path: Path) -> None:
+    spec = RunSpec(**SMALL, rule="dfa", penalty=0.1, credit_site="reader")
+    matched = wb.frozen_baseline(spec, tmp_path, data=tiny(), quiet=True)
+    assert matched.spec["rule"] == "dfa"
+    assert matched.spec["scope"] == "frozen"
+    stronger = wb.frozen_baseline(spec, tmp_path, stem="bp", data=tiny(), quiet=True)
+    assert stronger.spec["rule"] == "bp"
+    for bundle in (matched, stronger):
+        for key in ("net", "net_options", "data", "epochs", "optimiser", "seed", "augment"):
+            assert bundle.spec[key] == spec.model_dump()[key]
+        report = bundle.report()
+        assert report is not None
+        assert 0 <= report.headline_acc <= 1
+    with pytest.raises(wb.InputError, match='Expected stem to be "rule" or "bp"'):
+        wb.frozen_baseline(spec, tmp_path, stem="fa")

@@ -30,6 +30,7 @@ _HOMES = {
     "certify": "walkback.certify",
     "data": "walkback.data",
     "diagnose": "walkback.diagnose",
+    "frozen_baseline": "walkback.training.control",
     "judge": "walkback.judge",
     "load_bundle": "walkback.training.bundle",
     "measure": "walkback.diagnose",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from walkback.training.bundle import Bundle as Bundle
     from walkback.training.bundle import load_bundle as load_bundle
     from walkback.training.bundle import save_bundle as save_bundle
+    from walkback.training.control import frozen_baseline as frozen_baseline
     from walkback.training.loop import train as train
     from walkback.training.spec import RunSpec as RunSpec
 
