@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from walkback.anatomy import unwrap
 from walkback.checks import read_table
 from walkback.entry import call_entry
-from walkback.errors import FormatError
+from walkback.errors import FormatError, InputError
 from walkback.nets import build
 from walkback.report import Report
 from walkback.rules import make
@@ -60,6 +62,7 @@ class Bundle:
 
         Args:
             model: what `model()` returned; rules such as EP run its blocks.
+
         """
         missing = [key for key in ("rule", "input_shape", "classes") if key not in self.spec]
         if missing:
@@ -83,7 +86,10 @@ class Bundle:
         path = self.path / "trajectory.jsonl"
         if not path.exists():
             return []
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except ValueError as error:
+            raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
     def report(self) -> Report | None:
         """The report saved with the run, if there is one."""
@@ -103,18 +109,25 @@ def save_bundle(
 
     Args:
         path: the folder, made if missing.
-        model: its state dict is stored; tied weights are stored once per name.
+        model: its state dict is stored, of a compiled or parallel one that of the network inside; tied weights
+            are stored once per name.
         spec: at least `net`, the `module:function` that builds the network, and its `net_options`.
         auxiliaries: the rule's own tensors (B, G, V) by name.
-        trajectory: one row per epoch.
+        trajectory: one row per epoch; numbers that are not finite are stored as "NaN", "Infinity", "-Infinity".
         report: stored as report.json.
 
     """
     from safetensors.torch import save_file
 
     path = Path(path)
-    tensors = {f"net.{k}": v for k, v in model.state_dict().items()}
+    tensors = {f"net.{k}": v for k, v in unwrap(model).state_dict().items()}
     tensors |= {f"aux.{k}": v for k, v in (auxiliaries or {}).items()}
+    odd = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
+    if odd is not None:
+        raise InputError(f"Expected tensors only, but {odd} is a {type(tensors[odd]).__name__}.")
+    head = {"schema": SCHEMA}
+    spec_text = _text({**head, **spec, **head}, "spec", indent=2)
+    rows = "".join(_text(_spelled(row), "trajectory") + "\n" for row in trajectory)
     try:
         path.mkdir(parents=True, exist_ok=True)
         # Cloned: safetensors refuses tensors that share memory, and tied weights do.
@@ -122,16 +135,32 @@ def save_bundle(
             {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()},
             path / "weights.safetensors",
         )
-        spec_text = json.dumps({"schema": SCHEMA, **spec}, indent=2, ensure_ascii=False, allow_nan=False)
         (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
-        if trajectory:
-            rows = "".join(json.dumps(dict(row), allow_nan=False) + "\n" for row in trajectory)
+        if rows:
             (path / "trajectory.jsonl").write_text(rows, encoding="utf-8")
     except OSError as error:
         raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
     if report is not None:
         report.save(path / "report.json")
     return load_bundle(path)
+
+
+def _text(value: Any, name: str, indent: int | None = None) -> str:
+    try:
+        return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"Expected {name} to hold what JSON can hold, but: {error}.") from None
+
+
+def _spelled(value: Any) -> Any:
+    """Rows of a run that exploded hold NaN, which JSON has no number for: it is spelled out, and judge reads it."""
+    if isinstance(value, Mapping):
+        return {k: _spelled(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_spelled(v) for v in value]
+    if isinstance(value, float) and not isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def load_bundle(path: str | Path) -> Bundle:
