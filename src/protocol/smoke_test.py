@@ -2,6 +2,8 @@
 
 import sys
 
+import torch
+
 from walkback import selftest
 from walkback.diagnose import diagnose
 
@@ -23,4 +25,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # the networks are tiny: on a busy machine threads only wait for each other
     sys.exit(main())

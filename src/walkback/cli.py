@@ -18,6 +18,7 @@ from walkback.errors import InputError, WalkbackError
 
 if TYPE_CHECKING:
     from walkback.report import Report
+    from walkback.training.bundle import Bundle
 
 EXIT = {"trustworthy": 0, "walked back": 1, "inconclusive": 3}
 USAGE = 2
@@ -40,6 +41,7 @@ def diagnose(
     target: str,
     *,
     data: str | None = None,
+    root: Path | None = None,
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
     edition: Edition | None = None,
@@ -56,9 +58,11 @@ def diagnose(
     ----------
     target
         `module:function` that returns (model, batches) or a dict of `walkback.diagnose` arguments;
-        or the folder of a bundle, with --data.
+        or the folder of a run or bundle.
     data
-        For a bundle: `module:function` that returns the evaluation batches.
+        For a bundle: a data set by name, or `module:function` that returns the evaluation batches.
+    root
+        For a run: where its data set is.
     headline_acc
         The accuracy you would publish, 0…1; several for several seeds.
     frozen_acc
@@ -85,7 +89,7 @@ def diagnose(
     _check_out(out)
     limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
     with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
-        wanted: dict[str, Any] = _target(target, data)
+        wanted: dict[str, Any] = _target(target, data, root)
         for key, value in (
             ("headline_acc", _one_or_many(headline_acc)),
             ("frozen_baseline_acc", _one_or_many(frozen_acc)),
@@ -161,6 +165,100 @@ def judge(
 
 
 @app.command
+def train(
+    *,
+    net: str = "resmlp",
+    rule: str = "bp",
+    data: str = "cifar10",
+    scope: Literal["all", "frozen"] = "all",
+    epochs: int = 100,
+    seed: int = 42,
+    penalty: float = 0.0,
+    augment: Flag = False,
+    credit_site: Literal["writer", "reader"] = "writer",
+    lr: float = 1e-3,
+    weight_decay: float = 0.01,
+    batch_size: int = 128,
+    schedule: Literal["cosine", "constant"] = "cosine",
+    net_options: str = "{}",
+    rule_options: str = "{}",
+    root: Path | None = None,
+    out: Path = Path("runs"),
+    device: str = "cpu",
+    json: Flag = False,
+) -> int:
+    """Train one network with one rule, measured after every epoch; goes on where it was stopped.
+
+    Parameters
+    ----------
+    net
+        resmlp, vit-mini, student, small-cnn, or `module:function`.
+    rule
+        bp, fa, dfa, state-bridge, credit-bridge, ep, or `module:function`.
+    data
+        teacher, teacher-linear, cifar10, cifar100, fashion-mnist, or `module:function`.
+    scope
+        frozen leaves the blocks at their random initialisation: the control of D3.
+    epochs
+        Passes over the training split.
+    seed
+        Of initialisation, feedback, order and augmentation.
+    penalty
+        λ of λ‖f‖² for every block.
+    augment
+        Random flips and crops.
+    credit_site
+        Whether a block gets the credit of the site it writes or of the one it reads.
+    lr
+        Learning rate of AdamW.
+    weight_decay
+        Of AdamW.
+    batch_size
+        Of training.
+    schedule
+        Of the learning rate.
+    net_options
+        Keywords of the network, as JSON: '{"width": 512}'.
+    rule_options
+        Keywords of the rule, as JSON.
+    root
+        Where the data set is.
+    out
+        The store of runs; this one goes into a folder of its own.
+    device
+        cpu, cuda, mps.
+    json
+        Print the report as JSON.
+
+    """
+    from walkback.training.loop import train as run
+    from walkback.training.spec import RunSpec
+
+    spec = RunSpec(
+        net=net,
+        rule=rule,
+        data=data,
+        scope=scope,
+        epochs=epochs,
+        seed=seed,
+        penalty=penalty,
+        augment=augment,
+        credit_site=credit_site,
+        net_options=_json_object("--net-options", net_options),
+        rule_options=_json_object("--rule-options", rule_options),
+        optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},
+    )
+    bundle = run(spec, out, root=root, device=device)
+    report = bundle.report()
+    assert report is not None  # its presence is what makes a run finished
+    if json:
+        _print_json(report.to_dict())
+    else:
+        _print(f"{report}\n\n{bundle.path}")
+    return 0
+
+
+@app.command
 def doctor(*, json: Flag = False) -> int:
     """Check this installation: versions, devices, and the measurement itself against closed forms.
 
@@ -177,11 +275,17 @@ def doctor(*, json: Flag = False) -> int:
     from walkback import selftest
     from walkback.diagnose import diagnose as run
 
-    errors = selftest.closed_form_errors()
-    verdicts = {
-        case.name: run(case.model, selftest.batches(), case.headline_acc, case.frozen_acc).failed == case.three_check
-        for case in selftest.cases()
-    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the networks are tiny: on a busy machine threads only wait for each other
+    try:
+        errors = selftest.closed_form_errors()
+        verdicts = {
+            case.name: run(case.model, selftest.batches(), case.headline_acc, case.frozen_acc).failed
+            == case.three_check
+            for case in selftest.cases()
+        }
+    finally:
+        torch.set_num_threads(threads)
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
         devices.append("mps")
@@ -191,7 +295,7 @@ def doctor(*, json: Flag = False) -> int:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "devices": devices,
-        "threads": torch.get_num_threads(),
+        "threads": threads,
         "closed_form_error": errors,
         "known_networks": verdicts,
         "ok": healthy,
@@ -216,7 +320,7 @@ def doctor(*, json: Flag = False) -> int:
 # -- plumbing ------------------------------------------------------------------------------------------------
 
 
-def _target(target: str, data: str | None) -> dict[str, Any]:
+def _target(target: str, data: str | None, root: Path | None) -> dict[str, Any]:
     from walkback.entry import call_entry, is_entry
 
     if is_entry(target) and not Path(target).exists():
@@ -236,6 +340,8 @@ def _target(target: str, data: str | None) -> dict[str, Any]:
     from walkback.training.bundle import load_bundle
 
     bundle = load_bundle(target)
+    if "input_shape" in bundle.spec and (data is None or not is_entry(data)):
+        return _run_arguments(bundle, data, root)
     source = data or bundle.spec.get("data")
     if not isinstance(source, str):
         raise InputError("Expected --data module:function with the evaluation batches, but got none.")
@@ -246,8 +352,35 @@ def _target(target: str, data: str | None) -> dict[str, Any]:
     return found
 
 
+def _run_arguments(bundle: Bundle, data: str | None, root: Path | None) -> dict[str, Any]:
+    """A run of ours: its own probe set, and the credit of the rule it was trained with."""
+    import torch
+
+    from walkback.data import load
+    from walkback.training.loop import probe_batches
+
+    model, report = bundle.model(), bundle.report()
+    return {
+        "model": model,
+        "eval_batches": probe_batches(load(data or str(bundle.spec["data"]), root), torch.device("cpu")),
+        "credit": bundle.rule(model),
+        "headline_acc": None if report is None else report.headline_acc,
+        "method_name": "" if report is None else report.method,
+    }
+
+
 def _one_or_many(values: tuple[float, ...]) -> float | list[float] | None:
     return None if not values else values[0] if len(values) == 1 else list(values)
+
+
+def _json_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InputError(f"Expected {name} to be a JSON object, but: {error}.") from None
+    if not isinstance(value, dict):
+        raise InputError(f"Expected {name} to be a JSON object, but got {text}.")
+    return value
 
 
 def _check_out(out: Path | None) -> None:

@@ -1,0 +1,187 @@
+"""The interface of the published README, used as it is printed there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import walkback as wb
+from protocol.smoke_test import main
+from walkback import selftest
+
+QUICK_START = """
+from protocol import diagnose
+
+report = diagnose(
+    model=trained_model,                # any PyTorch module exposing
+                                        # `model(x, return_hidden=True)`,
+                                        # `model.embed`/`model.patch_embed`,
+                                        # `model.blocks`, and
+                                        # `model.out_ln`/`model.out_head`
+                                        # (or `model.norm`/`model.head`)
+    eval_batches=eval_batches,          # ≥8 disjoint (x,y) batches of ~128
+    headline_acc=test_acc,              # the number you would normally publish
+    frozen_baseline_acc=frozen_acc,     # acc of an architecture-matched
+                                        # frozen-random-blocks control
+                                        # (set None to skip diagnostic d)
+    method_name="DFA",
+    notes="4-block d=256 ResMLP, CIFAR-10",
+)
+print(report)
+"""
+
+THRESHOLDS = """
+from protocol import diagnose, DiagnosticReport
+from protocol.report import DiagnosticThresholds
+
+custom = DiagnosticThresholds(
+    g_norm_floor=1e-6,           # tighter floor
+    h_norm_explosion_ratio=20.0, # tighter scale check
+    stability_drift_ceiling=0.30,
+    frozen_acc_margin_pp=2.0,
+)
+"""
+
+
+class Published(torch.nn.Module):
+    """The README's model: `return_hidden`, `patch_embed`, blocks that return the branch, `norm`, `head`; (B, T, d)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch_embed = torch.nn.Linear(4, 12)
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(3))
+        self.norm, self.head = torch.nn.LayerNorm(12), torch.nn.Linear(12, 10)
+
+    def forward(self, x, return_hidden=False):
+        hiddens = [self.patch_embed(x.view(len(x), 4, 4))]
+        for block in self.blocks:
+            hiddens.append(hiddens[-1] + block(hiddens[-1]))
+        logits = self.head(self.norm(hiddens[-1][:, 0, :]))
+        return (logits, hiddens) if return_hidden else logits
+
+
+@pytest.mark.parametrize(
+    ("model", "test_acc", "frozen_acc", "last"),
+    [
+        (selftest.healthy(), 0.615, 0.349, "VERDICT: trustworthy"),
+        (selftest.exploded(), 0.308, 0.349, "VERDICT: needs walk-back: a, b, d"),
+        (selftest.exploded(), 0.308, None, "VERDICT: needs walk-back: a, b"),
+        (selftest.exploded_without_norm(), 0.615, 0.349, "VERDICT: needs walk-back: a"),
+        (selftest.healthy(), 0.316, 0.349, "VERDICT: needs walk-back: d"),
+        (Published(), 0.615, 0.349, "VERDICT: trustworthy"),
+    ],
+)
+def test_the_quick_start_runs_as_printed(capsys, model, test_acc, frozen_acc, last):
+    here = {
+        "trained_model": model,
+        "eval_batches": wb.selftest.batches(8),
+        "test_acc": test_acc,
+        "frozen_acc": frozen_acc,
+    }
+    exec(QUICK_START, here)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[-1] == last
+    assert printed[0] == "DFA: four-diagnostic protocol"
+    assert printed[1] == "4-block d=256 ResMLP, CIFAR-10"
+    rows = [line.split()[0] for line in printed if line[:1] in "abcd" and line[1:3] == "  "]
+    assert rows == ["a", "b", "c", "d"]
+    assert here["report"].edition == "four-diagnostic"
+
+
+def test_the_thresholds_block_runs_as_printed():
+    here = {"trained_model": selftest.healthy(), "eval_batches": wb.selftest.batches(8)}
+    exec(THRESHOLDS, here)
+    exec("report = diagnose(model=trained_model, eval_batches=eval_batches, thresholds=custom)", here)
+    assert isinstance(here["report"], here["DiagnosticReport"])
+    assert here["report"].thresholds == {
+        "g_norm_floor": 1e-6,
+        "h_norm_explosion_ratio": 20.0,
+        "stability_drift_ceiling": 0.30,
+        "frozen_acc_margin_pp": 2.0,
+    }
+    strict = here["DiagnosticThresholds"](h_norm_explosion_ratio=0.5)
+    assert here["diagnose"](here["trained_model"], here["eval_batches"], thresholds=strict).failed == ("a",)
+
+
+def test_the_defaults_match_the_readme():
+    from protocol.report import DiagnosticThresholds
+
+    t = DiagnosticThresholds()
+    assert (t.g_norm_floor, t.h_norm_explosion_ratio) == (1e-7, 50.0)
+    assert (t.stability_drift_ceiling, t.frozen_acc_margin_pp) == (0.30, 2.0)
+
+
+def test_the_names_are_walkbacks_own():
+    import protocol
+    import protocol.report
+
+    assert protocol.DiagnosticReport is protocol.report.DiagnosticReport is wb.Report
+    assert protocol.report.DiagnosticThresholds is wb.DiagnosticThresholds
+    assert sorted(protocol.__all__) == ["DiagnosticReport", "diagnose"]
+    assert protocol.diagnose.__doc__ == wb.diagnose.__doc__
+
+
+def test_the_model_interface_of_the_readme_is_read():
+    model, batches = Published(), wb.selftest.batches(2)
+    m = wb.measure(model, batches)
+    x = torch.cat([x for x, _ in batches])
+    with torch.no_grad():
+        _, hiddens = model(x, return_hidden=True)
+    cls = [float(h[:, 0, :].double().norm(dim=1).mean()) for h in hiddens]
+    assert m.h_norm == pytest.approx(cls, rel=1e-6)
+    assert m.conditions["pool"] == 0
+
+
+# -- the smoke test ------------------------------------------------------------------------------------------------
+
+
+def test_the_smoke_test_passes_as_a_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "protocol.smoke_test"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[-1] == "every verdict as known"
+    assert len(lines) == 2 * len(selftest.cases()) + 1
+    assert all(line.startswith("ok  ") for line in lines[:-1])
+
+
+def test_the_smoke_test_fails_as_a_command():
+    code = """
+import runpy
+from dataclasses import replace
+from walkback import selftest
+case = selftest.cases()[0]
+selftest.cases = lambda: [replace(case, three_check=("D1",))]
+runpy.run_module("protocol.smoke_test", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.splitlines()[-1] == "1 verdicts differ from the known ones"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"three_check": ("D1",)},
+        {"four_diagnostic": ("a",)},
+        {"model": selftest.exploded()},
+        {"headline_acc": 0.30},
+        {"submode": "drift-dominated"},
+    ],
+    ids=lambda w: next(iter(w)),
+)
+def test_the_smoke_test_fails_when_an_expectation_does_not_hold(capsys, monkeypatch, wrong):
+    fields = {"name": "healthy", "model": selftest.healthy(), "headline_acc": 0.60, "frozen_acc": 0.35}
+    good = selftest.Case(**fields, three_check=(), four_diagnostic=())
+    monkeypatch.setattr(selftest, "cases", lambda: [good])
+    assert main() == 0
+    bad = selftest.Case(**{**fields, "three_check": (), "four_diagnostic": (), **wrong})
+    monkeypatch.setattr(selftest, "cases", lambda: [good, bad])
+    assert main() == 1
+    out = capsys.readouterr().out
+    assert "MISS  healthy" in out
+    assert "differ from the known ones" in out
