@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import walkback as wb
-from nets import SmoothNet, batched, cos, groups, mean_cosine, mean_norm, mean_pairwise, rows
+from nets import Linear, SmoothNet, batched, cos, groups, mean_cosine, mean_norm, mean_pairwise, rows
 
 # How far a network of this dtype may be from the same weights and inputs in float64: relative for norms, absolute
 # for cosines and stability. About 50 roundings' worth; the network's own arithmetic is all that differs.
@@ -108,6 +108,19 @@ def test_statistics_are_float64_of_what_the_network_computed(dtype: torch.dtype,
     assert m.aggregates["batches"] == pytest.approx(float(np.mean(by_group)), rel=1e-10, abs=1e-13)
     flat = [np.concatenate([v.ravel() for v in part[:-1]]) for part in (a, g)]
     assert m.aggregates["flattened"] == pytest.approx(cos(*flat), rel=1e-10, abs=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_token_gradients_are_averaged_in_float64(dtype: torch.dtype):
+    """Labels at every token give every token a gradient of its own."""
+    net = Linear.random(2, 6).net(dtype)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(384, 7, 5, generator=generator).to(dtype)
+    y = torch.randint(4, (384, 7), generator=generator)
+    seen: list[Tensor] = []
+    m = wb.measure(net, batched(x, y, 128), credit=lambda t: seen.append(t.grads[-1]) or t.states)
+    deepest = torch.cat(seen).double().numpy()
+    assert m.stability == pytest.approx(mean_pairwise(groups(deepest.mean(1))), rel=1e-10, abs=1e-13)
 
 
 def test_long_sums_keep_their_last_digits():

@@ -1,6 +1,6 @@
 """Draws floor.png: what a clamped cosine reports as the stream grows, beside the true value. Needs matplotlib.
 
-    python docs/img/floor.py
+python docs/img/floor.py
 """
 
 from pathlib import Path

@@ -43,7 +43,6 @@ class Anatomy:
     block 1  tower.0  Linear
     block 2  tower.1  Linear
     readout  leave    Linear
-
     """
 
     stem: Part | None
@@ -73,7 +72,6 @@ class Anatomy:
             readout: module or dotted path, or a sequence of them.
             pool: see `Anatomy`.
             branch: see `Anatomy`.
-
         """
         parts = (readout,) if isinstance(readout, (nn.Module, str)) else _sequence(readout, "readout")
         if blocks is not None:

@@ -100,13 +100,11 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
         exact = _gradients(net, BP(), batch, exact=True)
         ours = _gradients(net, rule, batch, exact=isinstance(rule, BP))
         redrawn = [_gradients(net, r, batch) for r in _redrawn(rule, generator, DRAWS)]
-        scrambled = (
-            _gradients(net, _scrambled(rule, generator), batch) if any(True for _ in rule.parameters()) else None
-        )
+        scrambled = _gradients(net, _scrambled(rule, generator), batch) if any(True for _ in rule.parameters()) else {}
     return Certificate(
         type(rule).__name__,
         tuple(
-            _judge(group, ours[group], exact[group], [r[group] for r in redrawn], scrambled and scrambled[group])
+            _judge(group, ours[group], exact[group], [r[group] for r in redrawn], scrambled.get(group))
             for group in exact
         ),
     )

@@ -27,7 +27,6 @@ class DiagnosticThresholds:
 
     >>> DiagnosticThresholds(h_norm_explosion_ratio=20.0).g_norm_floor
     1e-07
-
     """
 
     g_norm_floor: float = 1e-7

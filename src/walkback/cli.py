@@ -81,7 +81,6 @@ def diagnose(
         Also write the report there: .json, .md, .tex or .txt.
     json
         Print the report as JSON.
-
     """
     from walkback.checks import DiagnosticThresholds
     from walkback.diagnose import diagnose as run
@@ -146,7 +145,6 @@ def judge(
         Also write the report there: .json, .md, .tex or .txt.
     json
         Print the report as JSON.
-
     """
     from walkback.checks import DiagnosticThresholds
     from walkback.judge import judge as run
@@ -229,7 +227,6 @@ def train(
         cpu, cuda, mps.
     json
         Print the report as JSON.
-
     """
     from walkback.training.loop import train as run
     from walkback.training.spec import RunSpec
@@ -266,7 +263,6 @@ def doctor(*, json: Flag = False) -> int:
     ----------
     json
         Print the findings as JSON.
-
     """
     import platform
 

@@ -58,7 +58,6 @@ def diagnose(
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
     >>> report.failed, report.measurement_valid, report.depth_used
     (('D1', 'D2', 'D3'), False, False)
-
     """
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()

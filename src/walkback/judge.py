@@ -82,7 +82,6 @@ def judge(
 
     >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
     ('D1', 'D2')
-
     """
     given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
     if isinstance(numbers, Measurements):

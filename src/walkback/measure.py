@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from walkback.trace import Trace, no_autocast
+from walkback.trace import Trace, fingerprints, no_autocast
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128
@@ -67,7 +67,6 @@ def site_vectors(state: Tensor, pool: int | str | None, reader: Tensor | None = 
         state: (B, ...).
         pool: token index, "mean", or "readout" with `reader`.
         reader: (B,) the token each sample reads.
-
     """
     if state.ndim == 3:
         if pool == "readout" and reader is not None and state.shape[1] > int(reader.max()):

@@ -32,7 +32,6 @@ class Perturbation:
         step: ε as a share of ‖h_l‖.
         samples: at least this many samples are used (whole batches).
         seed: of the directions and the random control.
-
     """
 
     directions: str = "isotropic"
@@ -55,7 +54,6 @@ class Nudging:
     Args:
         eta: the step.
         samples: at least this many samples are used (whole batches).
-
     """
 
     eta: float = 0.01

@@ -66,7 +66,6 @@ class Report:
     >>> report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(8), 0.60, 0.35, method_name="BP")
     >>> report.verdict, report.failed
     ('trustworthy', ())
-
     """
 
     edition: str

@@ -45,7 +45,6 @@ class Trace:
         pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
-
     """
 
     states: tuple[Tensor, ...]
@@ -521,7 +520,7 @@ class Tracer:
                     "Compute it from the tensors of the trace."
                 )
         credits = tuple(a.detach() for a in made)
-        self._refuse_stale(trace.prints, credits)
+        self._refuse_stale(fingerprints(trace.inputs) if trace.prints is None else trace.prints, credits)
         return credits
 
     def _refuse_stale(self, theirs: Tensor, credits: tuple[Tensor, ...]) -> None:

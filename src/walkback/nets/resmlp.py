@@ -43,7 +43,6 @@ class ResMLP(nn.Module):
     >>> logits, hidden = ResMLP((3, 32, 32), 10, width=8, depth=2)(torch.zeros(5, 3, 32, 32), return_hidden=True)
     >>> logits.shape, len(hidden), hidden[0].shape
     (torch.Size([5, 10]), 3, torch.Size([5, 8]))
-
     """
 
     def __init__(

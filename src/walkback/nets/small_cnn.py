@@ -32,7 +32,6 @@ class SmallCNN(nn.Module):
     >>> import torch
     >>> SmallCNN((3, 32, 32), 10, width=4, depth=1)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
-
     """
 
     def __init__(

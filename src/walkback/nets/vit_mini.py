@@ -57,7 +57,6 @@ class ViTMini(nn.Module):
 
     >>> ViTMini((3, 32, 32), 10, width=16, depth=1)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
-
     """
 
     def __init__(

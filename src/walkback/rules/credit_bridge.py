@@ -35,7 +35,6 @@ class CreditBridge(Rule):
         hidden: width of V's hidden layer, in units of d.
         anchor: weight of the gradient anchor at the last site.
         train: False leaves V at its initialisation (the ablation).
-
     """
 
     def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True) -> None:

@@ -18,7 +18,6 @@ class DFA(Rule):
         scale: B's entries have standard deviation scale/√d; 1 gives a credit about as long as the error.
         target: for token states, "all" tokens get the credit of the sample, "readout" only the first.
         fresh: draw B anew at every call: the ablation to which no network can align.
-
     """
 
     def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False) -> None:

@@ -22,7 +22,6 @@ class EP(Rule):
         beta: strength of the nudge; the credit tends to the BP gradient as it goes to 0 with enough steps.
         steps: of relaxation. 0 gives zero credit (the ablation).
         step_size: of relaxation; 0.5 diverges.
-
     """
 
     def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:

@@ -17,7 +17,6 @@ class FA(Rule):
     Args:
         scale: B's entries have standard deviation scale/√d; 1 keeps the norm of the credit on average.
         target: for token states, "all" tokens get the credit of the sample, "readout" only the first.
-
     """
 
     def __init__(self, scale: float = 1.0, target: str = "all") -> None:

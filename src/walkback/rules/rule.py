@@ -59,7 +59,6 @@ class Rule(nn.Module):
             states: h_0…h_L of a few samples, for their shapes.
             classes: C.
             generator: draw from this one only.
-
         """
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:

@@ -33,7 +33,6 @@ class StateBridge(Rule):
     Args:
         hidden: width of G's hidden layer, in units of d.
         train: False leaves G at its initialisation (the ablation).
-
     """
 
     def __init__(self, hidden: float = 1.0, train: bool = True) -> None:

@@ -62,7 +62,6 @@ class Bundle:
 
         Args:
             model: what `model()` returned; rules such as EP run its blocks.
-
         """
         missing = [key for key in ("rule", "input_shape", "classes") if key not in self.spec]
         if missing:
@@ -115,7 +114,6 @@ def save_bundle(
         auxiliaries: the rule's own tensors (B, G, V) by name.
         trajectory: one row per epoch; numbers that are not finite are stored as "NaN", "Infinity", "-Infinity".
         report: stored as report.json.
-
     """
     from safetensors.torch import save_file
 

@@ -73,7 +73,6 @@ def train(
         data: a loaded data set, instead of looking for it.
         device: where to train.
         quiet: no progress on standard error.
-
     """
     folder = Path(out) / spec.name
     if (folder / "report.json").exists():

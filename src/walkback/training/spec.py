@@ -19,10 +19,10 @@ class Optimiser(_Frozen):
     """AdamW with a schedule that is set once per epoch."""
 
     name: Literal["adamw"] = "adamw"
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.01, ge=0)
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
 
 
 class RunSpec(_Frozen):
@@ -44,21 +44,20 @@ class RunSpec(_Frozen):
 
     >>> RunSpec(rule="dfa", seed=1).name.rpartition("-")[0]
     'resmlp-cifar10-dfa-all-s1'
-
     """
 
     net: str = "resmlp"
     data: str = "cifar10"
     rule: str = "bp"
     scope: Literal["all", "frozen"] = "all"
-    penalty: float = Field(0.0, ge=0)
-    epochs: int = Field(100, ge=1)
+    penalty: float = Field(default=0.0, ge=0)
+    epochs: int = Field(default=100, ge=1)
     seed: int = 42
     augment: bool = False
     credit_site: Literal["writer", "reader"] = "writer"
     net_options: dict[str, Any] = Field(default_factory=dict)
     rule_options: dict[str, Any] = Field(default_factory=dict)
-    optimiser: Optimiser = Optimiser()
+    optimiser: Optimiser = Field(default_factory=Optimiser)
 
     def __init__(self, **fields: Any) -> None:
         try:
