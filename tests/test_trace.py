@@ -185,6 +185,16 @@ def test_checkpointed_blocks(returns: str):
             agree(a.trace(*part), b.trace(*part))
 
 
+@pytest.mark.parametrize("identity", [False, True])
+@pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
+def test_checkpointed_blocks_without_a_gradient_to_carry(kind: str, identity: bool):
+    """Checkpointing keeps the stream as it enters block 1; nothing may be done to it there."""
+    plain, changed = SmoothNet(kind, identity=identity), SmoothNet(kind, identity=identity, checkpointed=True)
+    x, y = plain.example(6)
+    agree(one(plain, x, y), one(changed.requires_grad_(False), x, y))
+    agree(one(plain, x, y), one(changed.requires_grad_(True), x, y))
+
+
 @pytest.mark.parametrize("other", [{"add": "in"}, {"add": "onto"}, {"returns": "inplace"}], ids=IN_PLACE)
 @pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
 @pytest.mark.parametrize("frozen", [False, True])
@@ -268,6 +278,19 @@ def test_a_network_that_writes_its_input_sees_it_once(other: dict[str, object]):
             part = slice(start, start + 3)
             agree(a.trace(x[part], y[part]), b.trace(before[part] - 0.5, y[part]))
     assert torch.equal(x, before)
+
+
+def test_batches_made_in_inference_mode():
+    net = SmoothNet()
+    x, y = net.example(6)
+    want = one(net, x, y)
+    with torch.inference_mode():
+        agree(one(net, x + 0, y + 0), want, bitwise=True)
+        m = wb.measure(net, [(x + 0, y + 0)], credit=lambda t: t.states, probes=["nudging"])
+    assert (
+        m.probes["nudging"]
+        == wb.measure(net, [(x, y)], credit=lambda t: t.states, probes=["nudging"]).probes["nudging"]
+    )
 
 
 # -- cost ---------------------------------------------------------------------------------------------------

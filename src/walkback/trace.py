@@ -112,6 +112,8 @@ class Tracer:
                 after = block.register_forward_hook(self._after(i))
                 self._stack.callback(before.remove)
                 self._stack.callback(after.remove)
+            if isinstance(self.anatomy.stem, nn.Module):
+                self._stack.callback(self.anatomy.stem.register_forward_hook(self._after_stem).remove)
             for part in self.anatomy.readout[:1]:
                 if isinstance(part, nn.Module):
                     self._stack.callback(part.register_forward_pre_hook(self._before_readout).remove)
@@ -205,6 +207,11 @@ class Tracer:
         """
         return tensor.clone() if self._copy and tensor._is_view() else tensor
 
+    def _after_stem(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # Here rather than at block 1, which may run under checkpointing: that has kept its input as it came.
+        if self._recording and isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad:
+            self._seed(output)
+
     def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
             self._read = args[0].detach()
@@ -231,6 +238,7 @@ class Tracer:
         index = self._count
         try:
             check_batch(x, y, index, self._device)
+            x, y = (t.clone() if t.is_inference() else t for t in (x, y))  # neither can be saved for backward
             states, grads, logits, losses = self._pass(x, y, index)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
@@ -287,7 +295,7 @@ class Tracer:
     def _forward(self, x: Tensor) -> Any:
         x = x.detach()
         # The first batch shows whether the network writes its input: the user's must stay as it is.
-        self._own_inputs = self._clone_inputs or not self._checked or x.is_inference()
+        self._own_inputs = self._clone_inputs or not self._checked
         if self._own_inputs:
             x = x.clone()
         self._inputs, version = x, x._version
