@@ -163,6 +163,7 @@ def make_report(
         notes=notes,
         headline_acc=_plain(claim.headline),
         frozen_baseline_acc=_plain(claim.frozen),
+        bp_acc=_plain(claim.bp),
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),

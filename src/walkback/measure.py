@@ -396,6 +396,8 @@ class _CreditMeter:
                 what = f"the reference is zero or underflowed (norm below {floor} in {dtype})"
             if cosine[site] is None:
                 what = f"{what} for every sample" if not n else "credit or reference is not finite"
+                if n:
+                    notes.append(f"no cosine at site {site}: {what}")
                 why.append(f"site {site}: {what}")
             elif n < self._samples:
                 missing = int(self._samples - n)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any
@@ -78,11 +78,20 @@ class Tracer:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+        if loss is not None and not callable(loss):
+            raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(loss).__name__}.")
         self.model = unwrap(model)
         parameters = dict(self.model.named_parameters())
-        _refuse_inference_weights(parameters)
+        _refuse_weights(parameters)
         if isinstance(anatomy, Mapping):
+            known = [f.name for f in fields(Anatomy) if f.name != "names"]
+            if set(anatomy) - set(known):
+                raise InputError(
+                    f"Expected anatomy to name {', '.join(known)}, but got {', '.join(map(str, anatomy))}."
+                )
             anatomy = Anatomy.of(self.model, **anatomy)
+        if anatomy is not None and not isinstance(anatomy, Anatomy):
+            raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {anatomy!r}.")
         self.anatomy = Anatomy.of(self.model) if anatomy is None else anatomy.resolve(self.model)
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
@@ -98,6 +107,7 @@ class Tracer:
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
         self._hidden = _return_hidden(self.model)
+        self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._stack = ExitStack()
 
@@ -273,7 +283,15 @@ class Tracer:
         edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
         again = not self._checked and not self._added_to(edges[0])
         with no_autocast(x.device):
-            found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=again)
+            try:
+                found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=again)
+            except RuntimeError as error:
+                if "inplace operation" not in str(error):
+                    raise
+                raise AnatomyError(
+                    "Expected a network that can be differentiated, but it overwrites in place what its own backward "
+                    f"pass needs: {str(error).splitlines()[0]} Write h = h + f instead of h += f there."
+                ) from None
         grads = tuple(g if g is None else g.detach() for g in found)
         if self._handed_copy:
             grads = self._add_skip(grads, output)
@@ -368,8 +386,16 @@ class Tracer:
     ) -> None:
         """What is found out once, on the first batch: what blocks return, where the readout reads."""
         declared = _hidden_of(output)
+        self._check_shapes((*self._given.values(), *self._made.values()), x)
+        seen = self._find_branch(declared, self.branch is None)
         if self.branch is None:
-            self.branch = self._find_branch(declared)
+            self.branch = seen
+        elif seen is not None and seen is not self.branch:
+            said, shown = ("branch", "new state") if self.branch else ("new state", "branch")
+            raise AnatomyError(
+                f"Expected blocks that return the {said}, as the anatomy says (branch={self.branch}), but this network "
+                f"adds up as if they return the {shown}. Leave branch out, and it is found by running a batch."
+            )
         if self.branch and unsure:
             self._check_copy(grads, edges)
         states = self._states()
@@ -385,7 +411,7 @@ class Tracer:
         self._checked = self.branch is not None
         self._first_made = None
 
-    def _find_branch(self, declared: Sequence[Tensor] | None) -> bool | None:
+    def _find_branch(self, declared: Sequence[Tensor] | None, needed: bool = True) -> bool | None:
         votes: list[bool] = []
         few = slice(_FEW)
         last = len(self.blocks) - 1
@@ -421,6 +447,8 @@ class Tracer:
             return votes[0]
         if not all(bool(torch.isfinite(t).all()) for t in self._given.values()):
             return None  # nothing can be told from NaN; the next batch may tell
+        if not needed:
+            return None
         if last > 0:
             return False  # branch and state give the same numbers everywhere: either reading is right
         raise AnatomyError(
@@ -499,7 +527,7 @@ class Tracer:
                 "Expected credit to be a callable that takes a Trace and returns one tensor per site, but got "
                 f"{type(credit).__name__}."
             )
-        made = credit(trace)
+        made = self._ask(credit, trace)
         if isinstance(made, Tensor) or not isinstance(made, Sequence):
             raise CreditError(
                 f"Expected credit(trace) to return a sequence of {len(trace.states)} tensors, one per site "
@@ -522,6 +550,10 @@ class Tracer:
                     f"Expected the credit of site {site} to have the shape of its state, {tuple(h.shape)}, but got "
                     f"{got}.{hint}"
                 )
+            if not a.is_floating_point():
+                raise CreditError(
+                    f"Expected the credit of site {site} to be of a floating point type, but got {a.dtype}."
+                )
             if a.device != h.device:
                 raise CreditError(
                     f"Expected the credit of site {site} on {h.device} with its state, but it is on {a.device}. "
@@ -531,13 +563,32 @@ class Tracer:
         self._refuse_stale(fingerprints(trace.inputs) if trace.prints is None else trace.prints, credits)
         return credits
 
+    def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
+        """Call the credit, and see that it changed nothing it was shown."""
+        shown = (*trace.states, *trace.grads)
+        before, weights = [t._version for t in shown], [p._version for p in self._parameters]
+        made = credit(trace)
+        if before != [t._version for t in shown]:
+            raise CreditError(
+                "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
+            )
+        if weights != [p._version for p in self._parameters]:
+            raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
+        for module in self.model.modules():
+            if module.training:  # the next batch is measured in eval mode too
+                module.training = False
+        return made
+
     def _refuse_stale(self, theirs: Tensor, credits: tuple[Tensor, ...]) -> None:
         """Two batches with the same per-sample credit: it was recorded once, on another batch."""
-        ours = fingerprints(credits[0])
+        if self._count > 1:
+            return  # what was recorded once shows in the first two batches
+        ours = torch.stack([fingerprints(a) for a in credits])
         before, self._previous = self._previous, (ours, theirs)
         if before is None or before[0].shape != ours.shape or torch.equal(before[1], theirs):
             return
-        if torch.equal(before[0], ours) and bool((ours != ours[0]).any()):
+        same, varies = (before[0] == ours).all(1), (ours != ours[:, :1]).any(1)
+        if bool((same & varies).any()):
             raise CreditError(
                 "Expected a credit computed from the trace it is given, but the same credit came back for two "
                 "different batches: it was taken on another batch. Compute it inside credit(trace)."
@@ -591,6 +642,8 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     check_labels(logits, y)
+    if not y.is_floating_point():
+        y = y.long()
     if logits.ndim == 3:
         token = F.cross_entropy(logits.transpose(1, 2), y, reduction="none", ignore_index=-100)
         return token.sum(1) / (y != -100).sum(1).clamp(min=1)
@@ -605,6 +658,8 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
             "Pass loss=... for other tasks."
         )
     classes = logits.shape[-1]
+    if y.dtype == torch.bool or y.is_complex():
+        raise InputError(f"Expected labels as integer classes or probabilities, but got {y.dtype}. Use y.long().")
     if y.device != logits.device:
         raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}.")
     if y.is_floating_point():
@@ -622,7 +677,8 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
             f"{tuple(logits.shape)}, but got {tuple(y.shape)}."
         )
     y = y[y != -100] if logits.ndim == 3 else y
-    if y.numel() and not (0 <= (low := int(y.min())) <= (high := int(y.max())) < classes):
+    low, high = (int(y.min()), int(y.max())) if y.numel() else (0, 0)
+    if low < 0 or high >= classes:
         raise InputError(
             f"Expected labels between 0 and {classes - 1}, since the network has {classes} outputs, but got "
             f"{low}…{high}. Labels that count from 1 need y - 1."
@@ -758,8 +814,12 @@ def _hidden_of(output: Any) -> Sequence[Tensor] | None:
     return None
 
 
-def _refuse_inference_weights(parameters: Mapping[str, Tensor]) -> None:
+def _refuse_weights(parameters: Mapping[str, Tensor]) -> None:
     for name, p in parameters.items():
+        if nn.parameter.is_lazy(p):
+            raise InputError(
+                f"Expected weights that are initialised, but {name} is lazy. Run the network once before measuring it."
+            )
         if p.is_inference():
             raise InputError(
                 f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "

@@ -29,14 +29,10 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     modes = [(m, m.training) for m in modules]
-    buffers = [
-        (m, name, buffer, buffer.detach().clone(), _version(buffer))
-        for m in modules
-        for name, buffer in m._buffers.items()
-        if buffer is not None
-    ]
+    names = [(m, dict(m._buffers), set(m._non_persistent_buffers_set)) for m in modules]
+    buffers = [(b, b.detach().clone()) for _, own, _ in names for b in own.values() if b is not None]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    devices = {p.device for p, _, _ in parameters} | {b.device for *_, b, _, _ in buffers}
+    devices = {p.device for p, _, _ in parameters} | {b.device for b, _ in buffers}
     with ExitStack() as stack:
         stack.enter_context(_random_state(devices))
         stack.enter_context(torch.inference_mode(False))
@@ -61,14 +57,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
                 if p.requires_grad is not requires_grad:
                     p.requires_grad_(requires_grad)
             with torch.no_grad():
-                for module, name, buffer, copy, version in buffers:
-                    if version is None or _version(buffer) != version:
+                for buffer, copy in buffers:
+                    # Compared by value: batch norm writes its statistics past the version counter.
+                    if not torch.equal(buffer, copy):
                         buffer.copy_(copy)
-                    module._buffers[name] = buffer
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+            for module, own, volatile in names:
+                module._buffers.clear()
+                module._buffers.update(own)
+                module._non_persistent_buffers_set.intersection_update(volatile)
 
 
 def _is_compiled(module: nn.Module) -> bool:
