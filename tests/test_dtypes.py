@@ -149,6 +149,8 @@ def test_an_underflowed_float16_reference_has_no_cosine(scale: float):
     assert "site 3: the reference is zero or underflowed (norm below 6.1e-05 in torch.float16)" in m.reasons["cosine"]
     assert m.gamma is None
     assert m.reasons["gamma"] == m.reasons["cosine"]
+    assert set(m.aggregates.values()) == {None}, "no order of averaging brings a lost direction back"
+    assert m.reasons["aggregates"].endswith(m.reasons["cosine"])
     assert all(share > 0.99 for share in m.below_eps)
     if scale == 1e-10:
         assert m.g_norm == [0.0] * 4

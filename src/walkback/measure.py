@@ -413,6 +413,8 @@ class _CreditMeter:
             "batches": _some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
             "flattened": _some(d / (aa**0.5 * gg**0.5)) if aa > 0 and gg > 0 else None,
         }
+        if self._samples in lost[:-1]:  # a site whose reference has no direction has none in any order
+            aggregates = dict.fromkeys(aggregates)
         for name, value, otherwise in (
             ("gamma", gamma, "a cosine is missing"),
             ("gamma_concentration", share, "every cosine is zero"),
