@@ -268,6 +268,16 @@ def test_seeds_are_judged_on_their_interval(gains, outcome, flagged, edition):
         assert f"the 95 % interval {low:+.1f}…{high:+.1f} pp straddles the margin of 2 pp" in v.findings[-1].reason
 
 
+@pytest.mark.parametrize(
+    ("interval", "flagged"),
+    [((0.0, 2.0), None), ((0.0, nextafter(2, 0)), True), ((2.0, 4.0), False), ((nextafter(2, 0), 4.0), None)],
+)
+def test_an_interval_that_ends_at_the_margin(monkeypatch, interval, flagged):
+    """The margin itself passes, so an interval that reaches up to it leaves it open."""
+    monkeypatch.setattr("walkback.checks.paired_margin", lambda *a: (sum(interval) / 2, interval))
+    assert depth_utility("D3", [0.5, 0.5], [0.5, 0.5], T).flagged is flagged
+
+
 def test_another_failure_outweighs_an_interval_that_straddles():
     v = verdict(numbers(51.0, 1e-9), [0.31, 0.35, 0.32], [0.30, 0.30, 0.30])
     assert (v.verdict, v.failed, v.depth_used) == ("walked back", ("D1", "D2"), None)
