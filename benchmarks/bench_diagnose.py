@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import platform
 import statistics
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -97,6 +99,17 @@ def memory() -> None:
         print(f"  {n:4} batches: Python peak {peak / 2**20:6.2f} MiB, resident {resident() - before:+7.2f} MiB")
 
 
+def help_time() -> None:
+    """Best of five of `walkback --help` as a process."""
+    command = [sys.executable, "-m", "walkback", "--help"]
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
+    print(f"\nwalkback --help: {min(times):.2f} s (no torch is loaded for it)")
+
+
 def resident() -> float:
     """Resident memory of this process in MiB (Linux), else 0."""
     try:
@@ -113,6 +126,7 @@ def main() -> None:
     cost(3072, 256, 4, expansion=1, rounds=25)
     cost(128, 128, 6, expansion=1, rounds=25)
     memory()
+    help_time()
 
 
 if __name__ == "__main__":
