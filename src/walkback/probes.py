@@ -186,8 +186,9 @@ class _Replayer:
                 with torch.no_grad(), no_autocast(trace.losses.device):
                     self.losses(trace, 0, torch.zeros_like(self.wide(trace.states[0])))
                 self.dtype = "float64"
-            except RuntimeError:  # a network that fixes its dtype: measured in its own, as the conditions say
+            except RuntimeError as error:  # a network that fixes its dtype is measured in its own, and a note says so
                 self.weights = None
+                tracer.notes.append(f"probes run in {self.dtype}, not float64: {str(error).splitlines()[0]}")
 
     def wide(self, tensor: Tensor) -> Tensor:
         """As float64 where the network can take it."""
