@@ -2,56 +2,45 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
+from walkback.data.cifar import CIFAR10, CIFAR100
+from walkback.data.dataset import Dataset, Split, checked
+from walkback.data.fashion_mnist import FASHION_MNIST
+from walkback.data.source import read
+from walkback.data.teacher import teacher, teacher_linear
+from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError
 
+EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
+SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
 
-@dataclass(frozen=True)
-class Split:
-    """Inputs (N, …), uint8 for images, and labels (N,) int64."""
-
-    x: Tensor
-    y: Tensor
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A train and a test split. `mean` and `std` per channel belong to inputs in 0…1; empty for float inputs."""
-
-    name: str
-    train: Split
-    test: Split
-    classes: int
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        return tuple(self.train.x.shape[1:])
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """Raw inputs (B, …) to float32, normalised, on the device they are on."""
-        if not self.mean:
-            return x.float()
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        mean, std = (torch.tensor(v, device=x.device).view(shape) for v in (self.mean, self.std))
-        return x.float().div_(255.0).sub_(mean).div_(std)
+__all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "load"]
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
-    """A data set by name, looked for under `root` (its folder or the folder's parent) and the usual places."""
-    from walkback.data import cifar
+    """A data set by name.
 
-    loaders = {"cifar10": cifar.load_cifar10}
-    if name not in loaders:
-        raise InputError(f"Expected data to be one of {', '.join(loaders)}, but got {name!r}.")
-    return loaders[name](root)
+    Rows keep the order of the files, which may be sorted by class.
+
+    Args:
+        name: `teacher` and `teacher-linear` need no files; `cifar10`, `cifar100`, `fashion-mnist` are read from disk;
+            `module:function` is called (with `root=` where one is given) and returns a Dataset.
+        root: the data set's folder or its parent. Without it: the environment variable WALKBACK_DATA, then the
+            usual cache folders.
+
+    >>> load("teacher-linear").input_shape
+    (64,)
+
+    """
+    if is_entry(name):
+        data = call_entry(name) if root is None else call_entry(name, root=root)
+        if not isinstance(data, Dataset):
+            raise InputError(f"Expected {name} to return a walkback.data.Dataset, but got a {type(data).__name__}.")
+        return checked(data)
+    if name in EMBEDDED:
+        return EMBEDDED[name]()
+    if name in SOURCES:
+        return read(SOURCES[name], root)
+    known = ", ".join([*EMBEDDED, *SOURCES])
+    raise InputError(f"Expected data to be one of {known} or module:function, but got {name!r}.")

@@ -1,38 +1,150 @@
-"""CIFAR from the Hugging Face parquet layout."""
+"""CIFAR-10 and CIFAR-100, from the official binary files, the "python version", or the Hugging Face parquet files."""
 
 from __future__ import annotations
 
 import io
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from walkback.data import Dataset, Split
-from walkback.errors import FormatError
-
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+from walkback.data.pickled import read_arrays
+from walkback.data.source import Layout, Part, Source, damaged
+from walkback.errors import FormatError, InputError
 
 
-def load_cifar10(root: str | Path | None) -> Dataset:
-    """CIFAR-10 from `plain_text/{train,test}-*.parquet` under `root` or `root/cifar10`."""
-    base = Path(root or ".")
-    for folder in (base / "plain_text", base / "cifar10" / "plain_text"):
-        if folder.is_dir():
-            splits = {part: _parquet(folder, part) for part in ("train", "test")}
-            return Dataset("cifar10", splits["train"], splits["test"], 10, MEAN, STD)
-    raise FormatError(f"Expected CIFAR-10 as plain_text/*.parquet under {base} or {base / 'cifar10'}, but found none.")
+def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
+    record = label_bytes + int(np.prod(part.shape))
+    rows, each = [], part.size // len(paths)
+    for path in paths:
+        if path.stat().st_size != each * record:
+            raise damaged(path, f"{each} records of {record} bytes = {each * record} bytes", f"{path.stat().st_size}")
+        rows.append(np.fromfile(path, np.uint8).reshape(each, record))
+    table = np.concatenate(rows)
+    return table[:, label_bytes:].reshape(-1, *part.shape), table[:, label_bytes - 1]
 
 
-def _parquet(folder: Path, part: str) -> Split:
-    import pyarrow.parquet as pq
-    from PIL import Image
+def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Pickled dicts with `data` (N, C·H·W) uint8 and a list of labels; read without running the pickle."""
+    images, labels, each = [], [], part.size // len(paths)
+    for path in paths:
+        batch = read_arrays(path)
+        if not isinstance(batch, dict):
+            raise damaged(path, "a dict", f"a {type(batch).__name__}")
+        batch = {k.decode("latin1") if isinstance(k, bytes) else k: v for k, v in batch.items()}
+        data, y = batch.get("data"), batch.get(label_key)
+        shape = (each, int(np.prod(part.shape)))
+        if not isinstance(data, np.ndarray) or data.shape != shape or data.dtype != np.uint8:
+            found = f"{data.shape} {data.dtype}" if isinstance(data, np.ndarray) else f"a {type(data).__name__}"
+            raise damaged(path, f"data {shape} uint8", found)
+        if not isinstance(y, list) or len(y) != each or any(type(v) is not int for v in y):
+            raise damaged(path, f"{label_key}, a list of {each} integers", "something else")
+        images.append(data.reshape(-1, *part.shape))
+        labels += y
+    return np.concatenate(images), np.array(labels)
 
+
+def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Columns `img` {bytes: a PNG or JPEG} and `label_column`."""
+    try:
+        import pyarrow.parquet as pq
+        from PIL import Image
+    except ImportError as error:
+        raise InputError(
+            f"Expected pyarrow and pillow to read {paths[0]}, but {error.name} is not installed. "
+            "pip install 'walkback[data]', or get the official binary files, which need neither."
+        ) from None
+    channels, height, width = part.shape
     images, labels = [], []
-    for path in sorted(folder.glob(f"{part}-*.parquet")):
-        table = pq.read_table(path, columns=["img", "label"])
-        labels.append(table["label"].to_numpy())
-        for cell in table["img"]:
-            images.append(np.asarray(Image.open(io.BytesIO(cell["bytes"].as_py())).convert("RGB")))
-    x = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
-    return Split(x, torch.from_numpy(np.concatenate(labels)).long())
+    for path in paths:
+        try:
+            table = pq.read_table(path, columns=["img", label_column]).combine_chunks()
+            labels.append(table[label_column].to_numpy())
+            pictures = [cell["bytes"] for cell in table["img"].to_pylist()]
+        except (OSError, KeyError, TypeError, ValueError) as error:  # pyarrow's errors are OSErrors or ValueErrors
+            raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
+        for row, picture in enumerate(pictures):
+            try:
+                image = Image.open(io.BytesIO(picture), formats=("PNG", "JPEG"))
+                if image.size != (width, height):  # before decoding: a small file can hold a huge picture
+                    raise damaged(f"{path}, row {row}", f"{width}×{height} pixels", "×".join(map(str, image.size)))
+                images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
+            except FormatError:
+                raise
+            except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error
+                raise damaged(f"{path}, row {row}", "a PNG or JPEG", f"{type(error).__name__}: {error}") from None
+    if not images:
+        raise damaged(paths[0], f"{part.size} rows", "none")
+    return np.stack(images).reshape(-1, height, width, channels).transpose(0, 3, 1, 2), np.concatenate(labels)
+
+
+_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+
+CIFAR10 = Source(
+    name="cifar10",
+    title="CIFAR-10",
+    classes=10,
+    shape=(3, 32, 32),
+    train_size=50_000,
+    test_size=10_000,
+    mean=(0.4914, 0.4822, 0.4465),
+    std=(0.2470, 0.2435, 0.2616),
+    layouts=(
+        Layout(
+            ("cifar-10-batches-bin",),
+            tuple(f"{name}.bin" for name in _BATCHES),
+            ("test_batch.bin",),
+            partial(read_binary, label_bytes=1),
+        ),
+        Layout(
+            ("cifar-10-batches-py",),
+            _BATCHES,
+            ("test_batch",),
+            partial(read_python, label_key="labels"),
+            md5={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+                "test_batch": "40351d587109b95175f43aff81a1287e",
+            },
+        ),
+        Layout(("plain_text",), ("train-*.parquet",), ("test-*.parquet",), partial(read_parquet, label_column="label")),
+    ),
+    how_to_get=(
+        "mkdir -p ~/.cache/walkback",
+        "curl -L https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz | tar xz -C ~/.cache/walkback",
+    ),
+    hub=("uoft-cs/cifar10", "cifar10"),
+)
+
+CIFAR100 = Source(
+    name="cifar100",
+    title="CIFAR-100",
+    classes=100,
+    shape=(3, 32, 32),
+    train_size=50_000,
+    test_size=10_000,
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+    layouts=(
+        Layout(("cifar-100-binary",), ("train.bin",), ("test.bin",), partial(read_binary, label_bytes=2)),
+        Layout(
+            ("cifar-100-python",),
+            ("train",),
+            ("test",),
+            partial(read_python, label_key="fine_labels"),
+            md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        ),
+        Layout(
+            ("cifar100",), ("train-*.parquet",), ("test-*.parquet",), partial(read_parquet, label_column="fine_label")
+        ),
+    ),
+    how_to_get=(
+        "mkdir -p ~/.cache/walkback",
+        "curl -L https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz | tar xz -C ~/.cache/walkback",
+    ),
+    hub=("uoft-cs/cifar100", "cifar100"),
+)

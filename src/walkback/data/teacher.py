@@ -1,0 +1,65 @@
+"""Two tasks that need no files, drawn from a seed: one that needs depth, and the linear one of the papers.
+
+NumPy's `RandomState` is used on purpose: its stream is frozen, so every release draws the same task.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from walkback.data.dataset import Dataset, Split
+
+INPUTS, CLASSES, TRAIN, TEST = 16, 32, 64_000, 8_000
+LINEAR_SHARE = 0.9  # of the score's variance
+
+
+def teacher() -> Dataset:
+    """A score of 16 standard normal inputs, nine tenths linear and one tenth quadratic, cut into 32 equal classes.
+
+    s(x) = √0.9·⟨w, x⟩ + √0.1·xᵀAx, ‖w‖ = 1, A symmetric and traceless with 2‖A‖² = 1, so both parts have variance 1.
+    The classes are narrower than the quadratic part is wide: who sees only the linear part is right one time in
+    five, and random features don't resolve the rest. 64,000 training and 8,000 test samples.
+
+    >>> data = teacher()
+    >>> data.input_shape, data.classes, data.train.y.bincount().unique().tolist()
+    ((16,), 32, [2000])
+    """
+    draw = np.random.RandomState(0)
+    x = draw.standard_normal((TRAIN + TEST, INPUTS)).astype(np.float32)
+    scores = _score(x.astype(np.float64), *_forms(draw))
+    cuts = np.quantile(scores[:TRAIN], np.arange(1, CLASSES) / CLASSES)
+    return _split("teacher", x, np.searchsorted(cuts, scores), TRAIN, CLASSES)
+
+
+def _forms(draw: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+    """The vector w (k,) of the linear part and the matrix A (k, k) of the quadratic part."""
+    w, a = draw.standard_normal(INPUTS), draw.standard_normal((INPUTS, INPUTS))
+    a = (a + a.T) / 2
+    a -= np.eye(INPUTS) * np.trace(a) / INPUTS
+    return w / np.linalg.norm(w), a / (np.sqrt(2) * np.linalg.norm(a))  # Var xᵀAx = 2‖A‖²
+
+
+def _score(x: np.ndarray, w: np.ndarray, a: np.ndarray) -> np.ndarray:
+    return np.sqrt(LINEAR_SHARE) * (x @ w) + np.sqrt(1 - LINEAR_SHARE) * np.einsum(
+        "ni,ij,nj->n", x, a, x, optimize=True
+    )
+
+
+def teacher_linear() -> Dataset:
+    """The largest of ten linear scores of 64 standard normal inputs; 10,000 training and 2,000 test samples.
+
+    A linear map solves it, so nothing can be said about depth here: the task of the papers' StudentNet.
+
+    >>> teacher_linear().classes
+    10
+    """
+    draw = np.random.RandomState(1)
+    x = draw.standard_normal((12_000, 64)).astype(np.float32)
+    labels = (x.astype(np.float64) @ draw.standard_normal((64, 10))).argmax(1)
+    return _split("teacher-linear", x, labels, 10_000, 10)
+
+
+def _split(name: str, x: np.ndarray, y: np.ndarray, train: int, classes: int) -> Dataset:
+    inputs, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
+    return Dataset(name, Split(inputs[:train], labels[:train]), Split(inputs[train:], labels[train:]), classes)
