@@ -474,7 +474,7 @@ def test_the_chain_tells_its_four_steps_in_order():
     ("m", "accs", "edition", "text"),
     [
         (numbers(), (0.6, 0.3), "three-check", "none of the audited failures shows"),
-        (numbers(), (0.3, 0.3), "three-check", "unused depth with a readable reference"),
+        (numbers(), (0.3, 0.3), "three-check", "unused depth with a reference above its floor"),
         (numbers(2.0, 1e-9), (0.6, 0.3), "three-check", "(without an exploding block)"),
         (numbers(1e3, 1e-3, 0.1), (0.6, 0.3), "four-diagnostic", "although the reference is still above its floor"),
         (Measurements(), (None, None), "three-check", "can't be told"),

@@ -256,6 +256,33 @@ def train(
 
 
 @app.command
+def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = None, json: Flag = False) -> int:
+    """Train BP, FA and DFA and their frozen controls on the embedded task, and diagnose each: about a minute.
+
+    Parameters
+    ----------
+    out
+        Where bundles and reports go; what is trained there is not trained again.
+    seed
+        Of all runs.
+    workers
+        Processes, one thread each; as many as there are cores by default.
+    json
+        Print {"runs": [report, …]}.
+    """
+    from walkback.demo import demo as run
+    from walkback.demo import table
+
+    reports = run(out, seed, workers)
+    if json:
+        _print_json({"runs": [report.to_dict() for report in reports]})
+    else:
+        told = "\n\n".join(str(report) for report in reports)
+        _print(f"{told}\n\n{table(reports)}\n\nbundles and reports: {out}")
+    return 0
+
+
+@app.command
 def doctor(*, json: Flag = False) -> int:
     """Check this installation: versions, devices, and the measurement itself against closed forms.
 

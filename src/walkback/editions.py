@@ -199,7 +199,7 @@ def _step_mode(
         return Step(4, title, text, False)
     if valid is False:
         named = f", {submode}" if submode else ""
-        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference that can't be read"
+        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference under the floor"
         if growth.flagged is False:
             text += " (without an exploding block)"
         text += "; a run with a per-block penalty shows whether credit is poor as well (Mode 2)"
@@ -208,11 +208,11 @@ def _step_mode(
         site = max(range(len(m.cosine) - 1), key=lambda i: abs(m.cosine[i] or 0.0))
         text = (
             f"Mode 2, aggregation collapse: site {site} carries {m.gamma_concentration:.0%} of Γ while the reference "
-            "is readable; the average hides it"
+            "is above its floor; the average hides it"
         )
         return Step(4, title, text, False if used is False else None)
     if used is False:
-        text = "unused depth with a readable reference: Mode 2 (poor credit) if the per-layer cosines are low"
+        text = "unused depth with a reference above its floor: Mode 2 (poor credit) if the per-layer cosines are low"
         if m.deep_cosine is not None:
             text += f" (deep mean {m.deep_cosine:+.3f})"
         return Step(4, title, text, False)

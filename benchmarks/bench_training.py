@@ -1,0 +1,84 @@
+"""What training costs: a step of each rule against BP's, the share of this machine's GEMM speed, the probe's share.
+
+ResMLP d=256, L=4, expansion 1, batch 128, random images of CIFAR's shape, one thread. Best of interleaved rounds.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+
+import torch
+from bench_diagnose import interleaved
+
+import walkback as wb
+from walkback.data import Dataset, Split
+from walkback.rules.rule import Parts
+from walkback.training.loop import build_net, build_rule, probe_batches
+from walkback.training.spec import RunSpec
+from walkback.training.step import Step
+
+STEPS_PER_EPOCH = 390
+
+
+def images(n: int) -> Split:
+    return Split(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,)))
+
+
+def stepper(rule: str, data: Dataset, steps: int):  # noqa: ANN201
+    spec = RunSpec(rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
+    net = build_net(spec, data)
+    made = build_rule(spec, data, net)
+    trained = [p for p in (*net.parameters(), *made.parameters()) if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, fused=True)
+    step = Step(Parts.of(net), made, rule == "bp", frozen=False, penalty=0.0, reader=False)
+    x, y = data.prepare(data.train.x[:128]), data.train.y[:128]
+
+    def run() -> None:
+        for _ in range(steps):
+            optimiser.zero_grad(set_to_none=True)
+            step(x, y)
+            optimiser.step()
+
+    return run
+
+
+def gemm_peak() -> float:
+    """FLOP/s of a large float32 product on one thread, best of ten."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    best = min(_timed(lambda: a @ b) for _ in range(10))
+    return 2 * 1024**3 / best
+
+
+def _timed(task) -> float:  # noqa: ANN001
+    start = time.perf_counter()
+    task()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = Dataset("images", images(256), images(2048), 10, (0.5,) * 3, (0.25,) * 3)
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
+    peak = gemm_peak()
+    steps = 10
+    times = interleaved({rule: stepper(rule, data, steps) for rule in wb.rules.RULES}, rounds=12)
+    # Multiply-adds of one BP step: forward, and backward for weights (all) and inputs (all but the stem's).
+    stem, blocks, head = 3072 * 256, 8 * 256 * 256, 256 * 10
+    flops = 2 * 128 * (2 * stem + 3 * (blocks + head))
+    bp = min(times["bp"]) / steps
+    print(f"\nGEMM {peak / 1e9:.1f} GFLOP/s; a BP step runs at {flops / bp / peak:.0%} of it (optimiser included)")
+    for rule, values in times.items():
+        best = min(values) / steps
+        print(f"  {rule:14} {1e3 * best:7.2f} ms per step   {best / bp:5.2f}x BP")
+    spec = RunSpec(rule="dfa")
+    net = build_net(spec, data)
+    rule, probe = build_rule(spec, data, net), probe_batches(data, torch.device("cpu"))
+    cost = min(_timed(lambda: wb.measure(net, probe, credit=rule)) for _ in range(5))
+    epoch = STEPS_PER_EPOCH * min(times["dfa"]) / steps
+    print(f"\nthe probe after every epoch: {cost:.3f} s, {cost / epoch:.1%} of a DFA epoch of {epoch:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

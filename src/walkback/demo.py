@@ -1,0 +1,111 @@
+"""`walkback demo`: train, control, diagnose. What the table shows is what the runs measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from walkback.judge import judge
+from walkback.progress import track
+from walkback.report import Report
+from walkback.training.bundle import load_bundle
+from walkback.training.control import control_spec
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+RULES = ("bp", "fa", "dfa")
+RECIPE: dict[str, Any] = {
+    "net": "resmlp",
+    "net_options": {"width": 128},
+    "data": "teacher",
+    "epochs": 5,
+    "optimiser": {"lr": 5e-3},
+}
+
+
+def specs(seed: int = 0) -> list[RunSpec]:
+    """The runs of the demo: three rules, and each with its blocks frozen."""
+    runs = [RunSpec(rule=rule, seed=seed, **RECIPE) for rule in RULES]
+    return [*runs, *(control_spec(run) for run in runs)]
+
+
+def demo(out: str | Path = "runs/demo", seed: int = 0, workers: int | None = None) -> list[Report]:
+    """Train the demo's runs in `out`, judge each rule against its control, save and return the reports.
+
+    Args:
+        out: the store; what is trained there is not trained again.
+        seed: of all runs.
+        workers: processes, one thread each; as many as there are cores by default.
+    """
+    out = Path(out)
+    todo = specs(seed)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(workers or os.cpu_count() or 1, len(todo)), mp_context=context) as pool:
+        jobs = [pool.submit(_train, spec.model_dump(), str(out)) for spec in todo]
+        for job in track(as_completed(jobs), "training", len(jobs)):
+            job.result()  # a rule that could not be trained is an error, not a missing row
+    accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
+    reports = []
+    for spec in todo[: len(RULES)]:
+        found = judge(
+            _report(out, spec),
+            headline_acc=accuracy[spec],
+            frozen_baseline_acc=accuracy[control_spec(spec)],
+            bp_acc=accuracy[todo[0]],
+            method_name=spec.rule.upper(),
+            notes=f"{spec.net} on {spec.data}, {spec.epochs} epochs, seed {spec.seed}; control: blocks frozen",
+        )
+        found = replace(found, run={**found.run, "frozen_bp_stem_acc": accuracy[control_spec(spec, "bp")]})
+        found.save(out / f"{spec.rule}.report.json")
+        reports.append(found)
+    return reports
+
+
+def _train(fields: dict[str, Any], out: str) -> None:
+    torch.set_num_threads(1)
+    train(RunSpec(**fields), out, quiet=True)
+
+
+def _report(out: Path, spec: RunSpec) -> Report:
+    report = load_bundle(out / spec.name).report()
+    assert report is not None  # its presence is what makes a run finished
+    return report
+
+
+def table(reports: Iterable[Report]) -> str:
+    """One row per rule: the claim, the numbers behind it, and what must be walked back."""
+    rows = []
+    for r in reports:
+        v = r.values
+        rows.append(
+            [
+                r.method,
+                f"{r.headline_acc:.3f}",
+                f"{r.frozen_baseline_acc:.3f}",
+                f"{v['depth_margin_pp']:+.1f}",
+                f"{r.run['frozen_bp_stem_acc']:.3f}",
+                _against(r.headline_acc - r.run["frozen_bp_stem_acc"], r.thresholds["frozen_acc_margin_pp"]),
+                *(f"{v[k]:.3g}" if v[k] is not None else "–" for k in ("growth", "g_norm_deepest")),
+                f"{v['gamma']:+.3f}" if v["gamma"] is not None else "–",
+                ", ".join(r.failed) or "–",
+                r.verdict,
+            ]
+        )
+    head = ["rule", "acc", "frozen", "D3 pp", "BP-stem frozen", "D3 then", "growth", "‖g_L‖", "Γ", "failed", "verdict"]
+    told = tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * 8, "left", "left"))
+    legend = (
+        "frozen: the stem by the same rule, blocks left at random; BP-stem frozen: the stronger control, D3 against it"
+    )
+    return f"{told}\n{legend}"
+
+
+def _against(gain: float, margin: float) -> str:
+    return f"{100 * gain:+.1f} {'flags' if 100 * gain < margin else 'ok'}"
