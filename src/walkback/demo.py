@@ -31,22 +31,25 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def specs(seed: int = 0) -> list[RunSpec]:
+def specs(seed: int = 0, recipe: dict[str, Any] | None = None) -> list[RunSpec]:
     """The runs of the demo: three rules, and each with its blocks frozen."""
-    runs = [RunSpec(rule=rule, seed=seed, **RECIPE) for rule in RULES]
+    runs = [RunSpec(rule=rule, seed=seed, **(recipe or RECIPE)) for rule in RULES]
     return [*runs, *(control_spec(run) for run in runs)]
 
 
-def demo(out: str | Path = "runs/demo", seed: int = 0, workers: int | None = None) -> list[Report]:
+def demo(
+    out: str | Path = "runs/demo", seed: int = 0, workers: int | None = None, recipe: dict[str, Any] | None = None
+) -> list[Report]:
     """Train the demo's runs in `out`, judge each rule against its control, save and return the reports.
 
     Args:
         out: the store; what is trained there is not trained again.
         seed: of all runs.
         workers: processes, one thread each; as many as there are cores by default.
+        recipe: fields of RunSpec to use instead of RECIPE.
     """
     out = Path(out)
-    todo = specs(seed)
+    todo = specs(seed, recipe)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers or os.cpu_count() or 1, len(todo)), mp_context=context) as pool:
         jobs = [pool.submit(_train, spec.model_dump(), str(out)) for spec in todo]
