@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
-	$(BIN)/python examples/two_networks.py
+	$(BIN)/walkback demo --out runs/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2
@@ -20,6 +20,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
+	$(BIN)/python benchmarks/bench_training.py
 
 clean:
 	rm -rf $(VENV)

@@ -74,8 +74,8 @@ def main() -> None:
         print(f"  {rule:14} {1e3 * best:7.2f} ms per step   {best / bp:5.2f}x BP")
     spec = RunSpec(rule="dfa")
     net = build_net(spec, data)
-    rule, probe = build_rule(spec, data, net), probe_batches(data, torch.device("cpu"))
-    cost = min(_timed(lambda: wb.measure(net, probe, credit=rule)) for _ in range(5))
+    dfa, probe = build_rule(spec, data, net), probe_batches(data, torch.device("cpu"))
+    cost = min(_timed(lambda: wb.measure(net, probe, credit=dfa)) for _ in range(5))
     epoch = STEPS_PER_EPOCH * min(times["dfa"]) / steps
     print(f"\nthe probe after every epoch: {cost:.3f} s, {cost / epoch:.1%} of a DFA epoch of {epoch:.1f} s")
 
