@@ -9,9 +9,9 @@ import platform
 import time
 
 import torch
-from bench_diagnose import interleaved
 
 import walkback as wb
+from bench_diagnose import interleaved
 from walkback.data import Dataset, Split
 from walkback.rules.rule import Parts
 from walkback.training.loop import build_net, build_rule, probe_batches
@@ -25,7 +25,7 @@ def images(n: int) -> Split:
     return Split(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,)))
 
 
-def stepper(rule: str, data: Dataset, steps: int):  # noqa: ANN201
+def stepper(rule: str, data: Dataset, steps: int):
     spec = RunSpec(rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
     net = build_net(spec, data)
     made = build_rule(spec, data, net)
@@ -50,7 +50,7 @@ def gemm_peak() -> float:
     return 2 * 1024**3 / best
 
 
-def _timed(task) -> float:  # noqa: ANN001
+def _timed(task) -> float:
     start = time.perf_counter()
     task()
     return time.perf_counter() - start
