@@ -874,3 +874,21 @@ def test_bp_acc_is_kept_in_the_report():
     assert report.bp_acc == 0.36
     assert wb.judge(report) == report
     assert wb.judge(replace(report, bp_acc=0.9)).failed == ("D3",)
+
+
+def test_a_loss_that_returns_a_sum():
+    refused(wb.InputError, "it returns a sum", loss=lambda z, y: F.cross_entropy(z, y, reduction="sum"))
+    mean = wb.diagnose(net(), BATCHES, loss=lambda z, y: F.cross_entropy(z, y))
+    assert numbers(mean) == expected()
+
+
+def test_a_single_pair_gets_the_hint_to_wrap_it():
+    refused(wb.InputError, r"Wrap a single batch in a list: \[\(x, y\)\]", batches=BATCHES[0])
+
+
+@pytest.mark.parametrize("probes", [None, 3])
+def test_probes_that_are_no_list(probes):
+    from walkback.probes import wanted
+
+    with pytest.raises(Exception, match=r"probes"):
+        wanted(probes)

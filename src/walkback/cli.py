@@ -44,6 +44,7 @@ def diagnose(
     root: Path | None = None,
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
+    bp_acc: Accuracies = (),
     edition: Edition | None = None,
     thresholds: Path | None = None,
     probes: Probes = (),
@@ -67,6 +68,8 @@ def diagnose(
         The accuracy you would publish, 0…1; several for several seeds.
     frozen_acc
         The same with frozen random blocks; several for several seeds.
+    bp_acc
+        BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
     edition
         Which published form of the protocol judges: three-check unless the function says otherwise.
     thresholds
@@ -92,6 +95,7 @@ def diagnose(
         for key, value in (
             ("headline_acc", _one_or_many(headline_acc)),
             ("frozen_baseline_acc", _one_or_many(frozen_acc)),
+            ("bp_acc", _one_or_many(bp_acc)),
             ("thresholds", limits),
             ("edition", edition),
             ("probes", probes),
@@ -116,6 +120,7 @@ def judge(
     *,
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
+    bp_acc: Accuracies = (),
     edition: Edition | None = None,
     thresholds: Path | None = None,
     method: str = "",
@@ -133,6 +138,8 @@ def judge(
         Accuracy, 0…1, where the file has none; several for several seeds.
     frozen_acc
         Accuracy with frozen random blocks, where the file has none; several for several seeds.
+    bp_acc
+        BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
     edition
         Which published form of the protocol judges: three-check unless the file is a report of another.
     thresholds
@@ -156,6 +163,7 @@ def judge(
         None if thresholds is None else DiagnosticThresholds.load(thresholds),
         headline_acc=_one_or_many(headline_acc),
         frozen_baseline_acc=_one_or_many(frozen_acc),
+        bp_acc=_one_or_many(bp_acc),
         method_name=method,
         notes=notes,
     )

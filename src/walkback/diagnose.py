@@ -185,7 +185,8 @@ def pairs(batches: Iterable[Any]) -> Iterable[tuple[Tensor, Tensor]]:
             got = (
                 f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
             )
-            raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.")
+            hint = " Wrap a single batch in a list: [(x, y)]." if isinstance(batch, Tensor) else ""
+            raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.{hint}")
         yield batch[0], batch[1]
 
 

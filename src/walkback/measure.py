@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import isfinite
 from typing import Any
 
@@ -94,14 +95,18 @@ def growth(norms: Numbers, shapes: list[tuple[int, ...]] | None = None) -> tuple
     >>> growth([1.0, 3.0, 6.0])
     (3.0, 6.0, '')
     """
-    if len(norms) < 2 or any(n is None for n in norms):
-        return None, None, "a state norm is missing" if norms else "no state norms"
+    if len(norms) < 2:
+        return None, None, f"growth needs at least 2 sites, got {len(norms)}"
+    if any(n is None for n in norms):
+        return None, None, "a state norm is missing"
     known = [float(n) for n in norms if n is not None]
     same = [shapes is None or shapes[i] == shapes[i + 1] for i in range(len(known) - 1)]
     if any(n == 0.0 for n in known[:-1]):
         return None, None, f"‖h_{known.index(0.0)}‖ is zero, so growth from it has no value"
-    ratios = [b / a for a, b, ok in zip(known, known[1:], same) if ok]
-    total = known[-1] / known[0] if all(same) else None
+    steps, whole = [b / a for a, b in pairwise(known)], known[-1] / known[0]
+    if not all(isfinite(ratio) for ratio in (*steps, whole)):
+        return None, None, "the ratio of two state norms overflows float64"
+    ratios, total = [r for r, ok in zip(steps, same) if ok], whole if all(same) else None
     if not ratios:
         return None, total, "no two neighbouring sites have the same shape"
     return max(ratios), total, "" if all(same) else "the stream changes shape; growth is taken within stages"
@@ -307,6 +312,7 @@ class Meter:
                 "distinct_samples": prints.unique().numel(),
                 "probe_hash": f"{int(prints.sum()) & (2**64 - 1):016x}",
                 "state_shape": list(self.shapes[-1]),
+                "state_shapes": [list(shape) for shape in self.shapes],
                 "pool": self.pool,
                 "g_norm_batch_size": PUBLISHED_BATCH,
                 "stability_group": PUBLISHED_BATCH,

@@ -5,7 +5,7 @@ Both change the stream at one site and run the rest of the network, in float64 w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,10 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
     """
-    probes = [probes] if isinstance(probes, (str, Perturbation, Nudging)) else list(probes)
+    if isinstance(probes, (str, Perturbation, Nudging)):
+        probes = [probes]
+    if not isinstance(probes, Iterable):
+        raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probes!r}.")
     out: list[Probe] = []
     for probe in probes:
         if isinstance(probe, str) and probe in PROBES:

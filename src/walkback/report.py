@@ -290,11 +290,16 @@ class Report:
                     _share(value) if head == "under ε" else _number(value, head in ("cosine", "clamped", "ρ_pert"))
                 )
                 if head == "‖h‖":
-                    before = values[site - 1] if site else None
+                    before = values[site - 1] if site and self._same_shape(site) else None
                     row.append(f"{value / before:.3g}x" if value is not None and before else "")
             rows.append(row)
         limits = {"growth": _limit(self.findings, 0), "‖g‖": _limit(self.findings, 1)}
         return heads, [*rows, ["flags"] + [limits.get(h, "") for h in heads[1:]]]
+
+    def _same_shape(self, site: int) -> bool:
+        """Growth is only taken between sites of one shape."""
+        shapes = self.conditions.get("state_shapes")
+        return shapes is None or len(shapes) <= site or shapes[site] == shapes[site - 1]
 
     def _finding_rows(self) -> tuple[list[str], list[list[str]]]:
         rows = []

@@ -336,9 +336,25 @@ class Tracer:
                 f"shape (), but got {shape}. Average over tokens or pixels, not over samples."
             )
         if loss.ndim == 0:
+            self._refuse_sum(loss, logits, y)
             self.per_sample = self.per_sample and batch == 1
             return loss.expand(batch)
         return loss
+
+    def _refuse_sum(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
+        """On the first batch: a sum over samples would make every gradient B times too large."""
+        assert self._loss is not None
+        half = len(y) // 2
+        if self._checked or not half or logits.shape[0] != len(y):
+            return
+        with torch.no_grad():
+            parts = [float(self._loss(logits[s].detach(), y[s])) for s in (slice(half), slice(half, None))]
+        whole, mean = float(loss.detach()), (parts[0] * half + parts[1] * (len(y) - half)) / len(y)
+        if abs(whole - sum(parts)) < 1e-3 * abs(whole) < abs(whole - mean):
+            raise InputError(
+                "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: it is "
+                'twice as large on twice the batch. Use reduction="none" or reduction="mean".'
+            )
 
     def _states(self) -> tuple[Tensor, ...]:
         last = len(self.blocks) - 1
