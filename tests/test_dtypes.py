@@ -198,3 +198,67 @@ def test_an_overflow_is_a_finding_with_its_site(dtype: torch.dtype):
     assert m.growth is None
     assert "state not finite at site 2" in m.reasons["h_norm"]
     assert "not finite" in m.reasons["cosine"]
+
+
+def test_float16_branches_beside_a_float32_stream_keep_its_gradient() -> None:
+    """Under autocast blocks may return float16 while the stream is float32: the gradient is the stream's own."""
+    import torch.nn.functional as F
+
+    import walkback as wb
+
+    class Mixed(wb.selftest.ResidualNet):
+        def forward(self, x):
+            h = self.embed(x).float()
+            for block in self.blocks:
+                h = h + block(h)
+            with torch.autocast("cpu", enabled=False):
+                return self.out_head(self.out_ln(h))
+
+    torch.manual_seed(0)
+    model = Mixed(16, 32, 3, 10)
+    x, y = wb.selftest.batches(1)[0]
+    with torch.autocast("cpu", dtype=torch.float16):
+        m = wb.measure(model, [(x, y)], loss=lambda z, t: 1e-4 * F.cross_entropy(z, t, reduction="none"))
+        states = [model.embed(x).float().detach().requires_grad_()]
+        for block in model.blocks:
+            states.append(states[-1] + block(states[-1]))
+    loss = 1e-4 * F.cross_entropy(model.out_head(model.out_ln(states[-1])), y, reduction="sum")
+    expected = torch.autograd.grad(loss, states)
+    assert m.conditions["gradient_dtype"] == "float32"
+    for got, g in zip(m.g_norm[1:], expected[1:]):
+        assert abs(got - float(g.double().norm(dim=1).mean()) / 128) < 2e-3 * got
+    assert all(value is not None for value in m.g_norm)
+
+
+def test_a_readout_that_moves_between_batches_is_refused_and_can_be_named() -> None:
+    import pytest
+
+    import walkback as wb
+
+    class Last(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = torch.nn.Linear(3, 8), torch.nn.Linear(8, 4)
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x):
+            h = self.embed(x)
+            for block in self.blocks:
+                h = h + block(h)
+            last = (x.abs().sum(-1) > 0).sum(1) - 1
+            return self.head(h[torch.arange(len(x)), last])
+
+    torch.manual_seed(0)
+    lengths = [[4] * 8, [2, 3, 4, 5, 2, 3, 4, 5]]
+    batches = []
+    for row in lengths:
+        x = torch.randn(8, 5, 3)
+        for i, n in enumerate(row):
+            x[i, n:] = 0
+        batches.append((x, torch.randint(4, (8,))))
+    model = Last()
+    with pytest.raises(wb.AnatomyError, match='pool="readout"'):
+        wb.measure(model, batches)
+    named = {"stem": "embed", "blocks": "blocks", "readout": "head", "pool": "readout"}
+    there, back = (wb.measure(model, order, anatomy=named) for order in (batches, batches[::-1]))
+    assert there.g_norm == pytest.approx(back.g_norm)

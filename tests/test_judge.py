@@ -254,13 +254,13 @@ def test_rows_per_epoch_are_judged_by_the_last_and_say_what_fired_when(tmp_path,
     report = wb.judge(make(tmp_path), frozen_baseline_acc=0.33)
     assert report.failed == ("D1", "D2")
     assert report.values["depth_margin_pp"] == pytest.approx(3.0)
-    assert report.run == {"epochs": 4, "fired": {"D1": 5, "D2": 10, "D3": 0}}
-    assert "first flagged: D1 at epoch 5, D2 at epoch 10, D3 at epoch 0 (4 epochs)" in str(report)
+    assert report.run == {"epochs": 4, "fired": {"D1": 5, "D2": 10}}
+    assert "first flagged: D1 at epoch 5, D2 at epoch 10 (4 epochs)" in str(report)
 
 
 def test_rows_without_epochs_are_counted():
     rows = [{k: v for k, v in row.items() if k != "epoch"} for row in EPOCHS]
-    assert wb.judge(rows).run["fired"] == {"D1": 1, "D2": 2, "D3": None}
+    assert wb.judge(rows).run["fired"] == {"D1": 1, "D2": 2}
     assert wb.judge([{**row, "epoch": None} for row in EPOCHS]).run["fired"]["D2"] == 2
 
 

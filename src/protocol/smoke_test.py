@@ -14,7 +14,8 @@ def main() -> int:
     for case in selftest.cases():
         for edition, known in (("three-check", case.three_check), ("four-diagnostic", case.four_diagnostic)):
             report = diagnose(case.model, selftest.batches(), case.headline_acc, case.frozen_acc, edition=edition)
-            right = report.failed == known and case.submode in (None, report.submode)
+            verdict = "walked back" if known else "trustworthy"
+            right = (report.failed, report.verdict) == (known, verdict) and case.submode in (None, report.submode)
             misses += not right
             said = ", ".join(report.failed) or report.verdict
             print(

@@ -30,7 +30,8 @@ class Anatomy:
         stem: the module that writes h_0 (None: not named; h_0 is what block 1 receives).
         blocks: the L blocks in the order they are called; block l writes h_l.
         readout: terminal norm and head, in order.
-        pool: where a (B, T, d) state is read: a token index, "mean", or None to find it from the gradient.
+        pool: where a (B, T, d) state is read: a token index, "mean", "readout" (the token each
+            sample's own gradient shows), or None to find it from the gradient of the first batch.
         branch: True when a block returns the residual branch f, False when it returns the new state h + f,
             None to find out by running one batch.
 
@@ -118,7 +119,7 @@ class Anatomy:
                 f"Expected distinct blocks, but {twice[0]} stands in the list twice. A block that is called "
                 "several times writes several sites that hooks can't tell apart; give each site its own module."
             )
-        if not (self.pool is None or self.pool == "mean" or isinstance(self.pool, int)):
+        if not (self.pool is None or self.pool in ("mean", "readout") or isinstance(self.pool, int)):
             raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {self.pool!r}.')
         parts = (*(() if stem is None else (stem,)), *blocks, *readout)
         return replace(

@@ -158,6 +158,8 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
         said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
         said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(m.cosine) - 2}")
+    if m.gamma is None and m.cosine:
+        said.append("a cosine that could not be measured at every site")
     text = " and ".join(said) if said else "no accuracy and no cosine were given"
     return Step(1, "The claim", text, None)
 
@@ -184,8 +186,9 @@ def _step_depth(depth: Finding, used: bool | None) -> Step:
     if depth.value is None:
         return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
     interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
+    why = depth.reason.partition(":")[0] if depth.reason.startswith("inconclusive") else depth.reason
     text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:g} pp"
-    return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {depth.reason}" if depth.reason else text, used)
+    return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {why}" if why else text, used)
 
 
 def _step_mode(
@@ -199,7 +202,8 @@ def _step_mode(
         return Step(4, title, text, False)
     if valid is False:
         named = f", {submode}" if submode else ""
-        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference under the floor"
+        what = "that is not finite" if m.nonfinite_kinds else "under the floor"
+        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference {what}"
         if growth.flagged is False:
             text += " (without an exploding block)"
         text += "; a run with a per-block penalty shows whether credit is poor as well (Mode 2)"
@@ -211,6 +215,8 @@ def _step_mode(
             "is above its floor; the average hides it"
         )
         return Step(4, title, text, False if used is False else None)
+    if used is False and valid is None:
+        return Step(4, title, "unused depth; whether the reference is measurable was not tested", False)
     if used is False:
         text = "unused depth with a reference above its floor: Mode 2 (poor credit) if the per-layer cosines are low"
         if m.deep_cosine is not None:
@@ -218,6 +224,11 @@ def _step_mode(
         return Step(4, title, text, False)
     if valid is None and used is None:
         return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
+    if growth.flagged:
+        return Step(4, title, "growth with a reference still above its floor: flagged, but no failure on its own", None)
+    missing = [name for name, known in (("the reference", valid), ("depth", used)) if known is None]
+    if missing:
+        return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
     return Step(4, title, "none of the audited failures shows", True)
 
 

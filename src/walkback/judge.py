@@ -111,8 +111,10 @@ def _fired(
     """First epoch at which each check flagged, None for never."""
     fired: dict[str, int | float | None] = {}
     for index, ((row, _), (m, claim)) in enumerate(zip(rows, parsed)):
-        for finding in decide(m, claim, thresholds, edition).findings:
-            fired.setdefault(finding.check, None)
+        # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
+        for finding in decide(m, claim, thresholds, edition).findings[:-1]:
+            if finding.flagged is not None:
+                fired.setdefault(finding.check, None)
             if finding.flagged and fired[finding.check] is None:
                 epoch = row.get("epoch")
                 fired[finding.check] = index if epoch is None else epoch

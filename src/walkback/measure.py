@@ -372,7 +372,7 @@ class _CreditMeter:
             clamped.sum(1),
             valid.sum(1),
             (~usable).sum(1),
-            (ng * scale < eps).sum(1),
+            torch.where(torch.isnan(ng), torch.nan, (ng * scale < eps).double()).sum(1),
         ])  # fmt: skip
         # The other orders of averaging, over the sites of Γ: 0…L−1.
         d, aa, gg = dot[:-1].sum(0), (na[:-1] ** 2).sum(0), (ng[:-1] ** 2).sum(0)
@@ -402,8 +402,7 @@ class _CreditMeter:
                 what = f"the reference is zero or underflowed (norm below {floor} in {dtype})"
             if cosine[site] is None:
                 what = f"{what} for every sample" if not n else "credit or reference is not finite"
-                if n:
-                    notes.append(f"no cosine at site {site}: {what}")
+                notes.append(f"no cosine at site {site}: {what}")
                 why.append(f"site {site}: {what}")
             elif n < self._samples:
                 missing = int(self._samples - n)
@@ -440,7 +439,7 @@ class _CreditMeter:
         return {
             "cosine": cosine,
             "cosine_clamped": [_some(c / self._samples) for c in clamped],
-            "below_eps": [c / self._samples for c in below],
+            "below_eps": [_some(c / self._samples) for c in below],
             "gamma": gamma,
             "gamma_concentration": share,
             "deep_cosine": deep,

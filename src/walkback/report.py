@@ -131,7 +131,7 @@ class Report:
             "Walk-back chain",
             *(_wrap(f"{s['step']}. {_ask(s['title'])} {s['text']}.") for s in self.chain),
             "",
-            f"measurement valid: {_yes(self.measurement_valid)} · depth used: {_yes(self.depth_used)}"
+            f"measurement valid: {_yes(self.measurement_valid)} · depth used: {self._depth_word()}"
             + (f" · sub-mode: {self.submode}" if self.submode else ""),
             self.verdict_line,
         ]
@@ -156,7 +156,7 @@ class Report:
                 "",
                 *(f"{s['step']}. **{_ask(s['title'])}** {s['text']}." for s in self.chain),
                 "",
-                f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {_yes(self.depth_used)}."
+                f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {self._depth_word()}."
                 + (f" Sub-mode: {self.submode}." if self.submode else ""),
                 "",
                 f"**{self.verdict_line}**",
@@ -266,9 +266,17 @@ class Report:
     def _conditions_line(self) -> str:
         c = self.conditions
         if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
-            return "judged from logged numbers"
-        line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {c['dtype']} on {c['device']}"
+            epochs = f", the last of {self.run['epochs']} epochs" if "epochs" in self.run else ""
+            return f"judged from logged numbers{epochs}; ‖g‖ taken as that of a mean loss over 128 samples"
+        dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
+        if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
+            dtype += f" with gradients in {c['gradient_dtype']}"
+        line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {dtype} on {c['device']}"
         return line + "; ‖g‖ is the per-sample norm ÷ 128"
+
+    def _depth_word(self) -> str:
+        undecided = self.depth_used is None and self.findings and "inconclusive" in self.findings[-1]["reason"]
+        return "undecided" if undecided else _yes(self.depth_used)
 
     def _sites(self) -> int:
         return max((len(self.per_layer.get(key) or []) for key in _COLUMNS.values()), default=0)
@@ -326,13 +334,14 @@ class Report:
         if v.get("gamma") is not None:
             extra = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
             if v.get("gamma_concentration") is not None:
-                extra.append(f"one site carries {v['gamma_concentration']:.0%} of it")
+                extra.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
             if v.get("deep_cosine") is not None:
                 extra.append(f"deep mean {v['deep_cosine']:+.3f}")
             about_gamma.append("; ".join(extra))
             others = [f"{k} {_number(x, True)}" for k, x in self.aggregates.items() if k != "layers"]
             if others:
                 about_gamma.append(f"Γ averaged in other orders: {', '.join(others)}")
+        about_stream = self._about_stream()
         for name, numbers in self.controls.items():
             about_gamma.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
         about_run = []
@@ -342,7 +351,20 @@ class Report:
             about_run.append(f"first flagged: {first}" + (f" ({epochs} epochs)" if epochs else ""))
         untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]
         notes = [*untested, *(f"note: {text}" for text in self.advisories)]
-        return [line for part in (about_gamma, about_run, notes) if part for line in ("", *part)]
+        return [line for part in (about_stream, about_gamma, about_run, notes) if part for line in ("", *part)]
+
+    def _about_stream(self) -> list[str]:
+        """Raw values that no table shows: total growth, and stability where the edition has no check for it."""
+        said = []
+        if self.values.get("growth_total") is not None:
+            said.append(f"growth over the whole depth {_number(self.values['growth_total'])}x")
+        checked = any(f["title"] == "direction stability" for f in self.findings)
+        if not checked and self.values.get("stability") is not None:
+            limit = self.thresholds["stability_drift_ceiling"]
+            said.append(f"direction stability of g_L {self.values['stability']:+.3f} (drift above {limit:g})")
+        elif not checked and self.conditions.get("samples"):
+            said.append(f"direction stability of g_L not measured: {self.reasons.get('stability', 'not given')}")
+        return ["; ".join(said)] if said else []
 
 
 # -- formatting -----------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class Tracer:
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
         self.pool = self.anatomy.pool
+        self._found_pool = False
         self.notes: list[str] = []
         self.per_sample = True  # False once a custom loss has returned a mean
         self._loss = loss
@@ -103,10 +104,12 @@ class Tracer:
         self._checked = False
         self._copy = False  # states are copied when captured, for networks that write them in place
         self._clone_inputs = False
+        self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
         self._recording = False
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
         self._hidden = _return_hidden(self.model)
+        self._modules = tuple(self.model.modules())
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._stack = ExitStack()
@@ -202,6 +205,8 @@ class Tracer:
             if not made.requires_grad:
                 self._seed(made)
             handed = self._safe(made)
+            if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
+                handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
             self._edges[i + 1] = get_gradient_edge(handed)
             if i == 0 and not self._checked:
                 self._first_made = handed
@@ -253,6 +258,8 @@ class Tracer:
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
             raise
+        if self._found_pool and isinstance(self.pool, int) and index:
+            self._check_pool(grads[-1], self.pool, index)
         trace = Trace(states, grads, None, losses, logits, y, x, fingerprints(x), self.pool, index)
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
@@ -305,6 +312,12 @@ class Tracer:
             )
         if not self._checked:
             self._first_look(x, output, grads, edges, again)  # type: ignore[arg-type]
+            narrow = any(self._made[i].dtype != self._given[i].dtype for i in self._made)
+            if self.branch and narrow and not self._widen:
+                # Under autocast a branch may be float16 while the stream is not: a gradient taken at the branch would
+                # be rounded to float16, the stream's own is not.
+                self._widen = True
+                return self._pass(x, y, index)
         states = self._states()
         self._check_shapes(states, x)
         self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
@@ -352,8 +365,8 @@ class Tracer:
         whole, mean = float(loss.detach()), (parts[0] * half + parts[1] * (len(y) - half)) / len(y)
         if abs(whole - sum(parts)) < 1e-3 * abs(whole) < abs(whole - mean):
             raise InputError(
-                "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: it is "
-                'twice as large on twice the batch. Use reduction="none" or reduction="mean".'
+                "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: "
+                'it doubles with the batch. Use reduction="none" or reduction="mean".'
             )
 
     def _states(self) -> tuple[Tensor, ...]:
@@ -419,7 +432,7 @@ class Tracer:
         if declared is not None:
             self._compare_declared(declared, states)
         if states[-1].ndim == 3 and self.pool is None:
-            self.pool = self._find_pool(grads[-1])
+            self.pool, self._found_pool = self._find_pool(grads[-1]), True
         if states[-1].ndim == 3 and isinstance(self.pool, int):
             tokens = states[-1].shape[1]
             if not -tokens <= self.pool < tokens:
@@ -500,6 +513,17 @@ class Tracer:
                 "gradient of site 0 can't be read there. Call block(h) with the same h that is added to."
             )
 
+    def _check_pool(self, deepest: Tensor, token: int, index: int) -> None:
+        """The token found on the first batch must be the one every batch reads."""
+        used = (deepest != 0).any(-1)
+        used[:, token] = False
+        if bool(used.any()):
+            raise AnatomyError(
+                f"Expected the readout to use token {token}, as the first batch showed, but batch {index} uses others "
+                '(padding of different length?). Say it: Anatomy.of(model, ..., pool="readout") reads each sample at '
+                "the token its own gradient shows."
+            )
+
     def _find_pool(self, deepest: Tensor) -> int | str:
         used = (deepest != 0).any(-1)
         if not bool(used.any()):
@@ -576,7 +600,7 @@ class Tracer:
                     "Compute it from the tensors of the trace."
                 )
         credits = tuple(a.detach() for a in made)
-        self._refuse_stale(fingerprints(trace.inputs) if trace.prints is None else trace.prints, credits)
+        self._refuse_stale(trace, credits)
         return credits
 
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
@@ -590,18 +614,19 @@ class Tracer:
             )
         if weights != [p._version for p in self._parameters]:
             raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
-        for module in self.model.modules():
+        for module in self._modules:
             if module.training:  # the next batch is measured in eval mode too
                 module.training = False
         return made
 
-    def _refuse_stale(self, theirs: Tensor, credits: tuple[Tensor, ...]) -> None:
+    def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:
         """Two batches with the same per-sample credit: it was recorded once, on another batch."""
         if self._count > 1:
             return  # what was recorded once shows in the first two batches
         ours = torch.stack([fingerprints(a) for a in credits])
-        before, self._previous = self._previous, (ours, theirs)
-        if before is None or before[0].shape != ours.shape or torch.equal(before[1], theirs):
+        # A rule may see labels only (target projection): two batches with the same labels may get the same credit.
+        before, self._previous = self._previous, (ours, trace.labels)
+        if before is None or before[0].shape != ours.shape or torch.equal(before[1], trace.labels):
             return
         same, varies = (before[0] == ours).all(1), (ours != ours[:, :1]).any(1)
         if bool((same & varies).any()):
