@@ -116,6 +116,7 @@ CIFAR10 = Source(
     how_to_get=(
         "mkdir -p ~/.cache/walkback",
         "curl -L https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz | tar xz -C ~/.cache/walkback",
+        "or: hf download uoft-cs/cifar10 --repo-type dataset    (reading it needs walkback[data])",
     ),
     hub=("uoft-cs/cifar10", "cifar10"),
 )
@@ -145,6 +146,7 @@ CIFAR100 = Source(
     how_to_get=(
         "mkdir -p ~/.cache/walkback",
         "curl -L https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz | tar xz -C ~/.cache/walkback",
+        "or: hf download uoft-cs/cifar100 --repo-type dataset    (reading it needs walkback[data])",
     ),
     hub=("uoft-cs/cifar100", "cifar100"),
 )
