@@ -21,6 +21,8 @@ from torch import Tensor, nn
 import walkback as wb
 from walkback.selftest import ResidualNet
 
+BATCHES = 64  # 8,192 samples: most of a test split
+
 
 def bare(model: ResidualNet, batches: list[tuple[Tensor, Tensor]]) -> None:
     """The floor: the states and their gradients, nothing computed from them."""
@@ -57,7 +59,7 @@ def network(inputs: int, width: int, depth: int, expansion: int) -> ResidualNet:
 
 def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> None:
     model = network(inputs, width, depth, expansion)
-    batches = [(torch.randn(128, inputs), torch.randint(10, (128,))) for _ in range(16)]
+    batches = [(torch.randn(128, inputs), torch.randint(10, (128,))) for _ in range(BATCHES)]
     feedback = [torch.randn(10, width) for _ in range(depth + 1)]
 
     def dfa(trace: wb.Trace) -> list[Tensor]:
@@ -89,14 +91,16 @@ def memory() -> None:
         for _ in range(n):
             yield torch.randn(128, 64, generator=generator), torch.randint(10, (128,), generator=generator)
 
-    print("\npeak memory while measuring (process high-water mark is printed by `resident`)")
+    print("\nmemory while measuring")
     for n in (8, 80, 800):
         tracemalloc.start()
         before = resident()
         wb.measure(model, stream(n))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        print(f"  {n:4} batches: Python peak {peak / 2**20:6.2f} MiB, resident {resident() - before:+7.2f} MiB")
+        print(
+            f"  {n:4} batches: peak of Python objects {peak / 2**20:.2f} MiB, resident memory {resident() - before:+.2f} MiB"
+        )
 
 
 def help_time() -> None:
@@ -122,9 +126,9 @@ def resident() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
-    cost(128, 128, 6, expansion=4, rounds=25)
-    cost(3072, 256, 4, expansion=1, rounds=25)
-    cost(128, 128, 6, expansion=1, rounds=25)
+    cost(128, 128, 6, expansion=4, rounds=12)
+    cost(3072, 256, 4, expansion=1, rounds=12)
+    cost(128, 128, 6, expansion=1, rounds=12)
     memory()
     help_time()
 

@@ -36,3 +36,4 @@ def test_readme_names_both_commands() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make demo" in text
     assert "make test" in text
+    assert "@@" not in text

@@ -242,11 +242,11 @@ class Meter:
         reader = None
         if trace.pool == "readout":
             reader = torch.linalg.vector_norm(trace.grads[-1], dim=-1, dtype=torch.float64).argmax(1)
-        h = torch.stack([site_norms(s, trace.pool, reader) for s in trace.states])
-        g = torch.stack([site_norms(s, trace.pool, reader) for s in trace.grads])
-        sums = torch.stack([h.sum(1), g.sum(1)])
+        norms = torch.stack([site_norms(s, trace.pool, reader) for s in (*trace.states, *trace.grads)])
+        sums = norms.sum(1)
         self._sum["norms"] += sums
         if not isfinite(float(sums.sum())):
+            h, g = norms.chunk(2)
             self._note_nonfinite("state", h)
             self._note_nonfinite("gradient", g)
         for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, reader)):
@@ -271,7 +271,7 @@ class Meter:
     def result(self) -> Measurements:
         """The Measurements of everything added so far."""
         reasons: dict[str, str] = {}
-        h, g = ([_some(v) for v in row] for row in (self._sum["norms"] / self.samples).tolist())
+        h, g = ([_some(v) for v in part.tolist()] for part in (self._sum["norms"] / self.samples).chunk(2))
         g = [None if v is None else v / PUBLISHED_BATCH for v in g]
         nonfinite = tuple(
             f"{kind} not finite at site {site}, first in batch {batch}"
@@ -309,7 +309,7 @@ class Meter:
                 "batches": self.batches,
                 "batch_size": next(iter(self.sizes)) if len(self.sizes) == 1 else sorted(self.sizes),
                 "samples": self.samples,
-                "distinct_samples": prints.unique().numel(),
+                "distinct_samples": self._distinct(),
                 "probe_hash": f"{int(prints.sum()) & (2**64 - 1):016x}",
                 "state_shape": list(self.shapes[-1]),
                 "state_shapes": [list(shape) for shape in self.shapes],
@@ -323,16 +323,19 @@ class Meter:
             **({} if self._credit is None else self._credit.result(self.dtype, reasons)),
         )
 
+    def _distinct(self) -> int:
+        """How many different samples were added."""
+        return torch.cat(self._prints).unique().numel()
+
     def _stability(self) -> tuple[float | None, str]:
         if self.batches < 2:
             return None, f"needs at least 2 disjoint batches, got {self.batches}"
         seen: dict[int, int] = {}
-        for batch, prints in enumerate(self._prints):
-            first = seen.setdefault(int(prints.sum()), batch)
+        for batch, total in enumerate(torch.stack([prints.sum() for prints in self._prints]).tolist()):
+            first = seen.setdefault(total, batch)
             if first != batch:
                 return None, f"needs disjoint batches, but batch {batch} repeats batch {first}"
-        samples = torch.cat(self._prints)
-        share = 1 - samples.unique().numel() / len(samples)
+        share = 1 - self._distinct() / self.samples
         if share > 0.05:
             return None, f"needs disjoint batches, but {share:.0%} of the samples occur more than once"
         if self._n_empty:
