@@ -98,9 +98,8 @@ def memory() -> None:
         wb.measure(model, stream(n))
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
-        print(
-            f"  {n:4} batches: peak of Python objects {peak / 2**20:.2f} MiB, resident memory {resident() - before:+.2f} MiB"
-        )
+        grown = resident() - before
+        print(f"  {n:4} batches: peak of Python objects {peak / 2**20:.2f} MiB, resident memory {grown:+.2f} MiB")
 
 
 def help_time() -> None:
