@@ -6,6 +6,8 @@ from math import prod
 
 from torch import Tensor, nn
 
+from walkback.nets.residual import Residual
+
 
 class Flatten(nn.Sequential):
     """A linear map of everything but the batch."""
@@ -28,7 +30,7 @@ class Block(nn.Module):
         return self.w2(self.act(self.w1(self.norm(h))))
 
 
-class ResMLP(nn.Module):
+class ResMLP(Residual):
     """h_l = h_{l-1} + f_l(h_{l-1}) on (B, d) states, with an optional terminal LayerNorm.
 
     Args:
@@ -63,11 +65,3 @@ class ResMLP(nn.Module):
     def readout(self, h: Tensor) -> Tensor:
         """(B, d) to logits (B, C)."""
         return self.out_head(self.out_ln(h))
-
-    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, …) to logits (B, C), with h_0…h_L when asked."""
-        hidden = [self.embed(x)]
-        for block in self.blocks:
-            hidden.append(hidden[-1] + block(hidden[-1]))
-        logits = self.readout(hidden[-1])
-        return (logits, hidden) if return_hidden else logits

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from walkback.nets.residual import Residual
+
 
 class ConvBlock(nn.Module):
     """conv, BN, ReLU, conv, BN. Returns the branch."""
@@ -19,7 +21,7 @@ class ConvBlock(nn.Module):
         return self.norm2(self.w2(self.act(self.norm1(self.w1(h)))))
 
 
-class SmallCNN(nn.Module):
+class SmallCNN(Residual):
     """(B, C, H, W) states, averaged over positions by the readout.
 
     Args:
@@ -48,11 +50,3 @@ class SmallCNN(nn.Module):
     def readout(self, h: Tensor) -> Tensor:
         """(B, C, H, W) to logits (B, C)."""
         return self.out_head(self.pool(h).flatten(1))
-
-    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, C, H, W) to logits (B, C), with h_0…h_L when asked."""
-        hidden = [self.embed(x)]
-        for block in self.blocks:
-            hidden.append(hidden[-1] + block(hidden[-1]))
-        logits = self.readout(hidden[-1])
-        return (logits, hidden) if return_hidden else logits

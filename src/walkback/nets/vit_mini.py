@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from walkback.errors import InputError
+from walkback.nets.residual import Residual
 
 
 class Patches(nn.Module):
@@ -43,7 +44,7 @@ class TransformerBlock(nn.Module):
         return attention + self.w2(self.act(self.w1(self.norm2(h + attention))))
 
 
-class ViTMini(nn.Module):
+class ViTMini(Residual):
     """(B, T, d) states read out at the class token.
 
     Args:
@@ -58,6 +59,8 @@ class ViTMini(nn.Module):
     >>> ViTMini((3, 32, 32), 10, width=16, depth=1)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+
+    stem_name = "patch_embed"
 
     def __init__(
         self,
@@ -79,11 +82,3 @@ class ViTMini(nn.Module):
     def readout(self, h: Tensor) -> Tensor:
         """(B, T, d) to logits (B, C), from the class token."""
         return self.head(self.norm(h[:, 0]))
-
-    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, C, H, W) to logits (B, C), with h_0…h_L when asked."""
-        hidden = [self.patch_embed(x)]
-        for block in self.blocks:
-            hidden.append(hidden[-1] + block(hidden[-1]))
-        logits = self.readout(hidden[-1])
-        return (logits, hidden) if return_hidden else logits

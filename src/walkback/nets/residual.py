@@ -1,0 +1,24 @@
+"""What the networks have in common: a stem, blocks that return the residual branch, and a readout."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Residual(nn.Module):
+    """h_0 = stem(x), h_l = h_{l-1} + block_l(h_{l-1}), logits = readout(h_L). Subclasses name their stem."""
+
+    stem_name = "embed"
+    blocks: nn.ModuleList
+
+    def readout(self, h: Tensor) -> Tensor:
+        """h_L to logits (B, C)."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
+        """(B, …) to logits (B, C), with h_0…h_L when asked."""
+        hidden = [getattr(self, self.stem_name)(x)]
+        for block in self.blocks:
+            hidden.append(hidden[-1] + block(hidden[-1]))
+        logits = self.readout(hidden[-1])
+        return (logits, hidden) if return_hidden else logits
