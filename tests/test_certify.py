@@ -27,7 +27,7 @@ def ready(rule, net):
         ("bp", ["exact"] * 5),
         ("fa", ["random feedback"] * 3 + ["exact"] * 2),
         ("dfa", ["random feedback"] * 4 + ["exact"]),
-        ("state-bridge", ["learned"] * 3 + ["exact"] * 2),
+        ("state-bridge", ["learned"] * 4 + ["exact"]),
         ("credit-bridge", ["learned"] * 4 + ["exact"]),
         ("ep", ["computed"] * 4 + ["exact"]),
     ],

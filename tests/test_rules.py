@@ -208,6 +208,19 @@ def fit(rule: Rule, trace: Trace, steps: int = 300) -> None:
         optimiser.step()
 
 
+@pytest.mark.parametrize("name", ["fa", "dfa"])
+def test_fresh_feedback_changes_at_every_call_and_fixed_feedback_never(name: str) -> None:
+    net, (x, y) = small(), batch()
+    trace = trace_of(net, x, y)
+    fixed, fresh = ready(name, net, x), ready(name, net, x, fresh=True)
+    first, second = fixed(trace)[0], fixed(trace)[0]
+    assert torch.equal(first, second)
+    drawn = [fresh(trace)[0] for _ in range(200)]
+    assert not torch.equal(drawn[0], drawn[1])
+    # No direction survives averaging: the mean of n draws shrinks as 1/√n.
+    assert float(torch.stack(drawn).mean(0).norm()) < 0.2 * float(torch.stack([d.norm() for d in drawn]).mean())
+
+
 def test_state_bridge_predicts_the_last_state_better_than_the_identity() -> None:
     net, (x, y) = small(depth=3), batch(64)
     with torch.no_grad():  # blocks that do something, so that the identity is a poor guess

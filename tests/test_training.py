@@ -15,6 +15,7 @@ import torch
 
 import walkback as wb
 from walkback.data import Dataset, Split
+from walkback.training import loop
 from walkback.training.bundle import load_bundle
 from walkback.training.loop import augment, build_net, seeded, train
 from walkback.training.spec import Optimiser, RunSpec
@@ -131,6 +132,31 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path)
     for name in ("trajectory.jsonl", "report.json"):
         assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert not (resumed.path / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [("dfa", {"fresh": True}), ("fa", {"fresh": True}), ("state-bridge", {}), ("credit-bridge", {}), ("ep", {})],
+)
+def test_interrupted_runs_of_every_rule_go_on_as_if_nothing_happened(
+    rule: str, options: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = RunSpec(**{**SMALL, "rule": rule, "rule_options": options, "epochs": 3})
+    whole = train(spec, tmp_path / "whole", data=tiny(), quiet=True)
+    keep = loop._checkpoint
+
+    def stop_after_two(run, folder: Path, epoch: int) -> None:
+        keep(run, folder, epoch)
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_checkpoint", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        train(spec, tmp_path / "cut", data=tiny(), quiet=True)
+    monkeypatch.undo()
+    resumed = train(spec, tmp_path / "cut", data=tiny(), quiet=True)
+    assert weights(resumed) == weights(whole)
+    assert (resumed.path / "report.json").read_bytes() == (whole.path / "report.json").read_bytes()
 
 
 def test_a_diverged_run_ends_as_a_finding(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ RECIPE: dict[str, Any] = {
     "net_options": {"width": 128},
     "data": "teacher",
     "epochs": 5,
-    "optimiser": {"lr": 5e-3},
+    "optimiser": {"lr": 6e-3, "schedule": "constant"},
 }
 
 

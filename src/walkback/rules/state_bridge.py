@@ -12,7 +12,7 @@ from walkback.trace import Trace, cross_entropy
 
 
 class Predictor(nn.Module):
-    """G(h, t) = h + (1 − t)·rms(h)·MLP(LN h, t): scale-free, and the identity at t = 1, where h is h_L itself."""
+    """G(h, t) = rms(h)·MLP(LN h, t) with one hidden layer: scale-free, and no shortcut from h, so it has to learn."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -23,8 +23,7 @@ class Predictor(nn.Module):
     def forward(self, h: Tensor, t: Tensor) -> Tensor:
         """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
         rms = h.pow(2).mean(-1, keepdim=True).sqrt()
-        change = self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
-        return h + (1 - t) * rms * change
+        return rms * self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
 
 
 class StateBridge(Rule):
@@ -42,25 +41,25 @@ class StateBridge(Rule):
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Make G; positions of an image share it, as tokens do."""
         width = feature_dim(states[0])
-        self.parts, self.depth = parts, len(states) - 1
+        self.parts, self.sites = parts, len(states)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
             self.predictor = Predictor(width, max(1, round(self.hidden * width)))
         self.predictor.requires_grad_(self.learns)
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """One backward pass through G and the readout for all sites at once; exact at L, where G is the identity."""
-        states = torch.cat([h.detach() for h in trace.states[:-1]]).requires_grad_()
-        labels = trace.labels.repeat(self.depth, *[1] * (trace.labels.ndim - 1))
+        """One backward pass through G and the readout for all sites at once."""
+        states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
+        labels = trace.labels.repeat(self.sites, *[1] * (trace.labels.ndim - 1))
         with torch.enable_grad():
             losses = cross_entropy(self.parts.readout(self.predict(states)), labels)
             (found,) = torch.autograd.grad(losses.sum(), [states])
-        return [*found.split(len(trace.labels)), trace.grads[-1]]
+        return found.split(len(trace.labels))
 
     def predict(self, states: Tensor) -> Tensor:
-        """h_0…h_{L-1}, stacked along the batch, to predictions of h_L."""
-        batch = len(states) // self.depth
-        t = torch.arange(self.depth, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
+        """h_0…h_L, stacked along the batch, to predictions of h_L."""
+        times = torch.linspace(0, 1, self.sites, device=states.device, dtype=states.dtype)
+        t = times.repeat_interleave(len(states) // self.sites)
         if states.ndim == 4:
             last = states.movedim(1, -1)
             return self.predictor(last, t.view(-1, 1, 1, 1).expand(*last.shape[:-1], 1)).movedim(-1, 1)
@@ -72,8 +71,8 @@ class StateBridge(Rule):
             return None
         target = trace.states[-1].detach()
         scale = target.flatten(1).pow(2).sum(1).mean()
-        predicted = self.predict(torch.cat([h.detach() for h in trace.states[:-1]]))
-        wrong = (predicted - target.repeat(self.depth, *[1] * (target.ndim - 1))).flatten(1).pow(2).sum(1).mean()
+        predicted = self.predict(torch.cat([h.detach() for h in trace.states]))
+        wrong = (predicted - target.repeat(self.sites, *[1] * (target.ndim - 1))).flatten(1).pow(2).sum(1).mean()
         return wrong / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def describe(self) -> dict[str, object]:

@@ -1,0 +1,52 @@
+"""What FA and DFA share: random matrices that carry credit, drawn once, or anew at every call as an ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from walkback.rules.rule import Rule, check_target
+
+
+class RandomFeedback(Rule):
+    """A rule with feedback matrices B0, B1, … as buffers.
+
+    Args:
+        scale: B's entries have standard deviation scale/√d; 1 keeps the length of what is carried, on average.
+        target: for token states, "all" tokens get the credit of the sample, "readout" only the first.
+        fresh: draw B anew at every call: the ablation to which no network can align.
+    """
+
+    def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False) -> None:
+        super().__init__()
+        self.scale, self.target, self.fresh = scale, check_target(target), fresh
+        self.fan: list[int] = []
+
+    def draw(self, shapes: Iterable[tuple[int, int, int]], generator: torch.Generator) -> None:
+        """Make one matrix for each (rows, columns, d of its standard deviation)."""
+        for site, (rows, columns, fan) in enumerate(shapes):
+            self.fan.append(fan)
+            self.register_buffer(f"B{site}", torch.empty(rows, columns))
+        self.redraw(generator)
+        if self.fresh:  # saved with the weights, so that a resumed run draws on
+            self.register_buffer("next_draw", torch.randint(2**31, (), generator=generator))
+
+    def matrices(self) -> list[torch.Tensor]:
+        """B0, B1, … as they are now; with `fresh`, drawn for this call."""
+        if self.fresh:
+            seed = self.get_buffer("next_draw")
+            self.redraw(torch.Generator().manual_seed(int(seed)))
+            seed += 1
+        return [self.get_buffer(f"B{site}") for site in range(len(self.fan))]
+
+    def redraw(self, generator: torch.Generator) -> bool:
+        """Draw all feedback anew."""
+        for site, fan in enumerate(self.fan):
+            buffer = self.get_buffer(f"B{site}")
+            buffer.copy_(torch.randn(tuple(buffer.shape), generator=generator) * self.scale / fan**0.5)
+        return True
+
+    def describe(self) -> dict[str, object]:
+        """Scale and target of the feedback, and whether it is drawn anew."""
+        return {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
