@@ -228,7 +228,7 @@ def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", interrupt)
-    assert call(capsys, "diagnose", f"{mod}:healthy")[0] == 130
+    assert call(capsys, "diagnose", f"{mod}:healthy") == (130, "", "stopped\n")
 
 
 def test_the_traceback_is_there_for_those_who_ask(mod, capsys, monkeypatch):

@@ -28,6 +28,7 @@ app = App(
     help="Which of your feedback-alignment results would you have to walk back?\n\n"
     "`diagnose` and `judge` exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input.",
     version=__version__,
+    suppress_keyboard_interrupt=False,  # `run` says that it stopped
 )
 
 Edition = Literal["three-check", "four-diagnostic"]
@@ -253,7 +254,8 @@ def train(
         rule_options=_json_object("--rule-options", rule_options),
         optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},
     )
-    bundle = run(spec, out, root=root, device=device)
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        bundle = run(spec, out, root=root, device=device)
     report = bundle.report()
     assert report is not None  # its presence is what makes a run finished
     if json:
