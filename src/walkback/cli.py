@@ -293,11 +293,13 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
 
 
 @app.command
-def doctor(*, json: Flag = False) -> int:
-    """Check this installation: versions, devices, and the measurement itself against closed forms.
+def doctor(*, root: Path | None = None, json: Flag = False) -> int:
+    """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
     Parameters
     ----------
+    root
+        Where to look for data sets.
     json
         Print the findings as JSON.
     """
@@ -306,8 +308,10 @@ def doctor(*, json: Flag = False) -> int:
     import torch
 
     from walkback import selftest
+    from walkback.data import inventory
     from walkback.diagnose import diagnose as run
 
+    data = inventory(root)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the networks are tiny: on a busy machine threads only wait for each other
     try:
@@ -329,6 +333,7 @@ def doctor(*, json: Flag = False) -> int:
         "torch": torch.__version__,
         "devices": devices,
         "threads": threads,
+        "data": data,
         "closed_form_error": errors,
         "known_networks": verdicts,
         "ok": healthy,
@@ -341,13 +346,23 @@ def doctor(*, json: Flag = False) -> int:
             ("python", f"{found['python']} on {platform.system()} {platform.machine()}"),
             ("torch", f"{torch.__version__}, {found['threads']} threads"),
             ("devices", ", ".join(devices)),
+            *((f"data: {name}", _where(here)) for name, here in data.items()),
             *((f"closed form: {k}", f"relative error {v:.1e}") for k, v in errors.items()),
             *((f"known network: {k}", "as expected" if v else "WRONG VERDICT") for k, v in verdicts.items()),
         ]
         width = max(len(name) for name, _ in rows)
         sound = "The instrument is sound." if healthy else "The instrument is NOT sound on this machine: do not use it."
-        _print("\n".join([*(f"{name:{width}}  {text}" for name, text in rows), sound]))
+        table = [f"{name:{width}}  {text}" for name, text in rows]
+        absent = {name: here["how_to_get"] for name, here in data.items() if not here["found"]}
+        advice = [line for name, how in absent.items() for line in (f"To get {name}:", *(f"  {h}" for h in how))]
+        _print("\n".join([*table, *advice, sound]))
     return 0 if healthy else 1
+
+
+def _where(here: dict[str, Any]) -> str:
+    if not here["found"]:
+        return f"not found in {', '.join(here['looked_in'])}"
+    return here["where"] + ("; to read it: pip install 'walkback[data]'" if here["needs"] else "")
 
 
 # -- plumbing ------------------------------------------------------------------------------------------------
