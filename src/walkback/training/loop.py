@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from walkback import nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.diagnose import diagnose, measure
+from walkback.errors import InputError
 from walkback.measure import Measurements
 from walkback.progress import Show, epochs, quietly
 from walkback.rules.rule import Parts, Rule, set_up
@@ -123,6 +124,11 @@ def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Ten
 
 
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
+    if spec.augment and len(data.input_shape) != 3:
+        raise InputError(
+            f"Expected images (C, H, W) to flip and crop, but {spec.data} has inputs of shape {data.input_shape}. "
+            "Leave augment out."
+        )
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
