@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import count
@@ -228,7 +229,7 @@ def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", interrupt)
-    assert call(capsys, "diagnose", f"{mod}:healthy")[0] == 130
+    assert call(capsys, "diagnose", f"{mod}:healthy") == (130, "", "stopped\n")
 
 
 def test_the_traceback_is_there_for_those_who_ask(mod, capsys, monkeypatch):
@@ -304,6 +305,91 @@ def test_doctor_checks_the_instrument(capsys):
     assert (code, err, found["ok"], found["walkback"]) == (0, "", True, wb.__version__)
     assert max(found["closed_form_error"].values()) < 1e-9
     assert all(found["known_networks"].values())
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch) -> Path:
+    """A home and a current folder without any data set."""
+    for name in ("WALKBACK_DATA", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(selftest, "cases", lambda: [])  # the instrument has its own tests
+    return tmp_path
+
+
+def touch(folder: Path, *names: str) -> Path:
+    """Empty files: only their names are looked at."""
+    folder.mkdir(parents=True)
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+CIFAR100_FILES = ("train.bin", "test.bin")
+PARQUET_FILES = ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet")
+
+
+def doctor_rows(capsys, *tokens: str) -> tuple[dict[str, str], list[str]]:
+    code, out, err = call(capsys, "doctor", *tokens)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    rows = [re.split("  +", line, maxsplit=1) for line in lines if line.startswith("data: ")]
+    return {name.removeprefix("data: "): text for name, text in rows}, lines
+
+
+def test_doctor_says_where_each_data_set_is_and_how_to_get_the_others(no_data, capsys):
+    from walkback.data import SOURCES
+
+    folder = touch(no_data / ".cache/walkback/cifar-100-binary", *CIFAR100_FILES)
+    rows, lines = doctor_rows(capsys)
+    assert list(rows) == ["teacher", "teacher-linear", "cifar10", "cifar100", "fashion-mnist"]
+    assert rows["teacher"] == rows["teacher-linear"] == "embedded"
+    assert rows["cifar100"] == str(folder)
+    assert rows["cifar10"] == f"not found in {no_data / '.cache/walkback'}, data"
+    start = lines.index("To get cifar10:")
+    assert lines[start + 1 : start + 4] == [f"  {how}" for how in SOURCES["cifar10"].how_to_get]
+    assert "To get cifar100:" not in lines
+    assert lines[-1] == "The instrument is sound."
+
+
+def test_doctor_lists_data_sets_as_json(no_data, capsys):
+    folder = touch(no_data / "data/cifar10/plain_text", *PARQUET_FILES)
+    code, out, _ = call(capsys, "doctor", "--json")
+    data = json.loads(out)["data"]
+    assert code == 0
+    assert data["teacher"] == {"found": True, "where": "embedded", "needs": []}
+    assert data["cifar10"] == {"found": True, "where": str(folder.relative_to(no_data)), "needs": []}
+    absent = data["cifar100"]
+    assert (absent["found"], absent["where"]) == (False, None)
+    assert absent["looked_in"] == [str(no_data / ".cache/walkback"), "data"]
+    assert any("cifar-100-binary.tar.gz" in how for how in absent["how_to_get"])
+
+
+def test_doctor_looks_in_the_given_root_alone(no_data, capsys):
+    touch(no_data / "data/cifar-100-binary", *CIFAR100_FILES)
+    folder = touch(no_data / "mine/cifar10/plain_text", *PARQUET_FILES)
+    rows, _ = doctor_rows(capsys, "--root", "mine")
+    assert rows["cifar10"] == str(folder.relative_to(no_data))
+    assert rows["cifar100"] == rows["fashion-mnist"] == "not found in mine"
+
+
+def test_doctor_sees_an_incomplete_set_as_not_found_and_what_reading_needs(no_data, capsys, monkeypatch):
+    touch(no_data / "mine/cifar-100-binary", *CIFAR100_FILES[:1])
+    touch(no_data / "mine/plain_text", *PARQUET_FILES)
+    monkeypatch.setattr("walkback.data.find_spec", lambda name: None if name == "PIL" else name)
+    rows, _ = doctor_rows(capsys, "--root", "mine")
+    assert rows["cifar100"] == "not found in mine"
+    assert rows["cifar10"] == "mine/plain_text; to read it: pip install 'walkback[data]'"
+
+
+def test_doctor_opens_no_file_of_a_data_set(no_data, capsys, monkeypatch):
+    touch(no_data / "mine/cifar-100-binary", *CIFAR100_FILES)
+    opened, real = [], Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), real(self, *a, **k))[1])
+    monkeypatch.setattr("numpy.fromfile", lambda *a, **k: pytest.fail("read"))
+    assert doctor_rows(capsys, "--root", "mine")[0]["cifar100"] == "mine/cifar-100-binary"
+    assert opened == []
 
 
 def test_doctor_says_when_the_instrument_is_not_sound(capsys, monkeypatch):

@@ -115,6 +115,24 @@ def test_traces_are_numbered():
         assert [tracer.trace(x, y).index for x, y in batched(*net.example(9), 3)] == [0, 1, 2]
 
 
+def test_outside_of_its_with_block_a_tracer_says_so():
+    net = SmoothNet()
+    x, y = net.example(4)
+    words = r"Expected Tracer\.{} to be called inside `with Tracer\(model\) as tracer:`, but this tracer is not open"
+    tracer = wb.Tracer(net)
+    for _ in range(2):  # before it was entered, and after it was left
+        with pytest.raises(wb.InputError, match=words.format("trace")):
+            tracer.trace(x, y)
+        with pytest.raises(wb.InputError, match=words.format("replay")):
+            tracer.replay(x, y, 0, torch.zeros_like(net.stream(x)[0]), None)
+        with tracer:
+            assert tracer.trace(x, y).index in (0, 1)
+    with pytest.raises(ZeroDivisionError), tracer:
+        raise ZeroDivisionError
+    with pytest.raises(wb.InputError, match=words.format("trace")):
+        tracer.trace(x, y)
+
+
 # -- one pass for everything --------------------------------------------------------------------------------
 
 

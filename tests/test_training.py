@@ -236,6 +236,11 @@ def test_unknown_names_teach(tmp_path: Path) -> None:
         run(tmp_path, net_options={"hidden": 3})
 
 
+def test_only_images_are_augmented(tmp_path: Path) -> None:
+    with pytest.raises(wb.InputError, match=r"Expected images \(C, H, W\) to flip and crop, but .* of shape \(8,\)"):
+        run(tmp_path, augment=True)
+
+
 def test_a_new_field_with_a_default_renames_nothing() -> None:
     assert RunSpec().digest == RunSpec(net="resmlp", optimiser=Optimiser()).digest
     assert RunSpec(seed=1).digest != RunSpec().digest

@@ -28,6 +28,7 @@ app = App(
     help="Which of your feedback-alignment results would you have to walk back?\n\n"
     "`diagnose` and `judge` exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input.",
     version=__version__,
+    suppress_keyboard_interrupt=False,  # `run` says that it stopped
 )
 
 Edition = Literal["three-check", "four-diagnostic"]
@@ -253,7 +254,8 @@ def train(
         rule_options=_json_object("--rule-options", rule_options),
         optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},
     )
-    bundle = run(spec, out, root=root, device=device)
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        bundle = run(spec, out, root=root, device=device)
     report = bundle.report()
     assert report is not None  # its presence is what makes a run finished
     if json:
@@ -291,11 +293,13 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
 
 
 @app.command
-def doctor(*, json: Flag = False) -> int:
-    """Check this installation: versions, devices, and the measurement itself against closed forms.
+def doctor(*, root: Path | None = None, json: Flag = False) -> int:
+    """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
     Parameters
     ----------
+    root
+        Where to look for data sets.
     json
         Print the findings as JSON.
     """
@@ -304,8 +308,10 @@ def doctor(*, json: Flag = False) -> int:
     import torch
 
     from walkback import selftest
+    from walkback.data import inventory
     from walkback.diagnose import diagnose as run
 
+    data = inventory(root)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the networks are tiny: on a busy machine threads only wait for each other
     try:
@@ -327,6 +333,7 @@ def doctor(*, json: Flag = False) -> int:
         "torch": torch.__version__,
         "devices": devices,
         "threads": threads,
+        "data": data,
         "closed_form_error": errors,
         "known_networks": verdicts,
         "ok": healthy,
@@ -339,13 +346,23 @@ def doctor(*, json: Flag = False) -> int:
             ("python", f"{found['python']} on {platform.system()} {platform.machine()}"),
             ("torch", f"{torch.__version__}, {found['threads']} threads"),
             ("devices", ", ".join(devices)),
+            *((f"data: {name}", _where(here)) for name, here in data.items()),
             *((f"closed form: {k}", f"relative error {v:.1e}") for k, v in errors.items()),
             *((f"known network: {k}", "as expected" if v else "WRONG VERDICT") for k, v in verdicts.items()),
         ]
         width = max(len(name) for name, _ in rows)
         sound = "The instrument is sound." if healthy else "The instrument is NOT sound on this machine: do not use it."
-        _print("\n".join([*(f"{name:{width}}  {text}" for name, text in rows), sound]))
+        table = [f"{name:{width}}  {text}" for name, text in rows]
+        absent = {name: here["how_to_get"] for name, here in data.items() if not here["found"]}
+        advice = [line for name, how in absent.items() for line in (f"To get {name}:", *(f"  {h}" for h in how))]
+        _print("\n".join([*table, *advice, sound]))
     return 0 if healthy else 1
+
+
+def _where(here: dict[str, Any]) -> str:
+    if not here["found"]:
+        return f"not found in {', '.join(here['looked_in'])}"
+    return here["where"] + ("; to read it: pip install 'walkback[data]'" if here["needs"] else "")
 
 
 # -- plumbing ------------------------------------------------------------------------------------------------

@@ -1,22 +1,48 @@
-"""A progress bar with time left, on standard error, only for what takes over two seconds in a terminal."""
+"""Progress on standard error: bars in a terminal, and one line per epoch of training elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 T = TypeVar("T")
 
+# (epochs done, whole or not, and what the last whole one measured, given at its end)
+Show = Callable[[float, str], None]
+
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quietly(really: bool = True) -> Iterator[None]:
+    """Inside, nothing of this module shows anything.
+
+    >>> with quietly():
+    ...     list(track([1, 2], "counting"))
+    [1, 2]
+    """
+    token = _quiet.set(_quiet.get() or really)
+    try:
+        yield
+    finally:
+        _quiet.reset(token)
+
 
 def track(items: Iterable[T], what: str, total: int | None = None, patience: float = 2.0) -> Iterator[T]:
-    """Yield `items`; once `patience` seconds have passed, show how far we are.
+    """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left.
 
     >>> list(track([1, 2], "counting"))
     [1, 2]
     """
-    if not sys.stderr.isatty():
+    if _quiet.get() or not sys.stderr.isatty():
         yield from items
         return
     start, bar, task = time.monotonic(), None, None
@@ -40,3 +66,81 @@ def _bar(what: str, total: int | None, done: int):
     task = bar.add_task(what, total=total, completed=done)
     bar.start()
     return bar, task
+
+
+@contextmanager
+def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
+    """Give a function that shows how far training is: `show(2.5, "")` within an epoch, `show(3, "acc 0.9")` at its end.
+
+    Args:
+        what: the name of the run.
+        done: epochs that were finished before this process.
+        total: epochs of the run.
+        numbers: what was measured last.
+
+    >>> import contextlib, sys
+    >>> with contextlib.redirect_stderr(sys.stdout), epochs("a run", 0, 2, "acc 0.1") as show:
+    ...     show(0.5, "")
+    ...     show(1, "acc 0.5")
+    a run  epoch 1/2  acc 0.5  0.0 s/epoch, 0 min left
+    """
+    start = time.monotonic()
+
+    def pace(position: float) -> float:
+        """Seconds per epoch, of this process alone."""
+        return (time.monotonic() - start) / (position - done)
+
+    def line(position: float, numbers: str) -> None:
+        if numbers:
+            each = pace(position)
+            left = f"{each:.1f} s/epoch, {each * (total - position) / 60:.0f} min left"
+            print(f"{what}  epoch {position:.0f}/{total}  {numbers}  {left}", file=sys.stderr, flush=True)
+
+    if _quiet.get():
+        yield lambda position, numbers: None
+    elif not sys.stderr.isatty():
+        yield line
+    else:
+        from rich.console import Console
+
+        console = Console(file=sys.stderr)
+        if not console.is_interactive:  # TERM=dumb can't move its cursor
+            yield line
+            return
+        with _epoch_bar(console, what, done, total, numbers, pace) as show, quietly():  # no bar paints over another
+            yield show
+
+
+@contextmanager
+def _epoch_bar(
+    console: Console, what: str, done: int, total: int, numbers: str, pace: Callable[[float], float]
+) -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    told = Column(no_wrap=True, overflow="ellipsis")
+    columns = BarColumn(bar_width=None), TextColumn("{task.description}", markup=False, table_column=told)
+    to_terminal = sys.stdout.isatty()  # else it is piped, and what is printed belongs in the pipe
+    # Drawn by the training loop, not by a thread that would compete with it.
+    bar = Progress(*columns, console=console, auto_refresh=False, redirect_stdout=to_terminal, expand=True)
+    due = 0.0
+
+    def text(position: float) -> str:
+        left = timedelta(seconds=round(pace(position) * (total - position))) if position > done else "-:--:--"
+        line = f"{int(position)}/{total} epochs  {numbers}  {left} left"
+        return line.replace("‖", "|") if console.options.ascii_only else line
+
+    def show(position: float, new: str) -> None:
+        nonlocal numbers, due
+        numbers, now = new or numbers, time.monotonic()
+        if new or now >= due:
+            bar.update(task, completed=position, description=text(position))
+        if now >= due:
+            bar.refresh()
+            due = now + max(0.25, 400 * (time.monotonic() - now))  # at most 1/400 of the time is spent on drawing
+
+    console.print(what, highlight=False, markup=False, soft_wrap=True)
+    task = bar.add_task(text(done), total=total, completed=done)
+    with bar:
+        console.show_cursor()  # rich hides it, and a run that is killed could not bring it back
+        yield show

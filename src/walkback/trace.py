@@ -113,6 +113,7 @@ class Tracer:
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._stack = ExitStack()
+        self._open = False
 
     # -- the session ---------------------------------------------------------------------------------
 
@@ -133,10 +134,11 @@ class Tracer:
         except BaseException:
             self._stack.close()
             raise
+        self._open = True
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._recording = False
+        self._recording = self._open = False
         self._stack.__exit__(*exc)  # type: ignore[arg-type]
 
     # -- hooks ---------------------------------------------------------------------------------------
@@ -250,6 +252,7 @@ class Tracer:
 
     def trace(self, x: Tensor, y: Tensor, credit: Credit | None = None) -> Trace:
         """One forward, one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
+        self._refuse_outside("trace")
         index = self._count
         try:
             check_batch(x, y, index, self._device)
@@ -266,6 +269,14 @@ class Tracer:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
         return trace
+
+    def _refuse_outside(self, name: str) -> None:
+        """The hooks and eval mode last as long as the `with` block."""
+        if not self._open:
+            raise InputError(
+                f"Expected Tracer.{name} to be called inside `with Tracer(model) as tracer:`, but this tracer is not "
+                "open: only there are its hooks on the network. Open it with `with`, and call it in that block."
+            )
 
     def _pass(self, x: Tensor, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
         while True:
@@ -642,6 +653,7 @@ class Tracer:
     @torch.no_grad()
     def replay(self, x: Tensor, y: Tensor, site: int, delta: Tensor, weights: dict[str, Tensor] | None) -> Tensor:
         """(B,) losses of the same batch with `delta` (shaped like h_site) added to the stream at `site`."""
+        self._refuse_outside("replay")
 
         def at_stem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream = _first_tensor((*args, *kwargs.values()))

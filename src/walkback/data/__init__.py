@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from walkback.data.cifar import CIFAR10, CIFAR100
 from walkback.data.dataset import Dataset, Split, checked
 from walkback.data.fashion_mnist import FASHION_MNIST
-from walkback.data.source import read
+from walkback.data.source import bases, look, read
 from walkback.data.teacher import teacher, teacher_linear
 from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError
@@ -15,7 +17,7 @@ from walkback.errors import InputError
 EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
 SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
 
-__all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "load"]
+__all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load"]
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
@@ -44,3 +46,29 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         return read(SOURCES[name], root)
     known = ", ".join([*EMBEDDED, *SOURCES])
     raise InputError(f"Expected data to be one of {known} or module:function, but got {name!r}.")
+
+
+def inventory(root: str | Path | None = None) -> dict[str, dict[str, Any]]:
+    """Which data sets are here, by name: `found`, `where`, and `needs`, the modules that are not installed.
+
+    Those that are not have `looked_in` and `how_to_get`. Only file names are looked at; `load` checks the contents.
+    A folder of parquet files, given directly, is so taken for CIFAR-10 and CIFAR-100 alike.
+
+    Args:
+        root: as for `load`.
+
+    >>> inventory()["teacher"]
+    {'found': True, 'where': 'embedded', 'needs': []}
+    """
+    out: dict[str, dict[str, Any]] = {name: {"found": True, "where": "embedded", "needs": []} for name in EMBEDDED}
+    for name, source in SOURCES.items():
+        found = look(source, root)
+        if found is None:
+            places = [str(base) for base in bases(source, root)]
+            out[name] = {"found": False, "where": None, "needs": [], "looked_in": places}
+            out[name]["how_to_get"] = list(source.how_to_get)
+        else:
+            layout, folder = found
+            missing = [module for module in layout.needs if find_spec(module) is None]
+            out[name] = {"found": True, "where": str(folder), "needs": missing}
+    return out

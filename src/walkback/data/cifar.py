@@ -111,7 +111,13 @@ CIFAR10 = Source(
                 "test_batch": "40351d587109b95175f43aff81a1287e",
             },
         ),
-        Layout(("plain_text",), ("train-*.parquet",), ("test-*.parquet",), partial(read_parquet, label_column="label")),
+        Layout(
+            ("plain_text",),
+            ("train-*.parquet",),
+            ("test-*.parquet",),
+            partial(read_parquet, label_column="label"),
+            needs=("pyarrow", "PIL"),
+        ),
     ),
     how_to_get=(
         "mkdir -p ~/.cache/walkback",
@@ -140,7 +146,11 @@ CIFAR100 = Source(
             md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         ),
         Layout(
-            ("cifar100",), ("train-*.parquet",), ("test-*.parquet",), partial(read_parquet, label_column="fine_label")
+            ("cifar100",),
+            ("train-*.parquet",),
+            ("test-*.parquet",),
+            partial(read_parquet, label_column="fine_label"),
+            needs=("pyarrow", "PIL"),
         ),
     ),
     how_to_get=(

@@ -40,6 +40,7 @@ class Layout:
     test: tuple[str, ...]
     reader: Reader
     md5: Mapping[str, str] = field(default_factory=dict)  # of whole files, where they were published
+    needs: tuple[str, ...] = ()  # modules of the extra walkback[data]
 
 
 @dataclass(frozen=True)
@@ -94,15 +95,22 @@ def bases(source: Source, root: str | Path | None) -> list[Path]:
     return found + [Path(path) for path in source.system]
 
 
-def find(source: Source, root: str | Path | None = None) -> tuple[Layout, Path]:
-    """The first layout whose files are all there, and its folder."""
-    places = bases(source, root)
-    for base in places:
+def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] | None:
+    """The first layout whose files are all there, and its folder. Only names are looked at."""
+    for base in bases(source, root):
         for layout in source.layouts:
             for folder in _folders(base, source, layout):
                 if not _missing(folder, layout):
                     return layout, folder
-    raise FormatError(_explain(source, places))
+    return None
+
+
+def find(source: Source, root: str | Path | None = None) -> tuple[Layout, Path]:
+    """What `look` finds, or an error with the files looked for, the places, and how to get them."""
+    found = look(source, root)
+    if found is None:
+        raise FormatError(_explain(source, bases(source, root)))
+    return found
 
 
 def _folders(base: Path, source: Source, layout: Layout) -> Iterator[Path]:

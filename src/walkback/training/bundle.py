@@ -2,6 +2,9 @@
 
 `weights.safetensors` holds the network (`net.*`) and the rule's auxiliaries (`aux.*`: B, G, V), always
 together: without them the credit can't be measured. `trajectory.jsonl` and `report.json` are optional.
+
+Reading a bundle runs nothing. Building from it does, where its spec names a `module:function`: that module is imported
+and the function called, with all the rights of this process. Do it only with bundles and modules you trust.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ SCHEMA = "walkback.bundle/1"
 class Bundle:
     """A bundle that was read from `path`.
 
-    `spec["net"]` names what builds the network, a `module:function` called with `spec["net_options"]`.
+    `spec["net"]` names what builds the network: one of `walkback.nets`, or a `module:function`, which is imported and
+    called with `spec["net_options"]`. So `model()` and `rule()` can run code that the spec names; reading never does.
     """
 
     path: Path
@@ -41,7 +45,11 @@ class Bundle:
     auxiliaries: Mapping[str, Tensor]
 
     def model(self) -> nn.Module:
-        """The network, built anew and given its weights, in eval mode on the CPU."""
+        """The network, built anew and given its weights, in eval mode on the CPU.
+
+        Where `spec["net"]` is a `module:function`, this imports the module (from the current folder first) and calls
+        the function: look at the spec before you build a bundle from someone else.
+        """
         net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
             raise FormatError(f"Expected {self.path / 'spec.json'} to name its network under `net`, but got {net!r}.")
@@ -59,6 +67,8 @@ class Bundle:
 
     def rule(self, model: nn.Module) -> Rule:
         """The rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
+
+        Like `model`, it runs code where `spec["rule"]` is a `module:function`.
 
         Args:
             model: what `model()` returned; rules such as EP run its blocks.
@@ -162,7 +172,7 @@ def _spelled(value: Any) -> Any:
 
 
 def load_bundle(path: str | Path) -> Bundle:
-    """Read a bundle folder; nothing in it is executed until `Bundle.model` builds the network."""
+    """Read a bundle folder. Nothing is executed until `Bundle.model` or `Bundle.rule` builds what its spec names."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

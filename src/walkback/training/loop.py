@@ -12,9 +12,6 @@ import hashlib
 import json
 import math
 import platform
-import shutil
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +25,9 @@ from torch import Tensor, nn
 from walkback import nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.diagnose import diagnose, measure
+from walkback.errors import InputError
 from walkback.measure import Measurements
+from walkback.progress import Show, epochs, quietly
 from walkback.rules.rule import Parts, Rule, set_up
 from walkback.training.bundle import Bundle, load_bundle
 from walkback.training.precision import float64_check
@@ -78,20 +77,19 @@ def train(
     if (folder / "report.json").exists():
         return load_bundle(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    run = _start(spec, data or load(spec.data, root), torch.device(device))
-    done = _resume(run, folder)
-    clock = time.monotonic()
-    for epoch in range(done + 1, spec.epochs + 1):
-        if run.rows and run.rows[-1].get("diverged"):
-            break
-        if not run.rows:
-            run.rows.append(_row(run, 0, None))
-        loss = _epoch(run, epoch)
-        run.rows.append(_row(run, epoch, loss))
-        _checkpoint(run, folder, epoch)
-        if not quiet:
-            _say(run, epoch, done, clock)
-    return _finish(run, folder)
+    with quietly(quiet):
+        run = _start(spec, data or load(spec.data, root), torch.device(device))
+        done = _resume(run, folder)
+        run.rows = run.rows or [_row(run, 0, None)]
+        with epochs(spec.name, done, spec.epochs, _numbers(run.rows)) as show:
+            for epoch in range(done + 1, spec.epochs + 1):
+                if epoch > 1 and run.rows[-1].get("diverged"):
+                    break
+                loss = _epoch(run, epoch, show)
+                run.rows.append(_row(run, epoch, loss))
+                _checkpoint(run, folder, epoch)
+                show(epoch, _numbers(run.rows))
+        return _finish(run, folder)
 
 
 # -- set-up --------------------------------------------------------------------------------------------------
@@ -126,6 +124,11 @@ def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Ten
 
 
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
+    if spec.augment and len(data.input_shape) != 3:
+        raise InputError(
+            f"Expected images (C, H, W) to flip and crop, but {spec.data} has inputs of shape {data.input_shape}. "
+            "Leave augment out."
+        )
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -167,7 +170,7 @@ def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     return padded[sample, channel, rows, columns]
 
 
-def _epoch(run: _Run, epoch: int) -> float:
+def _epoch(run: _Run, epoch: int, show: Show) -> float:
     o = run.spec.optimiser
     share = (epoch - 1) / run.spec.epochs
     lr = o.lr * (0.5 * (1 + math.cos(math.pi * share)) if o.schedule == "cosine" else 1.0)
@@ -179,7 +182,9 @@ def _epoch(run: _Run, epoch: int) -> float:
     )
     run.net.train()
     total, count = torch.zeros((), device=run.device, dtype=torch.float64), 0
-    for x, y in batches(spec, run.data, epoch, run.device):
+    steps = max(len(run.data.train) // o.batch_size, 1)
+    for i, (x, y) in enumerate(batches(spec, run.data, epoch, run.device)):
+        show(epoch - 1 + i / steps, "")
         run.optimiser.zero_grad(set_to_none=True)
         total += step(x, y).double() * len(x)
         run.optimiser.step()
@@ -374,19 +379,11 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _say(run: _Run, epoch: int, done: int, clock: float) -> None:
-    row = run.rows[-1]
-    pace = (time.monotonic() - clock) / (epoch - done)
-    left = pace * (run.spec.epochs - epoch)
-    h, g = row["per_layer"]["h_norm"][-1], row["per_layer"]["g_norm"][-1]
-    numbers = "  ".join(f"{k} {v:.2e}" for k, v in (("‖h_L‖", h), ("‖g_L‖", g)) if v is not None)
-    line = (
-        f"{run.spec.name}  epoch {epoch}/{run.spec.epochs}  acc {row['test_acc']:.3f}  {numbers}  "
-        f"{pace:.1f} s/epoch, {left / 60:.0f} min left"
-    )
-    end = "\n" if epoch == run.spec.epochs or not sys.stderr.isatty() else ""
-    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else len(line)
-    print(("\r" if sys.stderr.isatty() else "") + line[:width].ljust(width), end=end, file=sys.stderr, flush=True)
+def _numbers(rows: list[dict[str, Any]]) -> str:
+    """What the last epoch measured, for people."""
+    last = rows[-1]["per_layer"]
+    norms = (("‖h_L‖", last["h_norm"][-1]), ("‖g_L‖", last["g_norm"][-1]))
+    return "  ".join([f"acc {rows[-1]['test_acc']:.3f}", *(f"{k} {v:.2e}" for k, v in norms if v is not None)])
 
 
 __all__ = ["augment", "batches", "build_net", "build_rule", "evaluate", "fresh_null", "probe_batches", "train"]
