@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -145,7 +147,8 @@ def test_the_smoke_test_passes_as_a_command():
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[-1] == "every verdict as known"
-    assert len(lines) == 2 * len(selftest.cases()) + 1
+    assert len(lines) == 2 * (len(selftest.cases()) + 3) + 1
+    assert sum("trained by" in line for line in lines) == 6
     assert all(line.startswith("ok  ") for line in lines[:-1])
 
 
@@ -156,6 +159,7 @@ from dataclasses import replace
 from walkback import selftest
 case = selftest.cases()[0]
 selftest.cases = lambda: [replace(case, three_check=("D1",))]
+selftest.shipped_cases = lambda: []
 runpy.run_module("protocol.smoke_test", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
@@ -178,6 +182,7 @@ def test_the_smoke_test_fails_when_an_expectation_does_not_hold(capsys, monkeypa
     fields = {"name": "healthy", "model": selftest.healthy(), "headline_acc": 0.60, "frozen_acc": 0.35}
     good = selftest.Case(**fields, three_check=(), four_diagnostic=())
     monkeypatch.setattr(selftest, "cases", lambda: [good])
+    monkeypatch.setattr(selftest, "shipped_cases", list)
     assert main() == 0
     bad = selftest.Case(**{**fields, "three_check": (), "four_diagnostic": (), **wrong})
     monkeypatch.setattr(selftest, "cases", lambda: [good, bad])
@@ -185,3 +190,25 @@ def test_the_smoke_test_fails_when_an_expectation_does_not_hold(capsys, monkeypa
     out = capsys.readouterr().out
     assert "MISS  healthy" in out
     assert "differ from the known ones" in out
+
+
+def test_the_shipped_bundles_measure_as_they_did_and_are_small():
+    folder = Path(selftest.__file__).parent / "bundles"
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 3e6
+    for case in selftest.shipped_cases():
+        then = wb.load_bundle(folder / case.name.rpartition(" ")[2].lower()).report()
+        now = wb.diagnose(case.model, case.eval_batches, case.headline_acc, case.frozen_acc, case.credit)
+        assert case.headline_acc == pytest.approx(then.headline_acc, abs=2e-3)
+        assert (now.failed, now.verdict) == (then.failed, then.verdict)
+        for key in ("growth", "g_norm_deepest"):
+            assert now.values[key] == pytest.approx(then.values[key], rel=1e-2, abs=0), key
+        assert now.values["deep_cosine"] == pytest.approx(then.values["deep_cosine"], abs=1e-3)
+        assert now.per_layer["cosine"] is not None
+
+
+def test_a_shipped_bundle_with_other_weights_is_a_miss(capsys, monkeypatch):
+    bp, dfa, _ = selftest.shipped_cases()
+    monkeypatch.setattr(selftest, "cases", list)
+    monkeypatch.setattr(selftest, "shipped_cases", lambda: [dataclasses.replace(bp, model=dfa.model, credit=None)])
+    assert main() == 1
+    assert "MISS  trained by BP" in capsys.readouterr().out

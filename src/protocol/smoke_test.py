@@ -1,4 +1,7 @@
-"""`python -m protocol.smoke_test`: networks with known answers, both editions; exits non-zero on a miss."""
+"""`python -m protocol.smoke_test`: networks with known answers and shipped bundles, both editions.
+
+Exits non-zero on a miss.
+"""
 
 import sys
 
@@ -11,9 +14,10 @@ from walkback.diagnose import diagnose
 def main() -> int:
     """Print one line per network and edition; 1 when any verdict is not the known one."""
     misses = 0
-    for case in selftest.cases():
+    for case in [*selftest.cases(), *selftest.shipped_cases()]:
         for edition, known in (("three-check", case.three_check), ("four-diagnostic", case.four_diagnostic)):
-            report = diagnose(case.model, selftest.batches(), case.headline_acc, case.frozen_acc, edition=edition)
+            batches = case.eval_batches or selftest.batches()
+            report = diagnose(case.model, batches, case.headline_acc, case.frozen_acc, case.credit, edition=edition)
             verdict = "walked back" if known else "trustworthy"
             right = (report.failed, report.verdict) == (known, verdict) and case.submode in (None, report.submode)
             misses += not right

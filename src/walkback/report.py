@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import textwrap
+import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,15 +212,14 @@ class Report:
     def save(self, path: str | Path) -> Path:
         """Write the JSON, all of it or nothing."""
         path = Path(path)
+        scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
             try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    file.write(self.to_json() + "\n")
-                Path(scratch).replace(path)
+                scratch.write_text(self.to_json() + "\n", encoding="utf-8")  # readable as any file the user writes
+                scratch.replace(path)
             except BaseException:
-                Path(scratch).unlink(missing_ok=True)
+                scratch.unlink(missing_ok=True)
                 raise
         except OSError as error:
             raise FormatError(f"Expected to write the report to {path}, but: {error}.") from None

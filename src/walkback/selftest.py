@@ -5,12 +5,17 @@ Used by `walkback doctor`, by `python -m protocol.smoke_test`, and wherever a sm
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from walkback.errors import FormatError
 
 WIDTH, CLASSES = 32, 10
 
@@ -104,12 +109,14 @@ class Case:
     """A network, what is claimed of it, and what each edition must say."""
 
     name: str
-    model: ResidualNet
+    model: nn.Module
     headline_acc: float
     frozen_acc: float
     three_check: tuple[str, ...]
     four_diagnostic: tuple[str, ...]
     submode: str | None = None
+    eval_batches: Sequence[tuple[Tensor, Tensor]] | None = None  # those of `batches` where None
+    credit: Callable[[Any], Sequence[Tensor]] | None = None
 
 
 def cases() -> list[Case]:
@@ -124,6 +131,34 @@ def cases() -> list[Case]:
         Case("noise-dominated", noisy(), 0.60, 0.35, ("D1", "D2"), ("a", "b"), noise),
         Case("at the floor without an exploding block", creeping(), 0.60, 0.35, (), ("b",)),
     ]
+
+
+# Trained on the embedded task by scripts/ship_bundles.py, and what both editions said of them then.
+SHIPPED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "bp": ((), ()),
+    "dfa": (("D1", "D2", "D3"), ("a", "b", "d")),
+    "ep": ((), ()),
+}
+
+
+def shipped_cases() -> list[Case]:
+    """The trained networks in the package, loaded as any bundle is; accuracy is taken anew on the test split."""
+    from walkback.data import load
+    from walkback.training.bundle import load_bundle
+    from walkback.training.loop import evaluate, probe_batches
+
+    found, device = [], torch.device("cpu")
+    for rule, (three, four) in SHIPPED.items():
+        bundle = load_bundle(Path(__file__).parent / "bundles" / rule)
+        data, model, report = load(str(bundle.spec["data"])), bundle.model(), bundle.report()
+        if report is None or not isinstance(report.frozen_baseline_acc, float):
+            raise FormatError(f"Expected {bundle.path} to hold a report judged against its control, but it does not.")
+        right, _ = evaluate(model, data, data.test, device)
+        accuracy = float(right.double().mean())
+        probe, credit = probe_batches(data, device), bundle.rule(model)
+        name = f"trained by {rule.upper()}"
+        found.append(Case(name, model, accuracy, report.frozen_baseline_acc, three, four, None, probe, credit))
+    return found
 
 
 def closed_form_errors(seed: int = 0) -> dict[str, float]:

@@ -1,0 +1,50 @@
+"""Train the bundles that `python -m protocol.smoke_test` loads: BP, DFA and EP on the teacher task.
+
+    python scripts/ship_bundles.py runs/shipped
+
+Each folder under src/walkback/bundles holds a run as `train` leaves it, with its report judged against its control.
+BP and DFA are the demo's runs. EP's relaxation is unstable at the demo's learning rate, so it has its own recipe.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import walkback as wb
+from walkback.demo import RECIPE, demo, specs
+
+EP = wb.RunSpec(
+    **{**RECIPE, "optimiser": {"lr": 1e-3}},
+    rule="ep",
+    rule_options={"beta": 0.1, "steps": 6, "step_size": 0.05},
+    seed=0,
+)
+SHIPPED = Path(__file__).parents[1] / "src" / "walkback" / "bundles"
+
+
+def judged_ep(out: Path) -> wb.Report:
+    run, control = wb.train(EP, out).report(), wb.frozen_baseline(EP, out).report()
+    assert run is not None
+    assert control is not None
+    notes = "teacher, 7 epochs, seed 0; control: blocks frozen"
+    return wb.judge(run, headline_acc=run.headline_acc, frozen_baseline_acc=control.headline_acc,
+                    method_name="EP", notes=notes)  # fmt: skip
+
+
+def main(out: Path) -> None:
+    bp, _, dfa = demo(out)
+    for report, spec in ((bp, specs()[0]), (dfa, specs()[2]), (judged_ep(out), EP)):
+        folder = SHIPPED / spec.rule
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name in ("spec.json", "machine.json", "trajectory.jsonl", "weights.safetensors"):
+            shutil.copyfile(out / spec.name / name, folder / name)
+        report.save(folder / "report.json")
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        print(f"{spec.rule}: {report.verdict} ({', '.join(report.failed) or 'nothing failed'}), {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/shipped"))
