@@ -16,7 +16,7 @@ from walkback.measure import Measurements, smallest_subnormal
 
 Accuracy = float | Sequence[float] | None
 # Which test samples are right, (N,) of the network and (N,) of its control, in the same order.
-Correct = tuple[Sequence[bool], Sequence[bool]]
+Correct = tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,10 @@ def paired_margin(
 
 
 def _binomial(margin: float, ours: float, theirs: float, correct: Correct) -> tuple[float, float]:
-    """The normal 95 % interval of a difference of paired proportions: only samples that one of the two gets right count.
+    """The normal 95 % interval of a difference of paired proportions.
 
-    With n10 and n01 of them, the difference is (n10 − n01)/N and its variance (n10 + n01 − (n10 − n01)²/N)/N².
+    Only samples that one of the two alone gets right count: with n10 and n01 of them, the difference is
+    (n10 − n01)/N and its variance (n10 + n01 − (n10 − n01)²/N)/N².
     """
     a, b = (np.asarray(row, dtype=bool).ravel() for row in correct)
     if not len(a) or len(a) != len(b):

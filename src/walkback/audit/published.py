@@ -437,6 +437,10 @@ FIGURES: tuple[Figure, ...] = (
     Figure("matched-penalty", "dfa", "deep_cosine", 0.152, "004", 0.013),
     Figure("matched-penalty", "dfa", "nudging", -4.98e-5, "004"),
     Figure("matched-penalty", "dfa", "train_loss_delta", -0.095, "004"),
+    Figure("two-modes", "dfa", "flag.early", "Mode 2 without Mode 1", "002"),
+    Figure("two-modes", "dfa", "flag.converged", "Mode 1 hides Mode 2", "002"),
+    Figure("two-modes", "dfa", "flag.penalised", "valid reference, aligned credit", "002"),
+    Figure("two-modes", "dfa", "flag.fresh", "specific to the trained feedback", "002"),
     # -- thresholds -------------------------------------------------------------------------------------------------
     Figure("sensitivity", "", "growth.healthy", 11.0, "000 001"),
     Figure("sensitivity", "", "growth.failing", 694.0, "000 001"),

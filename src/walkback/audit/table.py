@@ -187,12 +187,13 @@ class Table:
 def table(
     name: str,
     title: str,
-    columns: Sequence[str],
+    columns: str | Sequence[str],
     rows: Iterable[Sequence[Cell | str]],
     notes: Iterable[str] = (),
     missing: Iterable[str] = (),
 ) -> Table:
-    """A Table from cells, each with its number; a text is its own."""
+    """A Table from cells, each with its number; a text is its own. Columns may be given as "rule | acc"."""
+    columns = columns.split(" | ") if isinstance(columns, str) else columns
     filled = [[c if isinstance(c, Cell) else Cell(c, None if c == NONE else c) for c in row] for row in rows]
     return Table(
         name,

@@ -398,4 +398,14 @@ def _say(run: _Run, epoch: int, done: int, clock: float) -> None:
     print(("\r" if sys.stderr.isatty() else "") + line[:width].ljust(width), end=end, file=sys.stderr, flush=True)
 
 
-__all__ = ["augment", "batches", "build_net", "build_rule", "evaluate", "fresh_null", "machine", "probe_batches", "train"]
+__all__ = [
+    "augment",
+    "batches",
+    "build_net",
+    "build_rule",
+    "evaluate",
+    "fresh_null",
+    "machine",
+    "probe_batches",
+    "train",
+]

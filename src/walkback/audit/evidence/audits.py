@@ -109,8 +109,10 @@ def per_layer(records: Records) -> Table:
     return table(
         "per-layer",
         "Primary audit, site by site: ResMLP d=256 L=4 on CIFAR-10, 100 epochs",
-        ["rule", "figures", "n", "site", "‖h‖", "growth", "‖g‖", "published ‖g‖", "cos", "published cos", "clamped",
-         "under ε", "ρ_pert", "agrees?"],  # fmt: skip
+        (
+            "rule | figures | n | site | ‖h‖ | growth | ‖g‖ | published ‖g‖ | cos | published cos | clamped | "
+            "under ε | ρ_pert | agrees?"
+        ),
         rows,
         [
             "site 0 is what the stem writes, site l what block l writes; FA's credit at the last site is exact",
@@ -159,8 +161,8 @@ def cross_arch(records: Records) -> Table:
         ["epochs", "acc", "h_norm", "g_norm", "growth", "scale", "reference", "depth", "depth_bp", "three"],
         [
             "of each network the longest runs there are; their epochs are in the table",
-            "StudentNet's published task (teacher-linear) is solved by a linear map: where BP gains less than 2 pp over "
-            "its own frozen control, D3 is not tested; teacher is a task that needs depth",
+            "StudentNet's published task (teacher-linear) is solved by a linear map: where BP gains less than 2 pp "
+            "over its own frozen control, D3 is not tested; teacher is a task that needs depth",
             "004 says of FA without a terminal norm both that growth stays under 10 and that D1 flags",
         ],
     )
@@ -239,8 +241,10 @@ def sub_modes(records: Records) -> Table:
     return table(
         "sub-modes",
         "Sub-mode of a failed reference by rule and seed: primary audit",
-        ["rule", "figures", "seed", "(a)", "(b)", "stability", "published stability", "sub-mode", "published sub-mode",
-         "agrees?"],  # fmt: skip
+        (
+            "rule | figures | seed | (a) | (b) | stability | published stability | sub-mode | published sub-mode "
+            "| agrees?"
+        ),
         rows,
         [
             "a sub-mode is named only where (a) or (b) flags: drift-dominated above a stability of 0.30, "

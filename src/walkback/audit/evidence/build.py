@@ -173,7 +173,8 @@ def audit(
         same = after is not None and after.figures == entry.figures
         if any(_of(entry, c) for c in chosen) and not same:
             cells = [published(_of(entry, c)) for c in chosen]
-            rows.append([*entry.labels, "published", NONE, *cells, NONE])
+            labels = (*entry.labels[:-1], "frozen") if entry.setting.scope == "frozen" else entry.labels
+            rows.append([*labels, "published", NONE, *cells, NONE])
     said = [*notes]
     if any(c.kind == "depth" for c in chosen):
         said.append(DEPTH)

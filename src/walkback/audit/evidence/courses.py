@@ -77,9 +77,11 @@ def temporal(records: Records) -> Table:
     return table(
         "temporal",
         "Temporal replay: first epoch each check fires, the accuracy then, the compute saved by stopping there",
-        ["network", "rule", "figures", "n", "epochs", "(a), D1", "published (a)", "(b), D2", "(b) at 8e-7", "published (b)",
-         "D1 and D2", "acc at first flag", "published acc", "final acc", "saved, a or b", "published saved",
-         "saved, D1 and D2", "agrees?"],  # fmt: skip
+        (
+            "network | rule | figures | n | epochs | (a), D1 | published (a) | (b), D2 | (b) at 8e-7 | published "
+            "(b) | D1 and D2 | acc at first flag | published acc | final acc | saved, a or b | published saved | "
+            "saved, D1 and D2 | agrees?"
+        ),
         rows,
         [
             "epoch 0 is the initialisation; first to last over seeds",
@@ -215,8 +217,8 @@ def early_epochs(records: Records) -> Table:
             valid = sum(reference_validity("D2", m, floor).flagged is False for m in at)
             span = f"{number(min(known), 'cos')}…{number(max(known), 'cos')}" if known else NONE
             cells: list[Cell | str] = []
-            for what, kind in (("deep_cosine", "cos"), ("perturbation", "cos"), ("g_norm", "norm"), ("cosine.first", "cos")):
-                cells += [spread(ours[what], kind), published(by[what])]
+            for what, value in ours.items():
+                cells += [spread(value, "norm" if what == "g_norm" else "cos"), published(by[what])]
             rows.append(
                 [
                     OURS[flag],
@@ -234,9 +236,11 @@ def early_epochs(records: Records) -> Table:
     return table(
         "early-epochs",
         "Early epochs of DFA without a penalty: is credit poor while the reference is still healthy?",
-        ["figures", "epoch", "n", "deep cos", "published deep cos", "range over sites and seeds", "published range",
-         "n of ρ_pert", "ρ_pert", "published ρ_pert", "‖g_L‖", "published ‖g_L‖", "cos of site 0",
-         "published cos of site 0", "reference valid", "agrees?"],  # fmt: skip
+        (
+            "figures | epoch | n | deep cos | published deep cos | range over sites and seeds | published range | "
+            "n of ρ_pert | ρ_pert | published ρ_pert | ‖g_L‖ | published ‖g_L‖ | cos of site 0 | published cos of "
+            "site 0 | reference valid | agrees?"
+        ),
         rows,
         [
             "cosines and ‖g_L‖ along the trajectory of the 30-epoch runs (else the 100-epoch ones)",

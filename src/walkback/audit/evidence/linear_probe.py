@@ -55,15 +55,21 @@ def train_linear_probe(
         torch.nn.init.zeros_(parameter)  # convex: the start decides nothing, so none is drawn
     net = torch.nn.Sequential(torch.nn.Flatten(), linear)
     optimiser = torch.optim.AdamW(net.parameters(), lr=o.lr, weight_decay=o.weight_decay, fused=True)
-    for epoch in range(1, epochs + 1):
-        for group in optimiser.param_groups:
-            group["lr"] = o.lr * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / epochs))
-        for x, y in batches(spec, dataset, epoch, device):
-            optimiser.zero_grad(set_to_none=True)
-            F.cross_entropy(net(x), y).backward()
-            optimiser.step()
-    right, loss = evaluate(net, dataset, dataset.test, device)
-    train_right, train_loss = evaluate(net, dataset, dataset.train, device)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in one order: the same bytes on every run
+    try:
+        for epoch in range(1, epochs + 1):
+            for group in optimiser.param_groups:
+                group["lr"] = o.lr * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / epochs))
+            for x, y in batches(spec, dataset, epoch, device):
+                optimiser.zero_grad(set_to_none=True)
+                F.cross_entropy(net(x), y).backward()
+                optimiser.step()
+        right, loss = evaluate(net, dataset, dataset.test, device)
+        train_right, train_loss = evaluate(net, dataset, dataset.train, device)
+        made_on = machine(device)
+    finally:
+        torch.set_num_threads(threads)
     record = {
         "accuracy": float(right.double().mean()),
         "test_loss": loss,
@@ -77,7 +83,7 @@ def train_linear_probe(
             "augment": spec.augment,
             **o.model_dump(),
         },
-        "machine": machine(device),
+        "machine": made_on,
     }
     folder = Path(folder)
     path = linear_probe_file(folder)
