@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ EXPLODED = {"h": (1e4, 2e6, 2e6, 2e6, 4e8), "g": (4e-7, 4e-9, 4e-9, 4e-9, 4e-9),
 def right(acc: float, samples: int = SAMPLES, shift: int = 0) -> np.ndarray:
     """(N,) with a share `acc` of right samples, starting at `shift`."""
     out = np.zeros(samples, dtype=bool)
-    out[:round(acc * samples)] = True
+    out[: round(acc * samples)] = True
     return np.roll(out, shift)
 
 
@@ -55,7 +56,7 @@ def row(
             "below_eps": [0.0] * len(h),
         },
         "values": {
-            "growth": max(b / a for a, b in zip(h, h[1:])),
+            "growth": max(b / a for a, b in pairwise(h)),
             "growth_total": h[-1] / h[0],
             "stability": stability,
             "gamma": sum(cosine[:-1]) / (len(cosine) - 1),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_runs import EXPLODED, HEALTHY, right, write_run
 from scipy import stats
 
+from made_runs import EXPLODED, HEALTHY, right, write_run
 from walkback.audit.records import read_records
 from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
 from walkback.audit.table import Stat, stat
@@ -72,7 +72,7 @@ def test_without_predictions_one_seed_has_no_interval():
 def test_predictions_must_belong_to_the_accuracies():
     with pytest.raises(InputError, match="Expected the same test samples in the same order, but got 10 and 9"):
         paired_margin(0.5, 0.5, (right(0.5, 10), right(0.5, 9)))
-    with pytest.raises(InputError, match="Expected predictions with headline_acc 0.6, but 5 of 10 are right"):
+    with pytest.raises(InputError, match=r"Expected predictions with headline_acc 0\.6, but 5 of 10 are right"):
         paired_margin(0.6, 0.5, (right(0.5, 10), right(0.5, 10)))
 
 

@@ -43,7 +43,6 @@ KINDS = {
     "saved": "share",
     "verdict": "word",
     "flag": "word",
-    "rank": "word",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from walkback.audit.records import Record, Records
 from walkback.audit.table import Stat, stat
-from walkback.checks import DiagnosticThresholds, Finding, depth_utility
+from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
 from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Claim, Verdict, decide
 from walkback.nets import NETS
 from walkback.training.control import control_spec
@@ -183,6 +183,7 @@ class Judged:
         runs: one per seed.
         depth: D3 against the matched control (stem by the rule), None for a control itself.
         depth_bp: D3 against the control with a BP-trained stem.
+        paired: how many of the runs have the matched control, and how many the one with a BP-trained stem.
         verdicts: edition -> one Verdict per run, each with the depth finding of all seeds.
     """
 
@@ -191,6 +192,7 @@ class Judged:
     depth: Finding | None
     depth_bp: Finding | None
     verdicts: dict[str, tuple[Verdict, ...]]
+    paired: tuple[int, int] = (0, 0)
 
     def stat(self, what: str) -> Stat | None:
         """A quantity of VALUES over the seeds."""
@@ -238,7 +240,11 @@ def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds 
     depth, depth_bp = (
         depth_utility("D3", c.headline, c.frozen, limits, c.bp, c.bp_frozen, c.correct) for c in (claim, claim_bp)
     )
-    return Judged(setting, runs, depth, depth_bp, verdicts)
+    return Judged(setting, runs, depth, depth_bp, verdicts, (_pairs(claim), _pairs(claim_bp)))
+
+
+def _pairs(claim: Claim) -> int:
+    return 0 if claim.frozen is None else len(accuracies("frozen_baseline_acc", claim.frozen))
 
 
 def _bp(records: Records, setting: Setting) -> tuple[list[float], list[float]] | None:

@@ -38,13 +38,15 @@ def _stat(head: str, kind: str, what: str) -> Column:
     return Column(head, kind, lambda j: j.stat(what), what)
 
 
-def depth_cell(finding: Finding | None) -> Cell:
-    """D3: the gain, its interval, and what follows."""
+def depth_cell(j: Judged, stem: str = "rule") -> Cell:
+    """D3: the gain, its interval, what follows, and of how many seeds where not all have their control."""
+    finding, paired = (j.depth, j.paired[0]) if stem == "rule" else (j.depth_bp, j.paired[1])
     if finding is None or finding.value is None:
         return Cell(NONE)
     raw = {"value": finding.value, "interval": finding.interval, "flagged": finding.flagged, "reason": finding.reason}
     interval = "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
-    return Cell(f"{finding.value:+.1f}{interval} {depth_word(finding)}", raw)
+    some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
+    return Cell(f"{finding.value:+.1f}{interval} {depth_word(finding)}{some}", {**raw, "n": paired})
 
 
 def depth_word(finding: Finding) -> str:
@@ -103,7 +105,7 @@ COLUMNS = {
 def _cell(column: Column, j: Judged) -> Cell:
     value = column.value(j)
     if column.kind == "depth":
-        return depth_cell(value if isinstance(value, Finding) else None)
+        return depth_cell(j, "rule" if column.what else "bp")
     if column.kind == "verdict":
         return verdict_cell(j, str(value))
     if isinstance(value, Stat):

@@ -110,28 +110,28 @@ CASES = (
 
 def extended_ablation(records: Records) -> Table:
     """004's Table 5 in kind: strategies down, cases across."""
-    rows, missing, kinds = [], [], set()
+    rows, missing = [], []
+    said = [figures(where, setting.rule, what="flag.caught")[0] for _, setting, where in CASES]
+    found = {}
     for flag in variants(records, [s for _, s, _ in CASES]):
-        found = {}
-        for name, setting, where in CASES:
-            at = replace(setting, augment=flag)
-            missing += lacking(records, at)
-            j = judged(records, at)
-            found[name] = (strategies(j), figures(where, setting.rule, what="flag.caught"), len(j.runs))
-        kinds |= {f.kind for _, said, _ in found.values() for f in said}
-        for strategy, label in zip(STRATEGIES, ("S0: acc", "S1: + Γ", "S2: + D1 and D2", "S3: + D3")):
-            ours = [_mark(said, strategy) for said, _, _ in found.values()]
-            theirs = [_published_mark(said[0], strategy) for _, said, _ in found.values()]
-            same = {n: None if a is None else a == b for n, a, b in zip(found, ours, theirs)}
+        at = [replace(setting, augment=flag) for _, setting, _ in CASES]
+        missing += [spec for setting in at for spec in lacking(records, setting)]
+        found[flag] = [judged(records, setting) for setting in at]
+    for strategy, label in zip(STRATEGIES, ("S0: acc", "S1: + Γ", "S2: + D1 and D2", "S3: + D3")):
+        theirs = [_published_mark(figure, strategy) for figure in said]
+        for flag, cases in found.items():
+            ours = [_mark(strategies(j), strategy) for j in cases]
+            same = {name: None if a is None else a == b for (name, _, _), a, b in zip(CASES, ours, theirs)}
             rows.append([label, OURS[flag], *(a or NONE for a in ours), answer(same)])
-            rows.append([label, "published", *theirs, NONE])
-        rows.append(["n", OURS[flag], *(Cell(str(n), n) for _, _, n in found.values()), NONE])
+        rows.append([label, "published", *theirs, NONE])
+    for flag, cases in found.items():
+        rows.append(["n", OURS[flag], *(Cell(str(len(j.runs)), len(j.runs)) for j in cases), NONE])
     return table(
         "extended-ablation",
         "Extended decision-utility ablation: what each strategy does with five cases",
         ["strategy", "figures", *(name for name, _, _ in CASES), "agrees?"],
         rows,
-        [STRATEGY, MISSED, "published: 004, Table 5", *rules(kinds)],
+        [STRATEGY, MISSED, "published: 004, Table 5", *rules(f.kind for f in said)],
         commands(missing, records.store),
     )
 

@@ -55,7 +55,7 @@ def capacity(records: Records) -> Table:
             without, rescued = (Setting(rule, penalty=p, epochs=SHORT, augment=flag) for p in (0.0, RESCUE))
             missing += [*lacking(records, without, controls=False), *lacking(records, rescued)]
             runs, penalised[rule] = select(records, without), select(records, rescued)
-            depth = judged(records, rescued).depth
+            j = judged(records, rescued)
             effect = _paired(runs, penalised[rule])
             for what, name, value, kind in (
                 ("acc.without", "accuracy without a penalty", stat(r.accuracy for r in runs), "acc"),
@@ -67,9 +67,13 @@ def capacity(records: Records) -> Table:
                 label = [OURS[flag], RULES[rule], name, _n(value)]
                 rows.append(compare(label, spread(value, kind), value.mean if value else None, said))
             said = figures("capacity", rule, what="margin.frozen")
-            n = len(judged(records, rescued).runs)
-            label = [OURS[flag], RULES[rule], "with λ = 0.01, over frozen blocks, pp", Cell(str(n), n)]
-            rows.append(compare(label, depth_cell(depth), depth.value if depth else None, said))
+            label = [
+                OURS[flag],
+                RULES[rule],
+                "with λ = 0.01, over frozen blocks, pp",
+                Cell(str(j.paired[0]), j.paired[0]),
+            ]
+            rows.append(compare(label, depth_cell(j), j.depth.value if j.depth else None, said))
         gap = _paired(penalised["dfa"], penalised["bp"])
         said = figures("capacity", "", what="margin.gap")
         label = [OURS[flag], "BP − DFA", "gap that is left with λ = 0.01, pp", _n(gap)]
