@@ -103,6 +103,11 @@ def world(tmp_path_factory) -> Records:
     return read_records(build(tmp_path_factory.mktemp("world") / "runs"))
 
 
+@pytest.fixture(scope="module")
+def swept(world) -> Table:
+    return evidence("sensitivity", world)
+
+
 def rows(table: Table, **match: str) -> list[dict[str, str]]:
     """The rows whose cells are as said, as column -> text; `_` in a keyword stands for a space."""
     found = [dict(zip(table.columns, r)) for r in table.rows]
@@ -378,8 +383,8 @@ def test_extended_ablation(world):
     assert one(table, strategy="S2: + D1 and D2", figures="published")["FA ViT-Mini"] == "caught"
 
 
-def test_sensitivity(world):
-    table = evidence("sensitivity", world)
+def test_sensitivity(swept):
+    table = swept
     a = one(table, runs="primary", figures=PLAIN, check="(a)")
     assert (a["worst not flagged"], a["healthiest flagged"]) == ("10 (EP seed 42)", "60 (FA seed 42)")
     assert a["gap"] == "6"
@@ -398,7 +403,7 @@ def test_sensitivity(world):
 
 
 @pytest.mark.parametrize("check", ["(a)", "(b)", "(d)", "D1", "D2", "D3", "(c)"])
-def test_the_range_in_which_verdicts_hold_is_what_a_fine_sweep_finds(world, check):
+def test_the_range_in_which_verdicts_hold_is_what_a_fine_sweep_finds(world, swept, check):
     from dataclasses import replace
 
     from walkback.audit.evidence.decisions import THRESHOLDS
@@ -406,7 +411,7 @@ def test_the_range_in_which_verdicts_hold_is_what_a_fine_sweep_finds(world, chec
 
     t = next(t for t in THRESHOLDS if t.check == check)
     found = next(
-        d for d in evidence("sensitivity", world).data
+        d for d in swept.data
         if d["runs"] == "primary" and d["figures"] == PLAIN and d["check"] == check
     )  # fmt: skip
     low, high = found["verdicts hold from"], found["to"]
@@ -560,6 +565,8 @@ def test_deleting_one_record_changes_its_table(world, tmp_path, name):
 def test_every_table_works_on_nothing_and_says_what_is_missing(name, tmp_path):
     table = evidence(name, read_records(tmp_path))
     assert table.missing
+    assert table.rows
+    assert table.to_latex().isascii()
     assert all(": " in line and "walkback " in line for line in table.missing)
     for text in (str(table), table.to_markdown(), table.to_latex(), table.to_csv()):
         assert text
@@ -578,6 +585,7 @@ def test_tables_are_rectangular_and_have_agrees_and_notes(world, name):
     markdown = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1
     assert len(markdown) == len(table.rows) + 2
+    assert table.to_latex().isascii()
     json.dumps(table.to_dict(), allow_nan=False)
 
 

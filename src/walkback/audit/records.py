@@ -135,8 +135,10 @@ class Records:
 def read_records(folder: str | Path) -> Records:
     """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`.
 
-    >>> read_records("tests")
-    Records(folder=PosixPath('tests'), runs=(), problems=())
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     len(read_records(folder))
+    0
     """
     folder = Path(folder)
     if not folder.is_dir():

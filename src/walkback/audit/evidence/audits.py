@@ -10,7 +10,7 @@ from walkback.audit.evidence.build import OURS, Entry, audit, compare, rules, va
 from walkback.audit.evidence.linear_probe import read_linear_probe
 from walkback.audit.published import Figure, figures
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, judged, known_settings, lacking, select
+from walkback.audit.settings import RULES, SEEDS, Setting, commands, judged, known_settings, lacking, select
 from walkback.audit.table import NONE, Cell, Stat, Table, spread, stat, table
 
 WIDE_SHALLOW = (("depth", 2), ("width", 512))
@@ -80,7 +80,7 @@ def per_layer(records: Records) -> Table:
             setting = Setting(rule, augment=flag)
             runs = select(records, setting)
             missing += lacking(records, setting, controls=False)
-            for site in range(max((len(r.measurements.h_norm) for r in runs), default=0)):
+            for site in range(max((len(r.measurements.h_norm) for r in runs), default=5)):
                 said = figures("per-layer", rule, site=site)
                 kinds |= {f.kind for f in said}
                 ours = {k: stat(_site(r, k, site) for r in runs) for k in ("h_norm", "g_norm", "cosine")}
@@ -216,24 +216,29 @@ def sub_modes(records: Records) -> Table:
             setting = Setting(rule, augment=flag)
             j = judged(records, setting)
             missing += lacking(records, setting, controls=False)
-            for run, verdict in zip(j.runs, j.verdicts["four-diagnostic"]):
-                said = figures("sub-modes", rule, seed=run.spec.seed)
+            found_by_seed = {r.spec.seed: v for r, v in zip(j.runs, j.verdicts["four-diagnostic"])}
+            for seed in sorted({*SEEDS, *found_by_seed}):
+                verdict, said = found_by_seed.get(seed), figures("sub-modes", rule, seed=seed)
                 kinds |= {f.kind for f in said}
-                stability, submode = run.measurements.stability, verdict.submode
+                flags = [f.flagged for f in verdict.findings[:2]] if verdict else [None, None]
+                stability = verdict.findings[2].value if verdict else None
+                submode = None
+                if verdict and verdict.measurement_valid is not None:
+                    submode = verdict.submode or "none: reference valid"
                 cells = {what: [f for f in said if f.what == what] for what in ("stability", "flag.submode")}
                 found = {
                     "stability": agrees_any(stability, cells["stability"]),
-                    "sub-mode": agrees_any(submode or "none", cells["flag.submode"]),
+                    "sub-mode": agrees_any(submode, cells["flag.submode"]),
                 }
                 rows.append(
                     [
                         name,
                         OURS[flag],
-                        Cell(str(run.spec.seed), run.spec.seed),
-                        *("flags" if f.flagged else "ok" for f in verdict.findings[:2]),
+                        Cell(str(seed), seed),
+                        *({True: "flags", False: "ok", None: NONE}[flag] for flag in flags),
                         spread(stat([stability]), "cos"),
                         published(cells["stability"]),
-                        submode or "none: reference valid",
+                        submode or NONE,
                         published(cells["flag.submode"]),
                         answer(found),
                     ]

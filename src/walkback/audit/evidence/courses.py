@@ -71,7 +71,7 @@ def temporal(records: Records) -> Table:
                 runs, said = select(records, setting), figures(where, rule)
                 if rule in wanted:
                     missing += lacking(records, setting, controls=False)
-                if runs or said:
+                if runs or rule in wanted:
                     kinds |= {f.kind for f in said}
                     rows.append([name, RULES[rule], OURS[flag], *_replay(runs, said)])
     return table(
@@ -146,7 +146,7 @@ def mechanism(records: Records) -> Table:
             for epoch in EPOCHS:
                 at = [([r.initial, *r.rows][epoch], r.epochs[epoch][2]) for r in runs if epoch <= len(r.rows)]
                 said = figures("mechanism", rule, epoch=epoch)
-                if not at:
+                if not at and not said:
                     continue
                 ours = {
                     "h_norm": stat(m.h_norm[-1] if m.h_norm else None for _, m in at),

@@ -9,7 +9,7 @@ from walkback.audit.evidence.build import OURS, Entry, audit, compare, depth_cel
 from walkback.audit.evidence.courses import early_runs
 from walkback.audit.published import Figure, figures
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, VALUES, Setting, commands, judged, lacking, select
+from walkback.audit.settings import RULES, SEEDS, VALUES, Setting, commands, judged, lacking, select
 from walkback.audit.table import NONE, Cell, Stat, Table, number, spread, stat, table
 from walkback.checks import DiagnosticThresholds, reference_validity
 from walkback.measure import deep_sites, mean
@@ -105,10 +105,15 @@ def fresh_feedback(records: Records) -> Table:
         for flag in variants(records, [s for s in cells if s.epochs == base.epochs]):
             setting = Setting(base.rule, penalty=base.penalty, epochs=base.epochs, augment=flag)
             missing += lacking(records, setting, controls=False)
-            for run in select(records, setting):
-                null = run.report.run.get("fresh_feedback") or {}
+            runs = {run.spec.seed: run for run in select(records, setting)}
+            for seed in sorted({*SEEDS, *runs}):
                 for what in ("deep_cosine", "gamma"):
-                    rows.append(_fresh(run, what, null, OURS[flag], kinds))
+                    label = [RULES[base.rule], f"{base.penalty:g}", str(base.epochs), OURS[flag], Cell(str(seed), seed)]
+                    said = [
+                        f for f in figures("fresh-feedback", base.rule, penalty=base.penalty) if f.seed in (None, seed)
+                    ]
+                    kinds |= {f.kind for f in said}
+                    rows.append([*label, *_fresh(runs.get(seed), what, said)])
     return table(
         "fresh-feedback",
         "Fresh feedback: the same network with its feedback drawn anew, 20 draws",
@@ -126,18 +131,14 @@ def fresh_feedback(records: Records) -> Table:
     )
 
 
-def _fresh(run: Record, what: str, null: dict, figure: str, kinds: set[str]) -> list:
-    trained, found = VALUES[what](run), null.get(what)
+def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell | str]:
+    null = (run.report.run.get("fresh_feedback") or {}) if run else {}
+    trained, found = VALUES[what](run) if run else None, null.get(what)
     apart = None
     if found and trained is not None and found["std"] > 0:
         apart = (trained - found["mean"]) / found["std"]
-    said = [
-        f
-        for f in figures("fresh-feedback", run.spec.rule, penalty=run.spec.penalty)
-        if f.seed in (None, run.spec.seed) and f.what.rpartition(".")[2] == what
-    ]
-    kinds |= {f.kind for f in said}
-    by = {kind: [f for f in said if f.what == name] for kind, name in _names(what).items()}
+    names = {"trained": what, "fresh": f"fresh.{what}", "sigma": f"sigma.{what}"}
+    by = {part: [f for f in said if f.what == name] for part, name in names.items()}
     answers = {
         "trained": agrees_any(trained, by["trained"]),
         "fresh": agrees_any(found["mean"] if found else None, by["fresh"]),
@@ -147,11 +148,6 @@ def _fresh(run: Record, what: str, null: dict, figure: str, kinds: set[str]) -> 
     if found:
         fresh = Cell(f"{number(found['mean'], 'cos')} ± {found['std']:.3f}", found)
     return [
-        RULES[run.spec.rule],
-        f"{run.spec.penalty:g}",
-        str(run.spec.epochs),
-        figure,
-        Cell(str(run.spec.seed), run.spec.seed),
         {"deep_cosine": "deep cos", "gamma": "Γ"}[what],
         spread(stat([trained]), "cos"),
         published(by["trained"]),
@@ -162,10 +158,6 @@ def _fresh(run: Record, what: str, null: dict, figure: str, kinds: set[str]) -> 
         published(by["sigma"]),
         answer(answers),
     ]
-
-
-def _names(what: str) -> dict[str, str]:
-    return {"trained": what, "fresh": f"fresh.{what}", "sigma": f"sigma.{what}"}
 
 
 def deep_control(run: Record, name: str) -> float | None:
