@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
@@ -21,6 +21,9 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
 	$(BIN)/python benchmarks/bench_training.py
+
+evidence: $(STAMP)
+	$(BIN)/walkback evidence all --from results --out results/tables
 
 clean:
 	rm -rf $(VENV)

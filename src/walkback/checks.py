@@ -9,10 +9,14 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from walkback.errors import FormatError, InputError
 from walkback.measure import Measurements, smallest_subnormal
 
 Accuracy = float | Sequence[float] | None
+# Which test samples are right, (N,) of the network and (N,) of its control, in the same order.
+Correct = tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -117,20 +121,29 @@ def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds) ->
 
 
 def depth_utility(
-    check: str, headline: Accuracy, frozen: Accuracy, t: DiagnosticThresholds, bp: Accuracy = None
+    check: str,
+    headline: Accuracy,
+    frozen: Accuracy,
+    t: DiagnosticThresholds,
+    bp: Accuracy = None,
+    bp_frozen: Accuracy = None,
+    correct: Correct | None = None,
 ) -> Finding:
     """D3 and (d): do the trained blocks beat frozen random ones by the margin?
 
-    Several seeds are judged on the paired 95 % t interval; one that straddles the margin decides nothing.
+    Several seeds are judged on the paired 95 % t interval, one seed on the binomial error of its paired predictions
+    where they are given; an interval that straddles the margin decides nothing. `bp_frozen` is the frozen control
+    of `bp`; without it BP is compared with `frozen`.
     """
     limit = t.frozen_acc_margin_pp
     title, when = "depth utility", f"< {limit:g} pp"
     if headline is None or frozen is None:
         missing = [n for n, v in (("headline_acc", headline), ("frozen_baseline_acc", frozen)) if v is None]
         return Finding(check, title, None, limit, when, None, f"not tested: {' and '.join(missing)} not given")
-    margin, interval = paired_margin(headline, frozen)
+    margin, interval = paired_margin(headline, frozen, correct)
     if bp is not None:
-        gain = round(100 * (_mean(accuracies("bp_acc", bp)) - _mean(accuracies("frozen_baseline_acc", frozen))), 10)
+        theirs = accuracies("frozen_baseline_acc", frozen if bp_frozen is None else bp_frozen)
+        gain = round(100 * (_mean(accuracies("bp_acc", bp)) - _mean(theirs)), 10)
         if gain < limit:
             why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
             return Finding(check, title, margin, limit, when, None, why, interval)
@@ -143,11 +156,20 @@ def depth_utility(
     return Finding(check, title, margin, limit, when, margin < limit, "", interval)
 
 
-def paired_margin(headline: Accuracy, frozen: Accuracy) -> tuple[float, tuple[float, float] | None]:
-    """(mean gain in pp, paired 95 % t interval or None for one seed).
+def paired_margin(
+    headline: Accuracy, frozen: Accuracy, correct: Correct | None = None
+) -> tuple[float, tuple[float, float] | None]:
+    """(mean gain in pp, its 95 % interval). Several seeds: paired t. One seed: binomial, if predictions are given.
+
+    Args:
+        headline: accuracies of the network.
+        frozen: accuracies of its control, for the same seeds.
+        correct: for one seed, (N,) which test samples the network gets right and (N,) which its control does.
 
     >>> paired_margin(0.615, 0.349)
     (26.6, None)
+    >>> paired_margin(0.75, 0.5, ([1, 1, 1, 0] * 100, [1, 1, 0, 0] * 100))
+    (25.0, (20.7..., 29.2...))
     >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36])[1]
     (24.5..., 29.4...)
     """
@@ -160,12 +182,30 @@ def paired_margin(headline: Accuracy, frozen: Accuracy) -> tuple[float, tuple[fl
     gains = [round(100 * (a - b), 10) for a, b in zip(ours, theirs)]
     margin = round(sum(gains) / len(gains), 10)
     if len(gains) == 1:
-        return margin, None
+        return margin, None if correct is None else _binomial(margin, ours[0], theirs[0], correct)
     from scipy.stats import t as student  # slow to import, and only needed here
 
     spread = sqrt(sum((g - margin) ** 2 for g in gains) / (len(gains) - 1))
     half = float(student.ppf(0.975, len(gains) - 1)) * spread / sqrt(len(gains))
     return margin, (margin - half, margin + half)
+
+
+def _binomial(margin: float, ours: float, theirs: float, correct: Correct) -> tuple[float, float]:
+    """The normal 95 % interval of a difference of paired proportions.
+
+    Only samples that one of the two alone gets right count: with n10 and n01 of them, the difference is
+    (n10 − n01)/N and its variance (n10 + n01 − (n10 − n01)²/N)/N².
+    """
+    a, b = (np.asarray(row, dtype=bool).ravel() for row in correct)
+    if not len(a) or len(a) != len(b):
+        raise InputError(f"Expected the same test samples in the same order, but got {len(a)} and {len(b)} of them.")
+    for name, said, row in (("headline_acc", ours, a), ("frozen_baseline_acc", theirs, b)):
+        if abs(row.mean() - said) > 1e-6:
+            raise InputError(f"Expected predictions with {name} {said:g}, but {row.sum()} of {len(row)} are right.")
+    better, worse = int((a & ~b).sum()), int((b & ~a).sum())
+    spread = sqrt(better + worse - (better - worse) ** 2 / len(a)) / len(a)
+    half = 100 * 1.959963984540054 * spread
+    return margin - half, margin + half
 
 
 def accuracies(name: str, value: Any) -> list[float]:

@@ -17,6 +17,7 @@ from walkback import __version__
 from walkback.errors import InputError, WalkbackError
 
 if TYPE_CHECKING:
+    from walkback.audit.table import Table
     from walkback.report import Report
     from walkback.training.bundle import Bundle
 
@@ -293,6 +294,77 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
 
 
 @app.command
+def evidence(
+    name: str | None = None,
+    *,
+    folder: Annotated[Path, Parameter(name="--from")] = Path("results"),
+    out: Path | None = None,
+    list: Flag = False,
+    root: Path | None = None,
+    data: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Tables of the papers' evidence from finished runs, beside the published figures.
+
+    Parameters
+    ----------
+    name
+        A table (see --list), or all.
+    folder
+        Where the runs are, however deep.
+    out
+        Also write it there: .md, .tex, .csv, .json or .txt; or a folder, with one .md per table and an index.
+    list
+        Name the tables.
+    root
+        Only for linear-probe: train it on the data set found there, and record it in the folder of the runs.
+    data
+        Only for linear-probe: train it on this data set (cifar10 by default).
+    json
+        Print as JSON.
+    """
+    from walkback.audit.evidence import TABLES, describe, evidence, front_page
+    from walkback.audit.records import read_records
+
+    if list or name is None:
+        if name is None and not list:
+            raise InputError(f"Expected a table to show: one of {', '.join(TABLES)}, or all.")
+        names = {table: describe(table) for table in TABLES}
+        width = max(len(table) for table in names)
+        _print_json(names) if json else _print("\n".join(f"{n:{width}}  {text}" for n, text in names.items()))
+        return 0
+    _check_tables_out(out, name)
+    if root is not None or data is not None:
+        if name != "linear-probe":
+            raise InputError(f"Expected --root and --data only with linear-probe, which is trained, but got {name!r}.")
+        from walkback.audit.evidence.linear_probe import train_linear_probe
+
+        train_linear_probe(data or "cifar10", root, folder)
+    records = read_records(folder)
+    tables = [evidence(one, records) for one in (TABLES if name == "all" else [name])]
+    for problem in records.problems:
+        print(f"not read: {problem.path}: {problem.reason}", file=sys.stderr)
+    if not records:
+        print(f"no finished runs under {folder}: what would train them is listed under Missing", file=sys.stderr)
+    if out is not None and out.suffix:
+        _write_text(out, _tables_as(tables, out.suffix))
+    elif out is not None:
+        for table in tables:
+            _write_text(out / f"{table.name}.md", table.to_markdown())
+        if name == "all":
+            _write_text(out / "index.md", front_page(tables, records))
+    if json:
+        found = [table.to_dict() for table in tables]
+        problems = [{"path": str(p.path), "reason": p.reason} for p in records.problems]
+        _print_json({"tables": found, "problems": problems} if name == "all" else {**found[0], "problems": problems})
+    elif name == "all" and out is not None:
+        _print(f"{len(tables)} tables from {len(records)} runs: {out}")
+    else:
+        _print("\n\n".join(str(table) for table in tables))
+    return 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
@@ -437,16 +509,36 @@ def _check_out(out: Path | None) -> None:
         raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
 
 
+def _check_tables_out(out: Path | None, name: str) -> None:
+    known = (".md", ".tex", ".csv", ".json", ".txt")
+    if out is not None and out.suffix and out.suffix not in known:
+        raise InputError(f"Expected --out to be a folder or to end in {', '.join(known)}, but got {str(out)!r}.")
+    if out is not None and out.suffix == ".csv" and name == "all":
+        raise InputError("Expected one table for a .csv file, but got all of them: they have different columns.")
+
+
+def _tables_as(tables: Sequence[Table], suffix: str) -> str:
+    if suffix == ".json":
+        found = [table.to_dict() for table in tables]
+        return json.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False, allow_nan=False)
+    render = {".md": "to_markdown", ".tex": "to_latex", ".csv": "to_csv", ".txt": "__str__"}[suffix]
+    return "\n\n".join(getattr(table, render)() for table in tables)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Expected to write {path}, but: {error}.") from None
+
+
 def _finish(report: Report, out: Path | None, as_json: bool) -> int:
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
         text = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}[out.suffix]()
-        try:
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"Expected to write {out}, but: {error}.") from None
+        _write_text(out, text)
     if as_json:
         _print_json(report.to_dict())
     else:

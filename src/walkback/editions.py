@@ -9,6 +9,7 @@ from math import prod
 from walkback.checks import (
     CONCENTRATED,
     Accuracy,
+    Correct,
     DiagnosticThresholds,
     Finding,
     accuracies,
@@ -28,16 +29,20 @@ TRUSTWORTHY, WALKED_BACK, INCONCLUSIVE = "trustworthy", "walked back", "inconclu
 class Claim:
     """What is claimed for a network: accuracies as fractions, one or one per seed.
 
-    `bp` is the accuracy of backpropagation on the same task, if known: where it does not beat frozen blocks
-    either, the task can't show depth and D3 is not tested.
+    `bp` is the accuracy of backpropagation on the same task, if known, and `bp_frozen` that of its own control:
+    where BP does not beat frozen blocks either, the task can't show depth and D3 is not tested. `correct` says, for
+    one seed, which test samples the network and its control get right.
     """
 
     headline: Accuracy = None
     frozen: Accuracy = None
     bp: Accuracy = None
+    bp_frozen: Accuracy = None
+    correct: Correct | None = None
 
     def __post_init__(self) -> None:
         names = {"headline": "headline_acc", "frozen": "frozen_baseline_acc", "bp": "bp_acc"}
+        names["bp_frozen"] = "the frozen control of bp_acc"
         for field, name in names.items():
             value = getattr(self, field)
             if value is not None:
@@ -77,7 +82,7 @@ def three_check(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdi
     """Fails if (D1 and D2) or D3. D1 alone is growth with a reference that can still be measured."""
     d1 = scale_stability("D1", m, t)
     d2 = reference_validity("D2", m, dtype_floor(m, t))
-    d3 = depth_utility("D3", claim.headline, claim.frozen, t, claim.bp)
+    d3 = _depth("D3", claim, t)
     failed = []
     if d1.flagged and d2.flagged:
         failed += ["D1", "D2"]
@@ -96,10 +101,14 @@ def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> V
     a = scale_stability("a", m, t)
     b = reference_validity("b", m, t.g_norm_floor)
     c = direction_stability("c", m, t)
-    d = depth_utility("d", claim.headline, claim.frozen, t, claim.bp)
+    d = _depth("d", claim, t)
     failed = [f.check for f in (a, b, d) if f.flagged]
     valid = False if a.flagged or b.flagged else None if None in (a.flagged, b.flagged) else True
     return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid)
+
+
+def _depth(check: str, claim: Claim, t: DiagnosticThresholds) -> Finding:
+    return depth_utility(check, claim.headline, claim.frozen, t, claim.bp, claim.bp_frozen, claim.correct)
 
 
 EDITIONS: dict[str, Callable[[Measurements, Claim, DiagnosticThresholds], Verdict]] = {

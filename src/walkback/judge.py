@@ -93,7 +93,7 @@ def judge(
     limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
     by = edition or str(ours.get("edition") or "three-check")
     decide(Measurements(), Claim(), limits, by)
-    parsed = [(_measurements(row, name), _claim(row, given)) for row, name in rows]
+    parsed = [(measurements(row, name), _claim(row, given)) for row, name in rows]
     m, claim = parsed[-1]
     run = _plain(_part(last, "run", where))
     if len(rows) > 1:
@@ -228,7 +228,12 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
     return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"])
 
 
-def _measurements(row: Mapping[str, Any], where: str) -> Measurements:
+def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurements:
+    """The numbers of one logged row, or of a report as a dict, ready to be judged.
+
+    >>> measurements({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).g_norm
+    [3e-09, 4e-09]
+    """
     per_layer, values = _part(row, "per_layer", where), _part(row, "values", where)
     conditions = {k: row[k] for k in ("g_norm_batch_size", "dtype") if row.get(k) is not None}
     conditions |= _plain(_part(row, "conditions", where))

@@ -164,15 +164,15 @@ class Report:
 
     def to_latex(self) -> str:
         """Two booktabs tables with the thresholds in the caption, ready to be put into a paper."""
-        name = _tex(self.method or "the network")
+        name = tex(self.method or "the network")
         layer_header, layer_rows = self._layer_rows()
         limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in self.findings)
         edition = f"edition {self.edition}"
         layers = [
             r"\begin{table}",
             r"  \centering",
-            rf"  \caption{{Per-layer state of {name}: {_tex(self._conditions_line())}.}}",
-            _booktabs([_LATEX.get(h, _tex(h)) for h in layer_header], layer_rows[:-1]),
+            rf"  \caption{{Per-layer state of {name}: {tex(self._conditions_line())}.}}",
+            _booktabs([_LATEX.get(h, tex(h)) for h in layer_header], layer_rows[:-1]),
             r"\end{table}",
         ]
         return "\n".join(
@@ -180,7 +180,7 @@ class Report:
                 *(layers if self._sites() else []),
                 r"\begin{table}",
                 r"  \centering",
-                rf"  \caption{{Checks of {name} ({_tex(edition)}; {_tex(limits)}). {_tex(self.verdict_line)}.}}",
+                rf"  \caption{{Checks of {name} ({tex(edition)}; {tex(limits)}). {tex(self.verdict_line)}.}}",
                 _booktabs(*self._finding_rows()),
                 r"\end{table}",
             ]
@@ -409,9 +409,9 @@ def _left(head: list[str]) -> list[bool]:
 def _booktabs(head: list[str], rows: list[list[str]]) -> str:
     columns = "".join("l" if left else "r" for left in _left(head))
     lines = [r"  \begin{tabular}{" + columns + "}", r"    \toprule"]
-    lines.append("    " + " & ".join(h if "$" in h else _tex(h) for h in head) + r" \\")
+    lines.append("    " + " & ".join(h if "$" in h else tex(h) for h in head) + r" \\")
     lines.append(r"    \midrule")
-    lines += ["    " + " & ".join(_tex(cell) for cell in row) + r" \\" for row in rows]
+    lines += ["    " + " & ".join(tex(cell) for cell in row) + r" \\" for row in rows]
     return "\n".join([*lines, r"    \bottomrule", r"  \end{tabular}"])
 
 
@@ -419,7 +419,8 @@ _TEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
     "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
-    "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$",
+    "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$", "†": r"\dag{}",
+    "²": "$^2$", "₀": "$_0$",
 }  # fmt: skip
 _TEX |= {
     letter: rf"$\{name}$"
@@ -432,6 +433,6 @@ _TEX |= {
 }
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
     """Text that any LaTeX engine sets as it is; a paragraph break would end a caption."""
     return "".join(_TEX.get(c, c) for c in " ".join(text.split()))

@@ -333,10 +333,8 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     }
     spec_text = json.dumps({"schema": SCHEMA, **spec.model_dump(), "input_shape": run.data.input_shape,
                             "classes": run.data.classes}, indent=2)  # fmt: skip
-    machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": _processor(),
-               "threads": torch.get_num_threads(), "device": str(run.device)}  # fmt: skip
     _write(folder / "spec.json", spec_text)
-    _write(folder / "machine.json", json.dumps(machine, indent=2))
+    _write(folder / "machine.json", json.dumps(machine(run.device), indent=2))
     _write(folder / "trajectory.jsonl", "\n".join(json.dumps(row, allow_nan=False) for row in run.rows[1:]))
     scratch = folder / "weights.tmp"
     save_file({k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}, scratch)
@@ -371,6 +369,17 @@ def _write(path: Path, text: str) -> None:
     scratch.replace(path)
 
 
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a result was made on."""
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -386,4 +395,14 @@ def _numbers(rows: list[dict[str, Any]]) -> str:
     return "  ".join([f"acc {rows[-1]['test_acc']:.3f}", *(f"{k} {v:.2e}" for k, v in norms if v is not None)])
 
 
-__all__ = ["augment", "batches", "build_net", "build_rule", "evaluate", "fresh_null", "probe_batches", "train"]
+__all__ = [
+    "augment",
+    "batches",
+    "build_net",
+    "build_rule",
+    "evaluate",
+    "fresh_null",
+    "machine",
+    "probe_batches",
+    "train",
+]

@@ -1,0 +1,223 @@
+"""Finished runs, read from disk: a folder -> Records. Weights are not needed."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from walkback.checks import read_table
+from walkback.errors import FormatError, WalkbackError
+from walkback.judge import measurements
+from walkback.measure import Measurements
+from walkback.report import Report
+from walkback.training.bundle import SCHEMA
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+
+FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
+# What a run leaves while it is trained: a folder with any of these was meant to be a run.
+_TRACES = (*FILES, "checkpoint.safetensors", "weights.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One finished run.
+
+    Args:
+        path: its folder.
+        spec: what was trained.
+        report: the diagnosis after the last epoch.
+        rows: one per epoch, from 1; the state at initialisation is `report.run["initial"]`.
+        machine: where it was trained.
+        classes: of its data.
+    """
+
+    path: Path
+    spec: RunSpec
+    report: Report
+    rows: tuple[dict[str, Any], ...]
+    machine: dict[str, Any]
+    classes: int = 0
+
+    @property
+    def accuracy(self) -> float:
+        """Of the last epoch, on the test split."""
+        return float(self.report.headline_acc)  # type: ignore[arg-type]  # read_records has looked
+
+    @cached_property
+    def measurements(self) -> Measurements:
+        """The numbers of the report, ready to be judged again."""
+        return measurements(self.report.to_dict(), str(self.path / "report.json"))
+
+    @cached_property
+    def epochs(self) -> tuple[tuple[int, float, Measurements], ...]:
+        """(epoch, test accuracy, measurements) from initialisation to the last epoch."""
+        return tuple((row["epoch"], row["test_acc"], _row_numbers(row)) for row in (self.initial, *self.rows))
+
+    @property
+    def initial(self) -> dict[str, Any]:
+        """The row before the first epoch."""
+        return self.report.run["initial"]
+
+    @cached_property
+    def correct(self) -> np.ndarray | None:
+        """(N,) which test samples are right, in the order of the split; None where the run did not keep them."""
+        text = self.report.run.get("test_correct")
+        if text is None:
+            return None
+        bits = np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8)).astype(bool)
+        # Eight samples share a byte: N is the only length up to 7 bits shorter that gives the accuracy.
+        for n in range(len(bits), max(0, len(bits) - 8), -1):
+            if not bits[n:].any() and abs(bits[:n].mean() - self.accuracy) < 1e-9:
+                return bits[:n]
+        return None
+
+
+def _row_numbers(row: dict[str, Any]) -> Measurements:
+    m = measurements(row, f"epoch {row.get('epoch')}")
+    diverged = str(row.get("diverged") or "")
+    if diverged.startswith(("state", "gradient")):
+        m = replace(m, nonfinite=(diverged,), nonfinite_kinds=frozenset({diverged.split()[0]}))
+    return m
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A folder that looks like a run and could not be used."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """The finished runs under a folder, in the order of their paths, and what could not be read, with the reason."""
+
+    folder: Path
+    runs: tuple[Record, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.runs)
+
+    def __len__(self) -> int:
+        return len(self.runs)
+
+    @cached_property
+    def _by_digest(self) -> dict[str, Record]:
+        return {run.spec.digest: run for run in self.runs}
+
+    def find(self, spec: RunSpec) -> Record | None:
+        """The run of exactly this spec."""
+        return self._by_digest.get(spec.digest)
+
+    def control(self, record: Record, stem: str = "rule") -> Record | None:
+        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the stronger one."""
+        return self.find(control_spec(record.spec, stem))
+
+    @property
+    def store(self) -> Path:
+        """Where the runs are: what a command that trains more of them should be given as --out."""
+        parents = Counter(run.path.parent for run in self.runs)
+        return min(parents, key=lambda p: (-parents[p], p)) if parents else self.folder
+
+
+def read_records(folder: str | Path) -> Records:
+    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     len(read_records(folder))
+    0
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FormatError(f"Expected a folder with runs at {folder}, but there is none.")
+    runs: dict[str, Record] = {}
+    problems = []
+    for path in _candidates(folder):
+        try:
+            run = _read(path)
+        except WalkbackError as error:
+            problems.append(Problem(path, str(error)))
+            continue
+        if run.spec.digest in runs:
+            problems.append(Problem(path, f"the same spec as {runs[run.spec.digest].path}, which is used"))
+        else:
+            runs[run.spec.digest] = run
+    return Records(folder, tuple(runs.values()), tuple(problems))
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    """Folders with the files of a run, and empty ones below `folder`, sorted."""
+    for name, below, files in os.walk(folder):
+        below[:] = sorted(d for d in below if not d.startswith("."))
+        if any(file in files for file in _TRACES) or (not below and not files and Path(name) != folder):
+            yield Path(name)
+
+
+def _read(path: Path) -> Record:
+    missing = [name for name in FILES if not (path / name).is_file()]
+    if "report.json" in missing:
+        raise FormatError(f"unfinished: there is no report.json{_how_far(path)}")
+    if missing:
+        raise FormatError(f"incomplete: there is no {' and no '.join(missing)}")
+    fields = read_table(path / "spec.json")
+    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
+        got = fields.get("schema") if isinstance(fields, dict) else type(fields).__name__
+        raise FormatError(f"Expected spec.json to be of schema {SCHEMA}, but got {got}.")
+    own = ("schema", "input_shape", "classes")
+    spec = RunSpec(**{k: v for k, v in fields.items() if k not in own})
+    report = Report.load(path / "report.json")
+    rows = _rows(path / "trajectory.jsonl")
+    _check(spec, report, rows)
+    machine = read_table(path / "machine.json")
+    if not isinstance(machine, dict):
+        raise FormatError(f"Expected machine.json to be an object, but got {type(machine).__name__}.")
+    run = Record(path, spec, report, rows, machine, int(fields.get("classes") or 0))
+    if report.run.get("test_correct") is not None and run.correct is None:
+        raise FormatError("Expected run.test_correct in report.json to give the accuracy, but it does not.")
+    return run
+
+
+def _how_far(path: Path) -> str:
+    if (path / "checkpoint.safetensors").is_file():
+        return ", but a checkpoint: training goes on when it is started again"
+    return "" if any(path.iterdir()) else ", nor anything else: it was stopped before its first epoch ended"
+
+
+def _rows(path: Path) -> tuple[dict[str, Any], ...]:
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise FormatError(f"Expected trajectory.jsonl to hold one JSON object per line, but: {error}.") from None
+    wanted = {"epoch", "test_acc", "per_layer", "values"}
+    for n, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or not wanted <= set(row) or row["epoch"] != n:
+            raise FormatError(f"Expected row {n} of trajectory.jsonl to be epoch {n} with {', '.join(sorted(wanted))}.")
+    return tuple(rows)
+
+
+def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> None:
+    if not isinstance(report.headline_acc, float) or not isinstance(report.run.get("initial"), dict):
+        raise FormatError("Expected report.json to be that of a training run, but it has no accuracy or first state.")
+    ended = report.run.get("diverged")
+    if len(rows) != report.run.get("epochs") or (len(rows) != spec.epochs and not ended):
+        raise FormatError(
+            f"Expected {spec.epochs} epochs in trajectory.jsonl, but it has {len(rows)} and report.json says "
+            f"{report.run.get('epochs')}."
+        )
+    try:
+        base64.b64decode(report.run.get("test_correct") or "", validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise FormatError(f"Expected run.test_correct in report.json to be base64, but: {error}.") from None

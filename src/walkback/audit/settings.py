@@ -1,0 +1,330 @@
+"""Which runs belong together: settings by the fields of their specs, judged over their seeds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from walkback.audit.records import Record, Records
+from walkback.audit.table import Stat, stat
+from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
+from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Claim, Verdict, decide
+from walkback.nets import NETS
+from walkback.training.control import control_spec
+from walkback.training.spec import Optimiser, RunSpec
+
+SEEDS = (42, 123, 456)
+RULES = {
+    "bp": "BP",
+    "fa": "FA",
+    "dfa": "DFA",
+    "state-bridge": "State Bridge",
+    "credit-bridge": "Credit Bridge",
+    "ep": "EP",
+}
+# Options a rule has in the papers' setting, where they are not its defaults.
+RULE_OPTIONS: dict[str, dict[str, Any]] = {"ep": {"steps": 4}}
+# Options that take a rule's learning away: such runs are its ablation, and in no table.
+ABLATIONS = {"fresh": True, "train": False, "steps": 0}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a row of a table asks for: the fields of a spec but the seed.
+
+    Args:
+        net_options: what differs from the network's defaults, sorted.
+        any_epochs: take the longest runs there are; `epochs` is then what the command for a missing one says.
+    """
+
+    rule: str
+    net: str = "resmlp"
+    net_options: tuple[tuple[str, Any], ...] = ()
+    data: str = "cifar10"
+    scope: str = "all"
+    penalty: float = 0.0
+    epochs: int = 100
+    augment: bool = False
+    credit_site: str = "writer"
+    any_epochs: bool = False
+
+    def spec(self, seed: int) -> RunSpec:
+        """The run of one seed, with the papers' options of its rule."""
+        return RunSpec(
+            net=self.net,
+            net_options=dict(self.net_options),
+            data=self.data,
+            rule=self.rule,
+            rule_options=RULE_OPTIONS.get(self.rule, {}),
+            scope=self.scope,
+            penalty=self.penalty,
+            epochs=self.epochs,
+            augment=self.augment,
+            credit_site=self.credit_site,
+            seed=seed,
+        )
+
+
+def setting_of(spec: RunSpec) -> Setting | None:
+    """The setting a run belongs to; None for ablations and for another optimiser.
+
+    >>> setting_of(RunSpec(net_options={"width": 256, "depth": 2})).net_options
+    (('depth', 2),)
+    """
+    if spec.optimiser != Optimiser() or any(spec.rule_options.get(k) == v for k, v in ABLATIONS.items()):
+        return None
+    return Setting(
+        spec.rule,
+        spec.net,
+        _options(spec),
+        spec.data,
+        spec.scope,
+        spec.penalty,
+        spec.epochs,
+        spec.augment,
+        spec.credit_site,
+    )
+
+
+def _options(spec: RunSpec) -> tuple[tuple[str, Any], ...]:
+    known = signature(NETS[spec.net]).parameters if spec.net in NETS else {}
+    defaults = {k: p.default for k, p in known.items() if p.default is not Parameter.empty}
+    differ = {k: v for k, v in spec.net_options.items() if k not in defaults or defaults[k] != v}
+    return tuple(sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in differ.items()))
+
+
+@lru_cache(maxsize=4)
+def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
+    """Setting -> options of the rule -> its runs."""
+    groups: dict[Setting, dict[str, list[Record]]] = {}
+    for run in records:
+        setting = setting_of(run.spec)
+        if setting is not None:
+            by_options = groups.setdefault(setting, {})
+            by_options.setdefault(json.dumps(run.spec.rule_options, sort_keys=True), []).append(run)
+    return groups
+
+
+def select(records: Records, setting: Setting) -> tuple[Record, ...]:
+    """The runs of a setting, one per seed, by seed.
+
+    Options of a rule are not mixed: the papers' ones are taken if there are such runs, else those with most seeds.
+    """
+    groups = _groups(records)
+    if setting.any_epochs:
+        asked = replace(setting, any_epochs=False)
+        longest = max((s.epochs for s in groups if replace(s, epochs=setting.epochs) == asked), default=setting.epochs)
+        setting = replace(asked, epochs=longest)
+    by_options = groups.get(setting, {})
+    papers = json.dumps(RULE_OPTIONS.get(setting.rule, {}), sort_keys=True)
+    runs = by_options.get(papers) or max(by_options.items(), key=lambda kv: (len(kv[1]), kv[0]), default=("", []))[1]
+    return tuple(sorted(runs, key=lambda run: run.spec.seed))
+
+
+def known_settings(records: Records) -> tuple[Setting, ...]:
+    """The settings of which there are runs."""
+    return tuple(_groups(records))
+
+
+def left_out(records: Records) -> tuple[str, ...]:
+    """Runs that no table asks for: ablations, other optimisers, further options of a rule."""
+    used = {run.path for setting in _groups(records) for run in select(records, setting)}
+    return tuple(run.path.name for run in records if run.path not in used)
+
+
+# -- judging ---------------------------------------------------------------------------------------------------
+
+
+def _last(values: Sequence[Any]) -> Any:
+    return values[-1] if values else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
+
+
+def weight_growth(row: dict[str, Any]) -> float | None:
+    """‖w − w₀‖/‖w₀‖, averaged over the weights of all blocks."""
+    return _mean(w for block in row.get("weights", {}).get("growth", []) for w in block)
+
+
+def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
+    """The product of a block's weight norms, averaged over blocks."""
+    return _mean(row.get("weights", {}).get(f"product_{norm}", []))
+
+
+VALUES = {
+    "acc": lambda r: r.accuracy,
+    "gamma": lambda r: r.measurements.gamma,
+    "h_norm": lambda r: _last(r.measurements.h_norm),
+    "g_norm": lambda r: _last(r.measurements.g_norm),
+    "growth": lambda r: r.measurements.growth,
+    "stability": lambda r: r.measurements.stability,
+    "deep_cosine": lambda r: r.measurements.deep_cosine,
+    "perturbation": lambda r: r.report.values.get("deep_perturbation"),
+    "nudging": lambda r: r.report.values.get("deep_nudging"),
+    "nudging_relative": lambda r: r.report.values.get("deep_nudging_relative"),
+    "train_loss_delta": lambda r: r.report.run.get("train_loss_delta"),
+}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A setting over its seeds: every run on its own for growth and reference, all together for depth.
+
+    Args:
+        runs: one per seed.
+        depth: D3 against the matched control (stem by the rule), None for a control itself.
+        depth_bp: D3 against the control with a BP-trained stem.
+        paired: how many of the runs have the matched control, and how many the one with a BP-trained stem.
+        verdicts: edition -> one Verdict per run, each with the depth finding of all seeds.
+    """
+
+    setting: Setting
+    runs: tuple[Record, ...]
+    depth: Finding | None
+    depth_bp: Finding | None
+    verdicts: dict[str, tuple[Verdict, ...]]
+    paired: tuple[int, int] = (0, 0)
+
+    def stat(self, what: str) -> Stat | None:
+        """A quantity of VALUES over the seeds."""
+        return stat(VALUES[what](run) for run in self.runs)
+
+    def flagged(self, index: int) -> list[bool | None]:
+        """By seed: growth (0) or reference (1)."""
+        return [v.findings[index].flagged for v in self.verdicts["three-check"]]
+
+    def word(self, edition: str) -> str | None:
+        """The verdict over all seeds: a rule is trustworthy only where no seed fails. None without runs."""
+        verdicts = self.verdicts[edition]
+        if not verdicts:
+            return None
+        words = {v.verdict for v in verdicts}
+        return next(word for word in (WALKED_BACK, INCONCLUSIVE, TRUSTWORTHY) if word in words)
+
+    def failed(self, edition: str) -> dict[str, int]:
+        """Check -> on how many seeds it walks the claim back."""
+        found: dict[str, int] = {}
+        for verdict in self.verdicts[edition]:
+            for check in verdict.failed:
+                found[check] = found.get(check, 0) + 1
+        return dict(sorted(found.items()))
+
+    @property
+    def tested(self) -> bool:
+        """Whether depth was tested at all, or could not be."""
+        return self.depth is not None and (self.depth.flagged is not None or "inconclusive" in self.depth.reason)
+
+
+@lru_cache(maxsize=512)
+def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds | None = None) -> Judged:
+    """Judge a setting in both editions."""
+    limits = thresholds or DiagnosticThresholds()
+    runs = select(records, setting)
+    if setting.scope == "frozen":
+        return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
+    reference = _bp(records, setting)
+    claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
+    verdicts = {
+        edition: tuple(decide(run.measurements, claim, limits, edition) for run in runs)
+        for edition in ("three-check", "four-diagnostic")
+    }
+    depth, depth_bp = (
+        depth_utility("D3", c.headline, c.frozen, limits, c.bp, c.bp_frozen, c.correct) for c in (claim, claim_bp)
+    )
+    return Judged(setting, runs, depth, depth_bp, verdicts, (_pairs(claim), _pairs(claim_bp)))
+
+
+def _pairs(claim: Claim) -> int:
+    return 0 if claim.frozen is None else len(accuracies("frozen_baseline_acc", claim.frozen))
+
+
+def _bp(records: Records, setting: Setting) -> tuple[list[float], list[float]] | None:
+    """Accuracies of BP and its control in the same setting, without a penalty."""
+    same = replace(setting, rule="bp", penalty=0.0, credit_site="writer")
+    pairs = [(run, records.control(run)) for run in select(records, same)]
+    known = [(run.accuracy, control.accuracy) for run, control in pairs if control is not None]
+    return ([a for a, _ in known], [b for _, b in known]) if known else None
+
+
+def _claim(
+    records: Records, runs: Sequence[Record], stem: str, reference: tuple[list[float], list[float]] | None
+) -> Claim:
+    pairs = [(run, control) for run in runs if (control := records.control(run, stem)) is not None]
+    if not pairs:
+        return Claim(headline=[run.accuracy for run in runs] or None)
+    correct = None
+    if len(pairs) == 1:
+        ours, theirs = pairs[0][0].correct, pairs[0][1].correct
+        correct = None if ours is None or theirs is None else (ours, theirs)
+    bp, bp_frozen = reference or (None, None)
+    headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
+    return Claim(headline, frozen, bp, bp_frozen, correct)
+
+
+# -- what is missing -------------------------------------------------------------------------------------------
+
+
+def lacking(records: Records, setting: Setting, controls: bool = True) -> list[RunSpec]:
+    """The specs a setting needs for its three seeds and that are not there, its controls with them."""
+    runs = {run.spec.seed: run.spec for run in select(records, setting)}
+    specs = [runs.get(seed) or setting.spec(seed) for seed in SEEDS]
+    out = [spec for spec in specs if spec.seed not in runs]
+    if controls and setting.scope == "all":
+        needed = [control_spec(spec, stem) for stem in ("rule", "bp") for spec in specs]
+        out += [spec for spec in needed if records.find(spec) is None]
+    return out
+
+
+def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
+    """Lines "what: command", one for all seeds of a spec.
+
+    >>> commands([RunSpec(rule="fa", seed=1), RunSpec(rule="fa", seed=2)], Path("runs"))[0].partition(": ")[2]
+    'for s in 1 2; do walkback train --rule fa --data cifar10 --epochs 100 --seed $s --out runs; done'
+    """
+    seeds: dict[RunSpec, list[int]] = {}
+    for spec in specs:
+        alike = seeds.setdefault(RunSpec(**{**spec.model_dump(), "seed": 0}), [])
+        if spec.seed not in alike:
+            alike.append(spec.seed)
+    return [f"{describe(spec)}, seed {' '.join(map(str, s))}: {_command(spec, s, store)}" for spec, s in seeds.items()]
+
+
+def describe(spec: RunSpec) -> str:
+    """A spec in a few words."""
+    said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items())]
+    said += [spec.data, RULES.get(spec.rule, spec.rule), *(f"{k} {v}" for k, v in spec.rule_options.items())]
+    said += ["frozen blocks"] if spec.scope == "frozen" else []
+    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
+    said += ["reader"] if spec.credit_site == "reader" else []
+    return ", ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"])
+
+
+def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
+    words = ["walkback", "train"]
+    if spec.net != "resmlp":
+        words += ["--net", spec.net]
+    words += ["--rule", spec.rule, "--data", spec.data, "--epochs", str(spec.epochs)]
+    if spec.scope == "frozen":
+        words += ["--scope", "frozen"]
+    if spec.penalty:
+        words += ["--penalty", f"{spec.penalty:g}"]
+    if spec.credit_site == "reader":
+        words += ["--credit-site", "reader"]
+    if spec.augment:
+        words += ["--augment"]
+    for name in ("net_options", "rule_options"):
+        if getattr(spec, name):
+            words += [f"--{name.replace('_', '-')}", json.dumps(getattr(spec, name))]
+    line, out = shlex.join(words), shlex.quote(str(store))
+    if len(seeds) == 1:
+        return f"{line} --seed {seeds[0]} --out {out}"
+    return f"for s in {' '.join(map(str, seeds))}; do {line} --seed $s --out {out}; done"

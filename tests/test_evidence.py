@@ -1,0 +1,675 @@
+"""Every table on records whose answers are known, each number against one computed here by hand."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made_runs import EXPLODED, HEALTHY, write_run
+from walkback import cli
+from walkback.audit.evidence import TABLES, evidence, front_page
+from walkback.audit.evidence.courses import first_epochs
+from walkback.audit.evidence.decisions import hold
+from walkback.audit.records import Records, read_records
+from walkback.audit.settings import Setting, judged
+from walkback.audit.table import Table
+from walkback.errors import InputError
+from walkback.judge import judge
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+
+SEEDS = (42, 123, 456)
+WIDE_SHALLOW = {"width": 512, "depth": 2}
+FRESH = {"gamma": (0.001, 0.005), "deep_cosine": (-0.005, 0.018)}
+
+
+def dfa_course(epoch: int) -> dict:
+    """Growth passes 50 from epoch 9 on, ‖g_L‖ the floor of 1e-7 from epoch 5, 8e-7 from epoch 3."""
+    g = {0: 7e-3, 1: 1e-5, 2: 1e-6, 3: 5e-7, 4: 2e-7}.get(epoch, 5e-8)
+    h = (1e3, 2e3 if epoch < 9 else 1e5, 1e5, 1e5, 1e5)
+    cosine = (0.40, -0.02, 0.01, -0.03, 0.02) if epoch else (0.0,) * 5
+    return {"g": (g,) * 5, "h": h, "cosine": cosine, "weights": float(epoch), "acc": 0.30 + 0.001 * epoch}
+
+
+def put(store: Path, spec: RunSpec, acc: float, frozen: float, bp_frozen: float | None = None, **last) -> None:
+    """A run and the controls it lacks."""
+    write_run(store, spec, acc, **last)
+    for stem, value in (("rule", frozen), ("bp", bp_frozen)):
+        control = control_spec(spec, stem)
+        if value is not None and not (store / control.name).exists():
+            write_run(store, control, value, **HEALTHY)
+
+
+def build(store: Path) -> Path:
+    """A little of everything, without augmentation unless a comment says so."""
+    for i, seed in enumerate(SEEDS):
+        more = 0.005 * i
+        put(store, RunSpec(rule="bp", seed=seed), 0.610 + more, 0.450 + more, **HEALTHY)
+        put(store, RunSpec(rule="dfa", seed=seed), 0.306 + more, 0.350 + more, at=dfa_course, fresh=FRESH,
+            stability=(0.05, 0.1, 0.5)[i], perturbation=(0.4, 0.002, 0.002, 0.002, 0.002), weights=95.0, product=5e4,
+            **EXPLODED)  # fmt: skip
+        # D1 alone: growth 60, reference fine, depth used.
+        put(store, RunSpec(rule="fa", seed=seed), 0.480 + more, 0.400, h=(10.0, 600.0, 700.0, 800.0, 900.0),
+            g=(1e-5,) * 5, cosine=(0.01, 0.1, 0.1, 0.2, 1.0), fresh=FRESH)  # fmt: skip
+        # EP: valid, but under its frozen control.
+        put(store, RunSpec(rule="ep", seed=seed, rule_options={"steps": 4}), 0.316 + more, 0.350 + more,
+            h=(10.0, 100.0, 110.0, 120.0, 130.0), g=(1.3e-4,) * 5, cosine=(0.008,) * 5)  # fmt: skip
+        put(store, RunSpec(rule="bp", seed=seed, net_options=WIDE_SHALLOW), 0.607, 0.35, h=(9.0, 9.5, 10.0),
+            g=(4e-4,) * 3, cosine=(1.0,) * 3)  # fmt: skip
+        put(store, RunSpec(rule="fa", seed=seed, net_options=WIDE_SHALLOW), 0.345, 0.349 + more / 10, 0.45,
+            h=(9.0, 90.0, 100.0), g=(1e-5,) * 3, cosine=(0.4, 0.5, 1.0))  # fmt: skip
+        for rule, penalty, acc, cosine, nudge, delta in (
+            ("bp", 0.0, 0.585, 1.0, -1e-3, -0.5),
+            ("bp", 1e-2, 0.532, 1.0, -1e-3, -0.5),
+            ("dfa", 0.0, 0.300, 0.0, -1e-5, -0.05),
+            ("dfa", 1e-4, 0.359, -0.02, -1e-5, -0.05),
+            ("dfa", 1e-2, 0.360, 0.16, -5e-5, -0.095),
+            ("fa", 1e-2, 0.369, 0.42, -2e-4, -0.128),
+            ("state-bridge", 1e-2, 0.453, 0.32, -2e-3, -0.447),
+            ("credit-bridge", 1e-2, 0.361, 0.68, -4e-4, -0.121),
+        ):
+            vanilla = rule == "dfa" and not penalty
+            numbers = EXPLODED if vanilla else {"h": HEALTHY["h"], "g": (7e-6,) * 5}
+            numbers = {**numbers, "cosine": (0.4,) + (cosine,) * 4}
+            put(store, RunSpec(rule=rule, penalty=penalty, epochs=30, seed=seed), acc + more, 0.349 + more,
+                nudging=(0.0,) + (nudge,) * 4, loss_delta=delta, at=dfa_course if vanilla else None, fresh=FRESH,
+                **numbers)  # fmt: skip
+        write_run(store, RunSpec(rule="dfa", epochs=1, seed=seed), 0.3, h=(1e3,) * 5, g=(1e-5,) * 5,
+                  cosine=(0.40, -0.02, 0.01, -0.03, 0.02), perturbation=(0.4, 0.0, 0.0, 0.0, 0.004))  # fmt: skip
+        for rule, acc in (("bp", 0.796), ("dfa", 0.60)):
+            put(store, RunSpec(rule=rule, net="student", data="teacher-linear", epochs=20, seed=seed), acc,
+                0.908 if rule == "bp" else 0.5, 0.908, h=(1.0, 60.0, 61.0, 62.0, 63.0), g=(1e-3,) * 5)  # fmt: skip
+    put(store, RunSpec(rule="dfa", credit_site="reader"), 0.40, 0.35, **HEALTHY)
+    put(store, RunSpec(rule="bp", data="cifar100"), 0.321, 0.178, classes=100, **HEALTHY)
+    put(store, RunSpec(rule="bp", augment=True), 0.615, 0.50, **HEALTHY)  # augmented
+    return store
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Path:
+    """A folder that is quick to read."""
+    store = tmp_path_factory.mktemp("few") / "runs"
+    for rule, penalty in itertools.product(("bp", "dfa"), (0.0, 1e-2)):
+        put(store, RunSpec(rule=rule, penalty=penalty, epochs=30), 0.4, 0.35, **HEALTHY)
+    return store
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Records:
+    return read_records(build(tmp_path_factory.mktemp("world") / "runs"))
+
+
+@pytest.fixture(scope="module")
+def swept(world) -> Table:
+    return evidence("sensitivity", world)
+
+
+def rows(table: Table, **match: str) -> list[dict[str, str]]:
+    """The rows whose cells are as said, as column -> text; `_` in a keyword stands for a space."""
+    found = [dict(zip(table.columns, r)) for r in table.rows]
+    return [r for r in found if all(r[k.replace("_", " ")] == v for k, v in match.items())]
+
+
+def one(table: Table, **match: str) -> dict[str, str]:
+    (found,) = rows(table, **match)
+    return found
+
+
+PLAIN, AUGMENTED = "ours, plain", "ours, augmented"
+
+
+def test_the_world_is_whole(world):
+    assert world.problems == ()
+
+
+# -- judged settings -----------------------------------------------------------------------------------------
+
+
+def test_primary(world):
+    table = evidence("primary", world)
+    bp, dfa, fa, ep = (one(table, rule=r, figures=PLAIN) for r in ("BP", "DFA", "FA", "EP"))
+    accs = [0.306, 0.311, 0.316]
+    assert dfa["acc"] == f"{np.mean(accs):.3f} ± {np.std(accs, ddof=1):.3f}"
+    assert [r["n"] for r in (bp, dfa, fa, ep)] == ["3"] * 4
+    assert (dfa["‖h_L‖"], dfa["‖g_L‖"], dfa["ρ"]) == ("4e8 ± 0", "4e-9 ± 0", "200 ± 0")
+    assert dfa["Γ"].startswith(f"{np.mean([0.42, 0, 0, 0]):+.3f}")
+    assert dfa["D3 pp"] == "-4.4 [-4.4, -4.4] flags"
+    assert dfa["D3 pp, BP stem"] == "-14.4 [-14.4, -14.4] flags"
+    assert [r["three-check"] for r in (bp, dfa, fa, ep)] == [
+        "trustworthy", "walked back: D1 D2 D3", "trustworthy", "walked back: D3"]  # fmt: skip
+    assert [r["four-diagnostic"] for r in (bp, dfa, fa, ep)] == [
+        "trustworthy", "walked back: a b d", "walked back: a", "walked back: d"]  # fmt: skip
+    assert bp["agrees?"] == "7 of 9, not ‖h_L‖, D3 pp"
+    assert "0.306 ± 0.006 [002]" in one(table, rule="DFA", figures="published")["acc"]
+    alone = one(table, rule="BP", figures=AUGMENTED)
+    assert (alone["n"], alone["acc"]) == ("1", "0.615")
+    empty = one(table, rule="State Bridge", figures=PLAIN)
+    assert set(empty.values()) - {"State Bridge", PLAIN, "0"} == {"–"}
+    assert one(table, rule="frozen, DFA stem", figures=PLAIN)["agrees?"] == "yes"
+    assert one(table, rule="frozen, BP stem", figures=PLAIN)["agrees?"] == "no"
+    assert any("State Bridge" in line and "--rule state-bridge" in line for line in table.missing)
+    data = next(d for d in table.data if d["rule"] == "DFA" and d["figures"] == PLAIN)
+    assert data["acc"] == {"mean": pytest.approx(0.311), "std": pytest.approx(0.005), "n": 3}
+    assert data["D3 pp"]["flagged"] is True
+
+
+def test_per_layer(world):
+    table = evidence("per-layer", world)
+    first, second = (one(table, rule="DFA", figures=PLAIN, site=s) for s in ("0", "1"))
+    assert (first["cos"], first["published cos"].split(";")[0]) == ("+0.420 ± 0.000", "+0.420 [000, 002]")
+    assert (first["growth"], second["growth"]) == ("–", "200 ± 0")
+    assert (second["‖g‖"], second["agrees?"]) == ("4e-9 ± 0", "yes")
+    assert one(table, rule="FA", figures=PLAIN, site="4")["cos"] == "+1.000 ± 0.000"
+
+
+def test_wide_shallow(world):
+    fa = one(evidence("wide-shallow", world), rule="FA", figures=PLAIN)
+    assert fa["three-check"] == "walked back: D3"
+    assert fa["agrees?"] == "yes"
+
+
+def test_cross_arch_leaves_depth_untested_where_bp_gains_nothing(world):
+    table = evidence("cross-arch", world)
+    dfa = one(table, network="StudentNet on teacher-linear", rule="DFA", figures=PLAIN)
+    # 10 pp over its own control; but BP is 11 pp under its own, so the task says nothing about depth.
+    assert dfa["D3 pp"] == "+10.0 [+10.0, +10.0] not tested"
+    assert (dfa["D1"], dfa["D2"], dfa["three-check"]) == ("flags", "ok", "trustworthy (D3 not tested)")
+    assert dfa["epochs"] == "20"
+    assert one(table, network="ResMLP d=256 L=4", terminal_LN="yes", rule="DFA", figures=PLAIN)["agrees?"] == "yes"
+    assert "0.570 ± 0.003 [004]" in one(table, network="ViT-Mini", rule="frozen", figures="published")["acc"]
+
+
+def test_cifar100(world):
+    table = evidence("cifar100", world)
+    bp = one(table, rule="BP", figures=PLAIN)
+    assert (bp["n"], bp["acc"]) == ("1", "0.321")
+    assert bp["D3 pp"].startswith("+14.3 [+12.1, +16.5]")
+    assert one(table, rule="DFA", figures="published")["acc"] == "0.088 ± 0.001 [004]"
+
+
+def test_credit_site(world):
+    table = evidence("credit-site", world)
+    assert one(table, rule="DFA", credit_site="reader", figures=PLAIN)["acc"] == "0.400"
+    assert one(table, rule="DFA", credit_site="writer", figures=PLAIN)["n"] == "3"
+    assert {r["agrees?"] for r in rows(table)} == {"–"}
+
+
+def test_sub_modes(world):
+    table = evidence("sub-modes", world)
+    said = [one(table, rule="DFA", figures=PLAIN, seed=str(s))["sub-mode"] for s in SEEDS]
+    assert said == ["noise-dominated", "noise-dominated", "drift-dominated"]
+    assert one(table, rule="DFA", figures=PLAIN, seed="42")["agrees?"] == "yes"
+    assert one(table, rule="BP", figures=PLAIN, seed="42")["sub-mode"] == "none: reference valid"
+
+
+# -- courses -------------------------------------------------------------------------------------------------
+
+
+def test_temporal(world):
+    table = evidence("temporal", world)
+    dfa = one(table, network="ResMLP d=256 L=4", rule="DFA", figures=PLAIN)
+    assert (dfa["(a), D1"], dfa["(b), D2"], dfa["(b) at 8e-7"], dfa["D1 and D2"]) == ("9", "5", "3", "9")
+    assert dfa["acc at first flag"] == "0.305 ± 0.000"
+    assert dfa["saved, a or b"] == f"{1 - 5 / 100:.3f} ± 0.000"
+    assert dfa["saved, D1 and D2"] == f"{1 - 9 / 100:.3f} ± 0.000"
+    assert dfa["agrees?"] == "yes"
+    assert one(table, network="ResMLP d=256 L=4", rule="BP", figures=PLAIN)["(a), D1"] == "never"
+
+
+def test_first_epochs_are_judges(world):
+    for setting in (Setting("dfa"), Setting("bp"), Setting("fa")):
+        for run in judged(world, setting).runs:
+            fired = judge([run.initial, *run.rows], "four-diagnostic").run["fired"]
+            assert {k: first_epochs(run)[k] for k in ("a", "b")} == {k: fired[k] for k in ("a", "b")}
+
+
+def test_a_seed_that_never_fires_is_counted(tmp_path):
+    for seed, numbers in ((42, EXPLODED), (123, HEALTHY)):
+        write_run(tmp_path, RunSpec(rule="dfa", seed=seed), 0.3, **numbers)
+    table = evidence("temporal", read_records(tmp_path))
+    dfa = one(table, network="ResMLP d=256 L=4", rule="DFA", figures=PLAIN)
+    assert (dfa["(a), D1"], dfa["n"]) == ("0, never on 1", "2")
+
+
+def test_mechanism(world):
+    table = evidence("mechanism", world)
+    last, early = (one(table, rule="DFA", figures=PLAIN, epoch=e) for e in ("100", "3"))
+    assert (last["weights"], last["product"], last["product, spectral"]) == ("95 ± 0", "5e4 ± 0", "2.5e4 ± 0")
+    assert last["agrees?"] == "yes"
+    assert (early["weights"], early["‖g_L‖"]) == ("3 ± 0", "5e-7 ± 0")
+    assert early["published ‖g_L‖"] == "1e-6† [002]"
+
+
+def test_early_epochs(world):
+    first = one(evidence("early-epochs", world), figures=PLAIN, epoch="1")
+    assert first["deep cos"] == f"{np.mean([-0.02, 0.01, -0.03, 0.02]):+.3f} ± 0.000"
+    assert first["range over sites and seeds"] == "-0.030…+0.020"
+    assert first["ρ_pert"] == "+0.001 ± 0.000"
+    assert (first["n"], first["n of ρ_pert"], first["reference valid"], first["agrees?"]) == ("3", "3", "3/3", "yes")
+    assert one(evidence("early-epochs", world), figures=PLAIN, epoch="5")["reference valid"] == "0/3"
+
+
+# -- interventions -------------------------------------------------------------------------------------------
+
+
+def test_lambda_sweep(world):
+    table = evidence("lambda-sweep", world)
+    weak, strong = (one(table, rule="DFA", λ=p, figures=PLAIN) for p in ("0.0001", "0.01"))
+    assert weak["deep cos"] == "-0.020 ± 0.000"
+    assert strong["D3 pp"] == "+1.1 [+1.1, +1.1] flags"
+    assert strong["three-check"] == "walked back: D3"
+    assert one(table, rule="DFA", λ="0.001", figures=PLAIN)["n"] == "0"
+    assert any("--penalty 0.001 " in line for line in table.missing)
+
+
+def test_capacity(world):
+    table = evidence("capacity", world)
+
+    def ours(rule: str, quantity: str) -> tuple[str, str]:
+        found = one(table, figures=PLAIN, rule=rule, quantity=quantity)
+        return found["ours"], found["agrees?"]
+
+    assert ours("BP", "effect of the penalty, pp") == (f"{100 * (0.532 - 0.585):+.1f} ± 0.0", "yes")
+    assert ours("DFA", "effect of the penalty, pp") == ("+6.0 ± 0.0", "yes")
+    assert ours("DFA", "with λ = 0.01, over frozen blocks, pp") == ("+1.1 [+1.1, +1.1] flags", "yes")
+    assert ours("BP − DFA", "gap that is left with λ = 0.01, pp") == (f"{100 * (0.532 - 0.36):+.1f} ± 0.0", "yes")
+    assert ours("BP", "accuracy without a penalty")[1] == "yes"
+
+
+def test_fresh_feedback(world):
+    table = evidence("fresh-feedback", world)
+    found = one(table, rule="DFA", λ="0.01", figures=PLAIN, seed="42", quantity="deep cos")
+    assert (found["fresh feedback"], found["draws"]) == ("-0.005 ± 0.018", "20")
+    assert found["σ apart"] == f"{(0.16 + 0.005) / 0.018:+.1f}"
+    assert found["agrees?"] == "yes"
+    other = one(table, rule="DFA", λ="0.01", figures=PLAIN, seed="123", quantity="deep cos")
+    assert "[004]" not in other["published fresh"]  # published of seed 42 only
+
+
+def test_triangulation(world):
+    table = evidence("triangulation", world)
+
+    def ours(condition: str) -> tuple[str, str, str]:
+        found = one(table, condition=condition, figures=PLAIN)
+        return found["deep cos"], found["ρ_pert"], found["reference valid"]
+
+    assert ours("BP gradient on a BP network") == ("+1.000 ± 0.000", "+0.999 ± 0.000", "3/3")
+    assert ours("random vector on a BP network") == ("–", "+0.001 ± 0.000", "3/3")
+    assert ours("DFA, 100 epochs") == ("+0.000 ± 0.000", "+0.002 ± 0.000", "0/3")
+    assert ours("DFA, λ = 0.01, 30 epochs")[2] == "3/3"
+    assert ours("DFA, epoch 1")[1] == "+0.001 ± 0.000"
+
+
+def by_pairs(a: list[float], b: list[float]) -> float:
+    """Kendall's τ without ties, counted."""
+    signs = [np.sign((a[i] - a[j]) * (b[i] - b[j])) for i, j in itertools.combinations(range(len(a)), 2)]
+    return sum(signs) / len(signs)
+
+
+def test_matched_penalty(world):
+    table = evidence("matched-penalty", world)
+    cosine, acc = [0.32, 0.42, 0.68, 0.16], [0.453, 0.369, 0.361, 0.36]
+    nudge, delta = [2e-3, 2e-4, 4e-4, 5e-5], [0.447, 0.128, 0.121, 0.095]
+    tau = one(table, rule="τ with the cosine", figures=PLAIN)
+    assert tau["acc"] == f"{by_pairs(cosine, acc):+.2f}"
+    assert tau["nudge"] == f"{by_pairs(cosine, nudge):+.2f}"
+    assert tau["Δ train loss"] == f"{by_pairs(cosine, delta):+.2f}"
+    ranking = one(table, rule="ranking", figures=PLAIN)
+    assert ranking["deep cos"] == "Credit Bridge > FA > State Bridge > DFA"
+    assert ranking["acc"] == "State Bridge > FA > Credit Bridge > DFA"
+    assert (ranking["agrees?"], tau["agrees?"]) == ("yes", "yes")
+    assert one(table, rule="τ with the cosine", figures="published")["Δ train loss"] == "+0.00"
+    assert one(table, rule="State Bridge", figures=PLAIN)["agrees?"] == "yes"
+
+
+# -- decisions -----------------------------------------------------------------------------------------------
+
+
+def test_ablation(world):
+    table = evidence("ablation", world)
+
+    def caught(rule: str, network: str = "ResMLP d=256 L=4") -> str:
+        return one(table, network=network, rule=rule, figures=PLAIN)["first caught by"]
+
+    assert [caught(r) for r in ("BP", "FA", "DFA", "EP")] == ["passes", "passes", "S2", "S3"]
+    assert caught("FA", "ResMLP d=512 L=2") == "S3"
+    dfa = one(table, network="ResMLP d=256 L=4", rule="DFA", figures=PLAIN)
+    assert [dfa[k] for k in ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")] == ["passes", "passes", "fails", "fails"]
+    assert dfa["agrees?"] == "yes"
+
+
+def test_accuracy_and_cosine_catch_what_they_can(tmp_path):
+    put(tmp_path, RunSpec(rule="dfa"), 0.11, 0.05, **HEALTHY)
+    put(tmp_path, RunSpec(rule="fa"), 0.50, 0.30, **{**HEALTHY, "cosine": (-0.1,) * 5})
+    table = evidence("ablation", read_records(tmp_path))
+    network = "ResMLP d=256 L=4"
+    assert one(table, network=network, rule="DFA", figures=PLAIN)["first caught by"] == "S0"
+    assert one(table, network=network, rule="FA", figures=PLAIN)["first caught by"] == "S1"
+
+
+def test_ablation_four(world):
+    table = evidence("ablation-four", world)
+    strategies = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
+
+    def marks(rule: str) -> str:
+        found = one(table, rule=rule, figures=PLAIN)
+        return " ".join(found[s] for s in strategies)
+
+    assert marks("DFA") == "– – WB WB WB WB WB"  # (c) on seed 456 only
+    assert marks("FA") == "– – WB – – – WB"
+    assert marks("EP") == "– – – – – WB WB"
+    assert marks("BP") == "– – – – – – –"
+    assert marks("State Bridge") == " ".join(["no runs"] * 7)
+    assert marks("walked back") == "0/4 0/4 2/4 1/4 1/4 2/4 3/4"
+    theirs = one(table, rule="walked back", figures="published")
+    assert [theirs[s] for s in strategies] == ["0/5", "0/5", "3/5", "3/5", "2/5", "3/5", "3/5"]
+
+
+def test_extended_ablation(world):
+    table = evidence("extended-ablation", world)
+    cases = ("DFA RM-d256-L4", "FA RM-d512-L2", "DFA ViT-Mini", "BP RM-d256-L4")
+    for strategy, marks in (
+        ("S0: acc", ["missed", "missed", "–", "passes"]),
+        ("S2: + D1 and D2", ["caught", "missed", "–", "passes"]),
+        ("S3: + D3", ["caught", "caught", "–", "passes"]),
+    ):
+        found = one(table, strategy=strategy, figures=PLAIN)
+        assert [found[c] for c in cases] == marks
+        assert found["agrees?"] == "yes"
+    assert one(table, strategy="S2: + D1 and D2", figures="published")["FA ViT-Mini"] == "caught"
+
+
+def test_sensitivity(swept):
+    table = swept
+    a = one(table, runs="primary", figures=PLAIN, check="(a)")
+    assert (a["worst not flagged"], a["healthiest flagged"]) == ("10 (EP seed 42)", "60 (FA seed 42)")
+    assert a["gap"] == "6"
+    # FA's verdict hangs on (a): above 60 it passes; under 1.1 BP fails as well. EP and DFA fail by (d) and (b) anyway.
+    assert (a["verdicts hold from"], a["to"]) == ("1.1", "60")
+    assert [a[f"changed at ×{f}"] for f in ("0.1", "0.5", "2", "10")] == ["0", "0", "3", "3"]
+    assert a["under ±50 %"] == "changes"
+    b = one(table, runs="primary", figures=PLAIN, check="(b)")
+    assert (b["worst not flagged"], b["healthiest flagged"]) == ("1e-5 (FA seed 42)", "4e-9 (DFA seed 42)")
+    assert b["gap"] == "2500"
+    d = one(table, runs="primary", figures=PLAIN, check="D3")
+    assert (d["worst not flagged"], d["healthiest flagged"]) == ("+8.5 (FA)", "-3.4 (EP)")
+    assert d["n"] == "4"
+    penalised = one(table, runs="penalised", figures=PLAIN, check="(d)")
+    assert (penalised["under ±50 %"], penalised["agrees?"]) == ("changes", "yes")  # DFA at 0.01: +1.1 pp
+
+
+@pytest.mark.parametrize("check", ["(a)", "(b)", "(d)", "D1", "D2", "D3", "(c)"])
+def test_the_range_in_which_verdicts_hold_is_what_a_fine_sweep_finds(world, swept, check):
+    from dataclasses import replace
+
+    from walkback.audit.evidence.decisions import THRESHOLDS
+    from walkback.checks import DiagnosticThresholds
+
+    t = next(t for t in THRESHOLDS if t.check == check)
+    found = next(
+        d for d in swept.data
+        if d["runs"] == "primary" and d["figures"] == PLAIN and d["check"] == check
+    )  # fmt: skip
+    low, high = found["verdicts hold from"], found["to"]
+    default = DiagnosticThresholds()
+    limit = getattr(default, t.field)
+
+    def outcome(value: float):
+        limits = replace(default, **{t.field: value})
+        found = [judged(world, Setting(rule), limits) for rule in ("bp", "fa", "dfa", "ep")]
+        if t.key == "margin":
+            return [j.word(t.edition) for j in found]
+        return [v.submode if t.key == "stability" else v.verdict for j in found for v in j.verdicts[t.edition]]
+
+    grid = [limit * 10 ** (k / 5) for k in range(-20, 21)] if t.kind == "norm" else np.linspace(-1, 1, 41) * 10 * limit
+    for value in grid:
+        inside = (low is None or value > low) and (high is None or value < high)
+        near = [e for e in (low, high) if e is not None and abs(value - e) < 1e-9 * abs(e)]
+        neighbours = [e for e in (low, high) if e is not None and (value - e) * (limit - e) < 0]
+        if inside:
+            assert outcome(value) == outcome(limit), value
+        elif not near and neighbours and _closest(grid, neighbours[0], limit) == value:
+            assert outcome(value) != outcome(limit), value
+
+
+def _closest(grid, end: float, limit: float) -> float:
+    """The first grid point beyond an end, seen from the limit."""
+    beyond = [v for v in grid if (v - end) * (limit - end) < 0]
+    return min(beyond, key=lambda v: abs(v - end))
+
+
+def test_hold_has_no_end_where_nothing_changes():
+    assert hold(lambda limit: (), 2.0, [1.0, 3.0], False) == (None, None)
+
+
+# -- summaries -----------------------------------------------------------------------------------------------
+
+
+def test_two_modes(world):
+    table = evidence("two-modes", world)
+
+    def reading(condition: str) -> tuple[str, str]:
+        found = one(table, condition=condition, figures=PLAIN)
+        return found["reading"], found["agrees?"]
+
+    assert reading("DFA, epoch 1") == ("Mode 2 without Mode 1", "yes")
+    assert reading("DFA, 100 epochs") == ("Mode 1 hides Mode 2", "yes")
+    assert reading("DFA, λ = 0.01, 30 epochs")[0] == "valid reference, aligned credit"
+    assert reading("DFA, λ = 0.01, fresh feedback") == ("specific to the trained feedback", "yes")
+
+
+def test_validations(world):
+    table = evidence("validations", world)
+    holds = {r["validation"]: r["holds?"] for r in rows(table, figures=PLAIN)}
+    assert holds == {
+        "Rules audited": "yes",
+        "Decision utility": "yes",
+        "Temporal replay": "yes",
+        "Early epochs of DFA": "yes",
+        "Penalty": "yes",
+        "Fresh feedback, BP with penalty": "yes",
+        "Networks": "yes",
+    }
+    said = {r["validation"]: r["ours"] for r in rows(table, figures=PLAIN)}
+    assert said["Rules audited"] == "accuracy and Γ walk back 0 of 4 rules, three-check 2, four-diagnostic 3"
+    assert said["Penalty"].startswith(f"λ = 0.01 lifts DFA's ‖g_L‖ {7e-6 / 4e-9:.0f}-fold")
+
+
+# -- the pixels alone ----------------------------------------------------------------------------------------
+
+
+def test_linear_probe_is_read_from_its_record(world, tmp_path):
+    from walkback.audit.evidence.linear_probe import train_linear_probe
+
+    store = tmp_path / "runs"
+    write_run(store, RunSpec(rule="dfa"), 0.306)
+    empty = evidence("linear-probe", read_records(store))
+    assert one(empty, data="cifar10", model="linear model of the pixels")["acc"] == "–"
+    assert len(empty.missing) == 2
+    made = train_linear_probe("teacher-linear", None, tmp_path, epochs=1)
+    text = (tmp_path / "linear_probe.json").read_text()
+    record = json.loads(text)
+    assert record["probes"]["teacher-linear"] == made
+    assert made["accuracy"] > 0.6  # ten linear scores: a linear model can
+    record["probes"]["cifar10"] = {**made, "accuracy": 0.394}
+    (tmp_path / "linear_probe.json").write_text(json.dumps(record))
+    table = evidence("linear-probe", read_records(store))  # beside the folder of the runs
+    assert one(table, data="cifar10", model="linear model of the pixels")["acc"] == "0.394"
+    assert one(table, data="cifar10", model="DFA")["over the pixels, pp"] == f"{100 * (0.306 - 0.394):+.1f}"
+    assert len(table.missing) == 1
+    assert "not at hand" in table.missing[0]
+
+
+def test_linear_probe_trains_to_the_same_bytes_and_changes_nothing_else(tmp_path):
+    import torch
+
+    from walkback.audit.evidence.linear_probe import train_linear_probe
+
+    before = torch.random.get_rng_state()
+    for name in ("a", "b"):
+        train_linear_probe("teacher-linear", None, tmp_path / name, epochs=1)
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert (tmp_path / "a" / "linear_probe.json").read_bytes() == (tmp_path / "b" / "linear_probe.json").read_bytes()
+
+
+def test_a_linear_probe_of_another_version_is_refused(tmp_path, capsys):
+    (tmp_path / "linear_probe.json").write_text('{"schema": "walkback.linear-probe/9"}')
+    assert cli.run(["evidence", "linear-probe", "--from", str(tmp_path)]) == 2
+    assert "walkback.linear-probe/1, but got walkback.linear-probe/9" in capsys.readouterr().err
+
+
+# -- partial data --------------------------------------------------------------------------------------------
+
+FEEDS = {
+    "primary": RunSpec(rule="dfa", seed=123),
+    "per-layer": RunSpec(rule="dfa", seed=123),
+    "ablation": RunSpec(rule="dfa", seed=123),
+    "ablation-four": RunSpec(rule="dfa", seed=123),
+    "extended-ablation": RunSpec(rule="dfa", seed=123),
+    "temporal": RunSpec(rule="dfa", seed=123),
+    "sensitivity": RunSpec(rule="fa", seed=123),
+    "sub-modes": RunSpec(rule="dfa", seed=123),
+    "mechanism": RunSpec(rule="bp", seed=123),
+    "early-epochs": RunSpec(rule="dfa", seed=123, epochs=1),
+    "lambda-sweep": control_spec(RunSpec(rule="dfa", seed=123, epochs=30)),
+    "capacity": RunSpec(rule="dfa", seed=123, epochs=30, penalty=1e-2),
+    "fresh-feedback": RunSpec(rule="dfa", seed=123, epochs=30, penalty=1e-2),
+    "triangulation": RunSpec(rule="bp", seed=123),
+    "matched-penalty": RunSpec(rule="state-bridge", seed=123, epochs=30, penalty=1e-2),
+    "wide-shallow": RunSpec(rule="fa", seed=123, net_options=WIDE_SHALLOW),
+    "cross-arch": RunSpec(rule="dfa", net="student", data="teacher-linear", epochs=20, seed=123),
+    "cifar100": RunSpec(rule="bp", data="cifar100"),
+    "credit-site": RunSpec(rule="dfa", credit_site="reader"),
+    "linear-probe": RunSpec(rule="dfa", seed=123),
+    "two-modes": RunSpec(rule="dfa", seed=123, epochs=30, penalty=1e-2),
+    "validations": RunSpec(rule="ep", seed=123, rule_options={"steps": 4}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_deleting_one_record_changes_its_table(world, tmp_path, name):
+    gone = world.find(FEEDS[name])
+    assert gone is not None
+    kept = Records(world.folder, tuple(r for r in world if r is not gone))
+    before, after = evidence(name, world), evidence(name, kept)
+    assert before.rows != after.rows
+    if name != "linear-probe":
+        assert set(before.missing) != set(after.missing)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_works_on_nothing_and_says_what_is_missing(name, tmp_path):
+    table = evidence(name, read_records(tmp_path))
+    assert table.missing
+    assert table.rows
+    assert table.to_latex().isascii()
+    assert all(": " in line and "walkback " in line for line in table.missing)
+    for text in (str(table), table.to_markdown(), table.to_latex(), table.to_csv()):
+        assert text
+    assert json.loads(json.dumps(table.to_dict(), allow_nan=False))["name"] == name
+    ours = [r for r in rows(table) if r.get("figures", "") != "published"]
+    assert all(r.get("agrees?", "–") == "–" for r in ours)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_rectangular_and_have_agrees_and_notes(world, name):
+    table = evidence(name, world)
+    assert {len(r) for r in table.rows} == {len(table.columns)}
+    assert len(table.data) == len(table.rows)
+    assert table.columns[-1] == "agrees?"
+    assert any("agrees" in note or "nothing is published" in note for note in table.notes)
+    markdown = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
+    assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1
+    assert len(markdown) == len(table.rows) + 2
+    assert table.to_latex().isascii()
+    json.dumps(table.to_dict(), allow_nan=False)
+
+
+def test_names_are_escaped(tmp_path):
+    odd = "my_rules:odd|*rule*,_x_ & 50%"
+    write_run(tmp_path, RunSpec(rule=odd), 0.3)
+    table = evidence("primary", read_records(tmp_path))
+    assert one(table, rule=odd, figures=PLAIN)["acc"] == "0.300"
+    assert r"| my_rules:odd\|\*rule\*,\_x\_ & 50% |" in table.to_markdown()
+    assert r"my\_rules:odd|*rule*,\_x\_ \& 50\%" in table.to_latex()
+    assert f'"{odd}",' in table.to_csv()
+    assert table.to_dict()["rows"] == [list(r) for r in table.rows]
+
+
+def test_an_unknown_table_is_an_error(world):
+    with pytest.raises(InputError, match=r"Expected one of primary, .* or all, but got 'secondary'"):
+        evidence("secondary", world)
+
+
+# -- the command ---------------------------------------------------------------------------------------------
+
+
+def test_all_tables_go_into_a_folder_the_same_bytes_every_time(few, tmp_path, capsys):
+    for name in ("a", "b"):
+        assert cli.run(["evidence", "all", "--from", str(few), "--out", str(tmp_path / name)]) == 0
+    files = sorted(p.name for p in (tmp_path / "a").iterdir())
+    assert files == sorted([*(f"{name}.md" for name in TABLES), "index.md"])
+    for name in files:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    assert f"{len(TABLES)} tables from 6 runs" in capsys.readouterr().out
+    index = (tmp_path / "a" / "index.md").read_text()
+    assert all(f"({name}.md)" in index for name in TABLES)
+
+
+@pytest.mark.parametrize("suffix", [".md", ".tex", ".csv", ".json", ".txt"])
+def test_one_table_goes_into_a_file(few, tmp_path, capsys, suffix):
+    out = tmp_path / f"x{suffix}"
+    assert cli.run(["evidence", "capacity", "--from", str(few), "--out", str(out)]) == 0
+    table = evidence("capacity", read_records(few))
+    expected = {".md": table.to_markdown(), ".tex": table.to_latex(), ".csv": table.to_csv(), ".txt": str(table)}
+    if suffix == ".json":
+        assert json.loads(out.read_text())["rows"] == table.to_dict()["rows"]
+    else:
+        assert out.read_text() == expected[suffix] + "\n"
+    assert "Capacity control" in capsys.readouterr().out
+
+
+def test_json_and_list(few, capsys):
+    assert cli.run(["evidence", "capacity", "--from", str(few), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["name"], found["problems"]) == ("capacity", [])
+    assert cli.run(["evidence", "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TABLES)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "Expected a table to show"),
+        (["nothing"], "Expected one of primary"),
+        (["primary", "--out", "x.docx"], "Expected --out to be a folder or to end in .md"),
+        (["all", "--out", "x.csv"], "Expected one table for a .csv file"),
+        (["primary", "--root", "data"], "Expected --root and --data only with linear-probe"),
+        (["primary", "--from", "nowhere"], "Expected a folder with runs at nowhere"),
+    ],
+)
+def test_wrong_calls_say_what_was_expected(words, says, capsys, tmp_path):
+    extra = [] if "--from" in words else ["--from", str(tmp_path)]
+    assert cli.run(["evidence", *words, *extra]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_problems_and_an_empty_folder_are_said_aloud(tmp_path, capsys):
+    assert cli.run(["evidence", "capacity", "--from", str(tmp_path)]) == 0
+    assert "no finished runs under" in capsys.readouterr().err
+    folder = write_run(tmp_path, RunSpec(rule="dfa", epochs=2))
+    (folder / "report.json").unlink()
+    assert cli.run(["evidence", "capacity", "--from", str(tmp_path), "--json"]) == 0
+    told = capsys.readouterr()
+    assert f"not read: {folder}: unfinished: there is no report.json" in told.err
+    assert json.loads(told.out)["problems"][0]["path"] == str(folder)
+    assert f"- {folder.name}: unfinished" in front_page([], read_records(tmp_path))
+
+
+def test_records_with_ablations_name_them_on_the_front_page(tmp_path):
+    folder = write_run(tmp_path, RunSpec(rule="dfa", epochs=2, rule_options={"fresh": True}))
+    assert folder.name in front_page([], read_records(tmp_path))

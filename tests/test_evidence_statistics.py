@@ -1,0 +1,264 @@
+"""Margins and their intervals against derivations that share no code: scipy's paired t, numpy's variances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from made_runs import EXPLODED, HEALTHY, right, write_run
+from walkback.audit.records import read_records
+from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
+from walkback.audit.table import Stat, stat
+from walkback.checks import DiagnosticThresholds, depth_utility, paired_margin
+from walkback.errors import InputError
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+
+T = DiagnosticThresholds()
+
+
+def draw(seed: int, acc: float, n: int = 10_000) -> np.ndarray:
+    return np.random.RandomState(seed).rand(n) < acc
+
+
+# -- one seed: paired predictions ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_binomial_interval_is_that_of_the_paired_differences(seed):
+    ours, theirs = draw(seed, 0.5), draw(seed + 10, 0.4)
+    margin, interval = paired_margin(ours.mean(), theirs.mean(), (ours, theirs))
+    difference = ours.astype(float) - theirs.astype(float)
+    half = stats.norm.ppf(0.975) * difference.std() / np.sqrt(len(difference))
+    assert margin == pytest.approx(100 * difference.mean())
+    assert interval == pytest.approx((margin - 100 * half, margin + 100 * half))
+
+
+def test_the_binomial_interval_covers_as_often_as_it_says():
+    rng, covered = np.random.RandomState(0), 0
+    for _ in range(400):
+        shared, a, b = rng.rand(3, 2000)
+        ours, theirs = np.where(shared < 0.5, a < 0.5, shared < 0.8), np.where(shared < 0.5, b < 0.4, shared < 0.8)
+        low, high = paired_margin(ours.mean(), theirs.mean(), (ours, theirs))[1]
+        covered += low <= 100 * 0.5 * (0.5 - 0.4) <= high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_predictions_that_agree_leave_no_doubt():
+    same = draw(0, 0.4)
+    assert paired_margin(same.mean(), same.mean(), (same, same)) == (0.0, (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "flagged"),
+    [(0.30, 0.20, False), (0.22, 0.20, None), (0.20, 0.25, True)],
+)
+def test_d3_is_judged_on_the_interval(ours, theirs, flagged):
+    pair = right(ours, 1000), right(theirs, 1000, shift=700)
+    found = depth_utility("D3", ours, theirs, T, correct=pair)
+    assert found.flagged is flagged
+    assert found.interval is not None
+    low, high = found.interval
+    assert (low < 2 <= high) == (flagged is None)
+    if flagged is None:
+        assert found.reason.startswith("inconclusive: the 95 % interval")
+
+
+def test_without_predictions_one_seed_has_no_interval():
+    assert depth_utility("D3", 0.5, 0.4, T).interval is None
+
+
+def test_predictions_must_belong_to_the_accuracies():
+    with pytest.raises(InputError, match="Expected the same test samples in the same order, but got 10 and 9"):
+        paired_margin(0.5, 0.5, (right(0.5, 10), right(0.5, 9)))
+    with pytest.raises(InputError, match=r"Expected predictions with headline_acc 0\.6, but 5 of 10 are right"):
+        paired_margin(0.6, 0.5, (right(0.5, 10), right(0.5, 10)))
+
+
+# -- where BP gains nothing either ---------------------------------------------------------------------------
+
+
+def test_bp_is_compared_with_its_own_control_where_that_is_known():
+    weak, strong = 0.30, 0.80
+    tested = depth_utility("D3", 0.35, weak, T, bp=0.80)
+    assert tested.flagged is False
+    untested = depth_utility("D3", 0.35, weak, T, bp=0.80, bp_frozen=strong)
+    assert untested.flagged is None
+    assert untested.reason == "BP itself gains only 0.0 pp over frozen blocks: this task can't show depth"
+
+
+# -- over seeds ----------------------------------------------------------------------------------------------
+
+
+def store(path, accs: dict[str, list[float]], **last):
+    """Runs of DFA and BP with their controls, one per seed."""
+    for name, values in accs.items():
+        rule, _, scope = name.partition("-")
+        for seed, acc in zip((42, 123, 456), values):
+            spec = RunSpec(rule=rule, seed=seed, epochs=2)
+            spec = control_spec(spec) if scope else spec
+            numbers = last if name == "dfa" else {}
+            write_run(path, spec, acc, **{**HEALTHY, **numbers})
+    return read_records(path)
+
+
+DFA = Setting("dfa", epochs=2)
+ACCS = {
+    "dfa": [0.31, 0.30, 0.33],
+    "dfa-frozen": [0.35, 0.33, 0.36],
+    "bp": [0.61, 0.6, 0.62],
+    "bp-frozen": [0.45, 0.44, 0.46],
+}
+
+
+def test_several_seeds_give_scipys_paired_interval(tmp_path):
+    j = judged(store(tmp_path, ACCS), DFA)
+    ours, theirs = np.array(ACCS["dfa"]), np.array(ACCS["dfa-frozen"])
+    expected = stats.ttest_rel(ours, theirs).confidence_interval(0.95)
+    assert j.depth.interval == pytest.approx((100 * expected.low, 100 * expected.high))
+    assert j.depth.flagged is True
+    against_bp = stats.ttest_rel(ours, np.array(ACCS["bp-frozen"])).confidence_interval(0.95)
+    assert j.depth_bp.interval == pytest.approx((100 * against_bp.low, 100 * against_bp.high))
+    assert j.word("three-check") == "walked back"
+    assert j.failed("three-check") == {"D3": 3}
+
+
+def test_one_seed_is_judged_on_its_predictions(tmp_path):
+    j = judged(store(tmp_path, {k: v[:1] for k, v in ACCS.items()}), DFA)
+    difference = right(0.31).astype(float) - right(0.35).astype(float)
+    half = 100 * 1.959963984540054 * difference.std() / np.sqrt(1000)
+    assert j.depth.interval == pytest.approx((-4 - half, -4 + half))
+
+
+def test_an_interval_across_the_margin_is_inconclusive(tmp_path):
+    j = judged(store(tmp_path, {**ACCS, "dfa": [0.37, 0.36, 0.37]}), DFA)
+    assert j.depth.flagged is None
+    assert j.word("three-check") == "inconclusive"
+    assert j.tested
+
+
+def test_only_seeds_with_a_control_are_paired(tmp_path):
+    j = judged(store(tmp_path, {**ACCS, "dfa-frozen": ACCS["dfa-frozen"][:2]}), DFA)
+    expected = stats.ttest_rel(ACCS["dfa"][:2], ACCS["dfa-frozen"][:2]).confidence_interval(0.95)
+    assert len(j.runs) == 3
+    assert j.depth.interval == pytest.approx((100 * expected.low, 100 * expected.high))
+
+
+def test_without_a_control_depth_is_not_tested_and_says_so(tmp_path):
+    j = judged(store(tmp_path, {"dfa": ACCS["dfa"]}), DFA)
+    assert j.depth.flagged is None
+    assert "frozen_baseline_acc not given" in j.depth.reason
+    assert not j.tested
+    assert j.word("three-check") == "trustworthy"
+
+
+def test_a_task_bp_gains_nothing_on_tests_no_depth(tmp_path):
+    j = judged(store(tmp_path, {**ACCS, "bp-frozen": [0.61, 0.6, 0.62]}), DFA)
+    assert j.depth.flagged is None
+    assert "BP itself gains only 0.0 pp" in j.depth.reason
+    assert not j.tested
+
+
+def test_one_failing_seed_walks_the_setting_back(tmp_path):
+    records = store(tmp_path, {k: v for k, v in ACCS.items() if k != "dfa"})
+    for seed, acc in zip((42, 123, 456), (0.50, 0.51, 0.52)):
+        numbers = EXPLODED if seed == 42 else HEALTHY
+        write_run(tmp_path, RunSpec(rule="dfa", seed=seed, epochs=2), acc, **numbers)
+    records = read_records(tmp_path)
+    j = judged(records, DFA)
+    assert (j.word("three-check"), j.failed("three-check")) == ("walked back", {"D1": 1, "D2": 1})
+    assert (j.word("four-diagnostic"), j.failed("four-diagnostic")) == ("walked back", {"a": 1, "b": 1})
+    assert j.flagged(0) == [True, False, False]
+
+
+@pytest.mark.parametrize("values", [(0.1, 0.2, 0.4), (3.0,), (1e8, 2e8)])
+def test_mean_and_deviation_are_numpys(values):
+    s = Stat(values)
+    assert s.mean == pytest.approx(np.mean(values))
+    assert s.std == (None if len(values) == 1 else pytest.approx(np.std(values, ddof=1)))
+    assert stat([None, *values, float("nan")]) == s
+    assert stat([None]) is None
+
+
+# -- which runs belong together ------------------------------------------------------------------------------
+
+
+def test_settings_are_told_by_fields_not_by_how_defaults_are_written():
+    written = RunSpec(rule="dfa", net_options={"width": 256, "depth": 4, "expansion": 1})
+    assert setting_of(written) == setting_of(RunSpec(rule="dfa")) == Setting("dfa")
+    assert setting_of(RunSpec(net_options={"width": 512, "depth": 2})).net_options == (("depth", 2), ("width", 512))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec(rule="dfa", rule_options={"fresh": True}),
+        RunSpec(rule="state-bridge", rule_options={"train": False}),
+        RunSpec(rule="ep", rule_options={"steps": 0}),
+        RunSpec(optimiser={"lr": 0.1}),
+    ],
+)
+def test_ablations_and_other_optimisers_are_in_no_setting_but_named(spec, tmp_path):
+    assert setting_of(spec) is None
+    folder = write_run(tmp_path, RunSpec(**{**spec.model_dump(), "epochs": 2}))
+    assert left_out(read_records(tmp_path)) == (folder.name,)
+
+
+def test_options_of_a_rule_are_not_mixed_and_the_papers_come_first(tmp_path):
+    for seed in (1, 2, 3):
+        write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=seed, rule_options={"steps": 10}), 0.2)
+    other = Setting("ep", epochs=2)
+    assert [r.accuracy for r in select(read_records(tmp_path), other)] == [0.2] * 3
+    write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=1, rule_options={"steps": 4}), 0.3)
+    records = read_records(tmp_path)
+    assert [r.accuracy for r in select(records, other)] == [0.3]
+    assert len(left_out(records)) == 3
+
+
+def test_the_longest_runs_are_taken_where_asked(tmp_path):
+    for epochs in (2, 5, 3):
+        write_run(tmp_path, RunSpec(rule="dfa", epochs=epochs))
+    records = read_records(tmp_path)
+    (run,) = select(records, Setting("dfa", epochs=30, any_epochs=True))
+    assert run.spec.epochs == 5
+    assert select(records, Setting("dfa", epochs=30)) == ()
+
+
+def test_commands_train_exactly_what_is_missing(tmp_path, monkeypatch):
+    """Each command is run with training taken out: the specs it asks for are the missing ones."""
+    import shlex
+
+    from walkback import cli
+
+    asked = []
+
+    class Stop(InputError):
+        pass
+
+    def train(spec, *args, **kwargs):
+        asked.append(spec)
+        raise Stop("enough")
+
+    monkeypatch.setattr("walkback.training.loop.train", train)
+    write_run(tmp_path, RunSpec(rule="ep", epochs=2, rule_options={"steps": 4}))
+    records = read_records(tmp_path)
+    settings = [
+        Setting("ep", epochs=2),
+        Setting("dfa", net="vit-mini", penalty=1e-2, augment=True, credit_site="reader", epochs=30),
+        Setting("fa", net_options=(("depth", 2), ("width", 512))),
+    ]
+    wanted = [spec for setting in settings for spec in lacking(records, setting)]
+    for line in commands(wanted, tmp_path):
+        command = line.partition(": ")[2]
+        if command.startswith("for s in"):
+            head, _, body = command.partition("; do ")
+            bodies = [body.removesuffix("; done").replace("$s", seed) for seed in head.split()[3:]]
+        else:
+            bodies = [command]
+        for body in bodies:
+            words = shlex.split(body)
+            assert words[0] == "walkback"
+            cli.run(words[1:])
+    assert set(asked) == set(wanted)
+    assert len(wanted) == len(asked) == 8 + 9 + 9

@@ -1,0 +1,78 @@
+"""The published figures as data, and the rule by which ours agree with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from walkback.audit.agree import RULES, agrees, agrees_any, answer, published
+from walkback.audit.published import FIGURES, KINDS, SOURCES, Figure, figures
+
+
+def test_every_figure_has_a_known_kind_and_source():
+    assert len(FIGURES) == len(set(FIGURES))
+    for figure in FIGURES:
+        assert figure.kind in RULES
+        assert figure.source.split()
+        assert set(figure.source.split()) <= set(SOURCES)
+        assert figure.std is None or figure.std > 0
+        if figure.kind == "acc" and not isinstance(figure.value, tuple):
+            assert 0 < figure.number < 1
+        assert figure.batch == 128 or figure.what == "g_norm"
+    assert {f.what.partition(".")[0] for f in FIGURES} == set(KINDS)
+
+
+def test_the_other_convention_is_eight_times_smaller():
+    (small,) = figures("primary", "dfa", what="g_norm", batch=1024)
+    (large,) = figures("primary", "dfa", what="g_norm", source="004", rough=False, batch=128)
+    assert small.value == 5e-10
+    assert small.number == pytest.approx(large.number) == 4e-9
+    # The same state in both conventions: 001 and 004 on the penalty of 1e-4.
+    one, other = figures("lambda-sweep", "dfa", what="g_norm", penalty=1e-4)
+    assert one.number == pytest.approx(other.number, rel=0.02)
+    assert published([one]) == "5e-6† seed 42 [001]"
+
+
+def test_every_variant_is_kept():
+    assert published(figures("primary", "bp", what="acc")) == "0.615 ± 0.003 [002]; 0.609 ± 0.004 [001]"
+    assert published(figures("primary", "state-bridge", what="growth")) == "1.2e4 [002]; 2.4 [001]"
+    assert published(()) == "–"
+
+
+ACC = Figure("x", "y", "acc", 0.30, "002", 0.03)
+
+
+@pytest.mark.parametrize(
+    ("figure", "yes", "no"),
+    [
+        (ACC, [0.36, 0.24], [0.361, 0.239]),
+        (Figure("x", "y", "acc", 0.30, "002"), [0.32, 0.28], [0.321]),
+        (Figure("x", "y", "gamma", 0.1, "002"), [0.15, 0.05], [0.151, -0.1]),
+        (Figure("x", "y", "margin", 26.6, "002"), [24.6], [24.5]),
+        (Figure("x", "y", "h_norm", 4e8, "002"), [1.2e9, 1.34e8], [1.21e9, 1.3e8]),
+        (Figure("x", "y", "h_norm", 1e8, "002", rough=True), [1e9, 1e7], [1.1e9]),
+        (Figure("x", "y", "g_norm", 1e-10, "002", batch=1024), [8e-10, 2.4e-9], [1e-10]),
+        (Figure("x", "y", "growth", 50.0, "004", bound=">"), [50.1, 1e6], [50.0]),
+        (Figure("x", "y", "g_norm", 1e-4, "004", rough=True, bound=">"), [1.1e-5, 1.0], [1e-5]),
+        (Figure("x", "y", "nudging", -1e-3, "004"), [-2e-3], [1e-3, -4e-3]),
+        (Figure("x", "y", "train_loss_delta", -0.1, "004"), [-0.29], [-0.31, 0.1]),
+        (Figure("x", "y", "fired.b", (3, 4), "000"), [1.5, 8.0], [1.4, 8.1, "never"]),
+        (Figure("x", "y", "fired.b", "never", "000"), ["never"], [3.0, "mixed"]),
+        (Figure("x", "y", "cosine", (-0.03, 0.0), "002"), [0.05, -0.08], [0.06]),
+        (Figure("x", "y", "growth", (0.0, 10.0), "004"), [9.0], [11.0]),
+        (Figure("x", "y", "saved", 0.96, "000"), [0.91], [0.90]),
+        (Figure("x", "y", "verdict.three", "walked back", "004"), ["walked back"], ["trustworthy", "inconclusive"]),
+    ],
+)
+def test_the_rule_of_each_kind(figure, yes, no):
+    assert [agrees(value, figure) for value in yes] == [True] * len(yes)
+    assert [agrees(value, figure) for value in no] == [False] * len(no)
+    assert agrees(None, figure) is None
+
+
+def test_one_variant_is_enough_and_none_is_nothing():
+    other = Figure("x", "y", "acc", 0.5, "001")
+    assert agrees_any(0.5, [ACC, other]) is True
+    assert agrees_any(0.4, [ACC, other]) is False
+    assert agrees_any(0.4, []) is None
+    assert agrees_any(None, [ACC]) is None
+    assert answer({"a": False, "b": None}) == "no"

@@ -1,0 +1,204 @@
+"""Finished runs are read as they were written; what can't be used is named, with the reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from made_runs import write_run
+from walkback.audit.records import read_records
+from walkback.data import Dataset, Split
+from walkback.errors import FormatError
+from walkback.training.control import control_spec
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+SPEC = RunSpec(rule="dfa", epochs=3)
+
+
+def only_problem(store: Path) -> str:
+    records = read_records(store)
+    assert len(records) == 0
+    (problem,) = records.problems
+    return problem.reason
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path):
+    folder = write_run(tmp_path / "deep" / "down", SPEC, 0.25, classes=7)
+    (record,) = read_records(tmp_path)
+    assert (record.path, record.spec, record.accuracy, record.classes) == (folder, SPEC, 0.25, 7)
+    assert [r["epoch"] for r in record.rows] == [1, 2, 3]
+    assert [epoch for epoch, _, _ in record.epochs] == [0, 1, 2, 3]
+    assert record.machine["device"] == "cpu"
+    assert record.measurements.h_norm == record.report.per_layer["h_norm"]
+
+
+def test_made_runs_have_the_format_of_trained_ones(tmp_path):
+    split = Split(torch.randn(300, 6, generator=torch.Generator().manual_seed(0)), torch.arange(300) % 2)
+    spec = RunSpec(rule="dfa", data="teacher", epochs=2, net_options={"width": 8, "depth": 4})
+    train(spec, tmp_path / "real", data=Dataset("tiny", split, split, 2), quiet=True)
+    write_run(tmp_path / "made", spec, fresh={"gamma": (0.0, 0.01), "deep_cosine": (0.0, 0.01)})
+    (real,), (made,) = read_records(tmp_path / "real"), read_records(tmp_path / "made")
+
+    def shape(value):
+        return {k: shape(v) for k, v in value.items()} if isinstance(value, dict) else None
+
+    for ours, theirs in (
+        (made.rows[0], real.rows[0]),
+        (made.initial, real.initial),
+        (made.machine, real.machine),
+        (made.report.run["fresh_feedback"], real.report.run["fresh_feedback"]),
+        (made.report.values, real.report.values),
+        (made.report.per_layer, real.report.per_layer),
+        (made.report.controls, real.report.controls),
+    ):
+        assert shape(ours) == shape(theirs)
+    assert set(made.report.run) == set(real.report.run)
+    specs = [json.loads((r.path / "spec.json").read_text()) for r in (made, real)]
+    assert specs[0].keys() == specs[1].keys()
+    assert real.correct is not None
+    assert len(real.correct) == 300
+    assert real.correct.mean() == real.accuracy
+
+
+@pytest.mark.parametrize("samples", [1000, 1001, 1007, 13])
+def test_paired_predictions_are_unpacked_to_their_number(tmp_path, samples):
+    correct = np.random.RandomState(samples).rand(samples) < 0.4
+    write_run(tmp_path, SPEC, correct=correct)
+    (record,) = read_records(tmp_path)
+    assert record.correct is not None
+    np.testing.assert_array_equal(record.correct, correct)
+
+
+def test_controls_are_found_for_both_stems(tmp_path):
+    spec = RunSpec(rule="dfa", penalty=1e-2, credit_site="reader", epochs=3)
+    write_run(tmp_path, spec)
+    rule, bp = (write_run(tmp_path, control_spec(spec, stem), 0.3) for stem in ("rule", "bp"))
+    records = read_records(tmp_path)
+    run = records.find(spec)
+    assert run is not None
+    assert records.control(run).path == rule
+    assert records.control(run, "bp").path == bp
+    assert records.find(RunSpec(rule="fa")) is None
+    assert records.store == tmp_path
+
+
+# -- what can't be used --------------------------------------------------------------------------------------
+
+
+def test_a_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(FormatError, match=r"Expected a folder with runs at .*nowhere, but there is none"):
+        read_records(tmp_path / "nowhere")
+
+
+def test_an_unfinished_run_says_that_it_goes_on(tmp_path):
+    folder = write_run(tmp_path, SPEC)
+    for name in ("report.json", "spec.json", "machine.json", "trajectory.jsonl"):
+        (folder / name).unlink()
+    assert only_problem(tmp_path).startswith("unfinished: there is no report.json, nor anything else")
+    (folder / "checkpoint.safetensors").write_bytes(b"")
+    assert "training goes on when it is started again" in only_problem(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["spec.json", "trajectory.jsonl", "machine.json"])
+def test_a_deleted_file_is_named(tmp_path, name):
+    (write_run(tmp_path, SPEC) / name).unlink()
+    assert only_problem(tmp_path) == f"incomplete: there is no {name}"
+
+
+@pytest.mark.parametrize("name", ["spec.json", "trajectory.jsonl", "machine.json", "report.json"])
+def test_half_a_file_is_refused(tmp_path, name):
+    path = write_run(tmp_path, SPEC) / name
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    assert name in only_problem(tmp_path)
+
+
+def test_lost_epochs_are_counted(tmp_path):
+    path = write_run(tmp_path, SPEC) / "trajectory.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:2]))
+    assert "Expected 3 epochs in trajectory.jsonl, but it has 2" in only_problem(tmp_path)
+    path.write_text(path.read_text().splitlines()[1])
+    assert "Expected row 1 of trajectory.jsonl to be epoch 1" in only_problem(tmp_path)
+
+
+def change(path: Path, **fields) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_other_versions_are_named(tmp_path):
+    folder = write_run(tmp_path, SPEC)
+    change(folder / "spec.json", schema="walkback.bundle/9")
+    assert "Expected spec.json to be of schema walkback.bundle/1, but got walkback.bundle/9" in only_problem(tmp_path)
+    change(folder / "spec.json", schema="walkback.bundle/1", temperature=3)
+    assert "but got 'temperature'" in only_problem(tmp_path)
+    shutil.rmtree(folder)
+    folder = write_run(tmp_path, SPEC)
+    change(folder / "report.json", schema="walkback.report/2")
+    assert "walkback.report/2" in only_problem(tmp_path)
+
+
+def test_a_report_that_is_not_a_runs_is_refused(tmp_path):
+    folder = write_run(tmp_path, SPEC)
+    run = json.loads((folder / "report.json").read_text())["run"]
+    change(folder / "report.json", run={})
+    assert "Expected report.json to be that of a training run" in only_problem(tmp_path)
+    change(folder / "report.json", run={**run, "test_correct": "***"})
+    assert "base64" in only_problem(tmp_path)
+    change(folder / "report.json", run={**run, "test_correct": "AAAA"})
+    assert "test_correct in report.json to give the accuracy" in only_problem(tmp_path)
+
+
+def test_the_same_spec_twice_is_used_once_and_named(tmp_path):
+    write_run(tmp_path / "a", SPEC)
+    second = write_run(tmp_path / "b", SPEC)
+    records = read_records(tmp_path)
+    assert len(records) == 1
+    assert [p.path for p in records.problems] == [second]
+    assert "the same spec as" in records.problems[0].reason
+
+
+def test_one_bad_folder_does_not_hide_the_others(tmp_path):
+    write_run(tmp_path, SPEC)
+    (write_run(tmp_path, RunSpec(rule="fa", epochs=3)) / "report.json").unlink()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "readme.txt").write_text("not a run")
+    (tmp_path / ".locks").mkdir()
+    records = read_records(tmp_path)
+    assert len(records) == 1
+    assert len(records.problems) == 1
+
+
+def test_a_diverged_run_is_finished_before_its_last_epoch(tmp_path):
+    folder = write_run(tmp_path, SPEC)
+    rows = [json.loads(line) for line in (folder / "trajectory.jsonl").read_text().splitlines()][:2]
+    rows[1]["diverged"] = "state not finite at site 1, batch 0"
+    (folder / "trajectory.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
+    run = json.loads((folder / "report.json").read_text())["run"]
+    change(folder / "report.json", run={**run, "epochs": 2, "diverged": rows[1]["diverged"]})
+    (record,) = read_records(tmp_path)
+    assert record.epochs[-1][2].nonfinite_kinds == {"state"}
+
+
+def test_fifty_runs_of_a_hundred_epochs_are_read_in_seconds(tmp_path):
+    folder = write_run(tmp_path, RunSpec(seed=0))
+    for seed in range(1, 50):
+        copy = tmp_path / f"run{seed}"
+        shutil.copytree(folder, copy)
+        change(copy / "spec.json", seed=seed)
+    start = time.process_time()
+    records = read_records(tmp_path)
+    assert len(records) == 50
+    assert time.process_time() - start < 5
+
+
+def test_the_shipped_records_are_whole():
+    records = read_records(Path(__file__).parents[1] / "results" / "runs")
+    assert records.problems == ()
+    assert all(record.correct is not None for record in records)
