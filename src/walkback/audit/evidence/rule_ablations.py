@@ -39,6 +39,7 @@ def rule_ablations(records: Records) -> Table:
         f"beats?: on every seed at least {MARGIN_PP:g} pp of accuracy, or on every seed at least {MARGIN_COSINE:g} of "
         "deep cosine; the two columns before it give the smallest gain over the seeds",
         "deep cosine: mean of cos(a_l, g_l) over the blocks' sites; a site without any credit counts as 0 here",
+        "nothing is published to compare with",
     ]
     heads = ["rule", "ablation", "n", "acc", "acc, ablated", "deep cos", "deep cos, ablated", "least gain, pp",
              "least gain, cos", "beats?"]  # fmt: skip
