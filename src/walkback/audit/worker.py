@@ -14,12 +14,12 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
-from pathlib import Path
 
 import torch
 
 from walkback.audit.executors import Job
-from walkback.errors import FormatError, WalkbackError
+from walkback.errors import WalkbackError
+from walkback.training.folder import unwritable
 from walkback.training.loop import train
 
 TAIL = 12  # lines of a log that a message shows
@@ -60,11 +60,15 @@ def _logged(job: Job) -> Iterator[None]:
         job.folder.mkdir(parents=True, exist_ok=True)
         log = job.log.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
-        raise FormatError(f"Expected to write the log {job.log}, but: {error}.") from None
-    with log, redirect_stdout(log), redirect_stderr(log):
-        with suppress(OSError):
-            print(f"-- {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()} on {platform.node()}")
-        yield
+        raise unwritable(job.log, error) from None
+    try:
+        with redirect_stdout(log), redirect_stderr(log):
+            with suppress(OSError):
+                print(f"-- {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()} on {platform.node()}")
+            yield
+    finally:
+        with suppress(OSError):  # on a full disk the last line can't be written, and that is not what went wrong
+            log.close()
 
 
 @contextmanager
@@ -99,7 +103,6 @@ def main(arguments: list[str]) -> int:
             threading.Thread(target=_leash, daemon=True).start()
         else:
             job = Job.from_json(" ".join(arguments))
-        sys.path.insert(0, str(Path.cwd()))
         work(job)
     except Exception as error:
         with suppress(OSError):

@@ -7,7 +7,7 @@ the store, and a run is finished when its report.json is there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -83,7 +83,7 @@ class Executor(Protocol):
 
     def __call__(
         self, jobs: Sequence[Job], workers: int | None = None, retries: int = 1, **options: Any
-    ) -> Iterator[Event | None]:
+    ) -> Generator[Event | None, None, None]:
         """Train all jobs and tell what happens, in the order it happens.
 
         Every job ends in one `finished` or one `failed`; before each attempt comes a `started`, between two attempts
