@@ -478,7 +478,7 @@ def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bo
     told = tabulate(cells, head, maxcolwidths=[None] * 7 + [56], disable_numparse=True, colalign=_ALIGN)
     _print(
         f"{told}\n\nruns: models and the frozen controls that D3 compares them with; finished: in {out}; "
-        "CPU-hours: of one core of this\nmachine as busy as it is now, for all runs and for those that are left"
+        "CPU-hours: of one core of\nthis machine when it does nothing else, for all runs and for those that are left"
     )
     return 0
 

@@ -20,6 +20,7 @@ from walkback.training.spec import RunSpec
 from walkback.training.step import Step
 
 BUDGET = 10.0  # seconds for all kinds together
+ENOUGH = 0.5  # seconds for any one
 PASSES = 1.5  # a probe batch is measured with a forward, a backward and the rule's credit: about this many steps
 FORWARD = 1 / 3  # of a step: what a test sample costs next to a training sample
 
@@ -87,7 +88,8 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
         until = time.perf_counter() + budget
         for key, spec in track(kinds.items(), "timing a few steps of each kind of run", len(kinds)):
             data, train_size, test_size = shares[spec.data]
-            step = _seconds_per_step(spec, data, (until - time.perf_counter()) / (len(kinds) - len(found)))
+            share = (until - time.perf_counter()) / (len(kinds) - len(found))
+            step = _seconds_per_step(spec, data, min(share, ENOUGH))
             size = spec.optimiser.batch_size
             found[key] = step * (train_size / size + FORWARD * test_size / size + PASSES * PROBE_BATCHES * 128 / size)
     finally:
