@@ -245,6 +245,8 @@ def test_the_command_line_exits_by_what_happened(
         (["audit"], "Expected a plan (primary, "),
         (["audit", "primry"], "Did you mean 'primary'?"),
         (["audit", str(path), "--address", "auto"], "Expected --address only with --executor ray"),
+        (["audit", str(path), "--options", "[]"], "Expected --options to be a JSON object"),
+        (["audit", str(path), "--options", '{"partition": "x"}'], "Expected options that the executor local knows"),
     ):
         assert cli(wrong) == 2
         assert words in capsys.readouterr().err
@@ -269,6 +271,21 @@ def test_the_table_shows_what_matters_first_and_how_long_it_takes(tmp_path: Path
     assert [row[1] for row in rows] == ["s3", "s5", "s0"]
     assert rows[0][-4:] == ["4/10", "0.250", "1.0e+08", "running"]
     assert "0 finished, 1 running, 4 waiting, 1 failed; about 46 min left (and 3 more runs" in " ".join(text.split())
+
+
+@pytest.mark.usefixtures("simple")
+def test_the_plan_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (HERE.parent / "docs" / "audit.md").read_text(encoding="utf-8")
+    for language, name in (("toml", "mine.toml"), ("python", "mytask.py")):
+        (text,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = audit(tmp_path / "mine.toml", tmp_path / "runs", quiet=True)
+    assert (len(found.finished), found.failed) == (3 + 5, ())  # two controls each, those of BP shared
+    full = wb.audit.plan("full")
+    controls = len(full.specs) - full.models
+    assert f"{full.models} models in {full.settings} settings, and {controls} frozen controls" in page
+    assert all(f"`{name}`" in page for name in wb.audit.names())
 
 
 # -- processes -----------------------------------------------------------------------------------------------

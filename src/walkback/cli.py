@@ -303,6 +303,7 @@ def audit(
     threads: int = 1,
     device: str = "cpu",
     address: str | None = None,
+    options: str = "{}",
     list: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -328,6 +329,8 @@ def audit(
         Of each worker: cpu, cuda, mps.
     address
         Of the Ray cluster; without it one is started on this machine.
+    options
+        Keywords of the executor, as JSON: '{"partition": "short"}' of Slurm.
     list
         Only list the plans (or the one given): runs, how many of them are finished in --out, and what they cost on
         this machine, from a calibration of about ten seconds.
@@ -344,8 +347,10 @@ def audit(
         raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got none. --list tells of each.")
     if address is not None and executor != "ray":
         raise InputError(f"Expected --address only with --executor ray, but the executor is {executor}.")
-    options: dict[str, Any] = {} if address is None else {"address": address}
-    outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **options)
+    more = _json_object("--options", options)
+    if address is not None:
+        more["address"] = address
+    outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
     if json:
         _print_json(outcome.to_dict())
     else:

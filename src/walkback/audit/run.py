@@ -118,10 +118,14 @@ def audit(
     board = _Board(out, {spec: _Line(spec, _STATUS[state.kind], state.detail) for spec, state in states.items()})
     where = None if root is None else str(Path(root).absolute())
     jobs = [Job(spec, str(out.absolute()), where, threads, device) for spec in todo]
+    try:
+        events = run(jobs, workers, retries, **options)
+    except TypeError as error:  # it is a generator: nothing has happened yet but the reading of its arguments
+        raise InputError(f"Expected options that the executor {executor} knows, but: {error}.") from None
     with (
         _sigterm_interrupts(),
         _shown(board, plan, quiet) as show,
-        closing(run(jobs, workers, retries, **options)) as events,  # closed: the workers are stopped
+        closing(events),  # which stops the workers
     ):
         for event in events:
             if event is not None:
