@@ -112,6 +112,8 @@ def audit(
     run, out = executors.executor(executor), Path(out)
     states = {spec: store.state(out, spec) for spec in plan.specs}
     todo = ordered(plan.specs, states)
+    console = _console(quiet)
+    console.print(f"{plan}; {len(todo)} to train", markup=False)
     if todo:
         check(todo, root)
         store.check_writable(out)
@@ -124,7 +126,7 @@ def audit(
         raise InputError(f"Expected options that the executor {executor} knows, but: {error}.") from None
     with (
         _sigterm_interrupts(),
-        _shown(board, plan, quiet) as show,
+        _shown(board, console) as show,
         closing(events),  # which stops the workers
     ):
         for event in events:
@@ -279,14 +281,17 @@ def label(spec: RunSpec) -> str:
     return " ".join(filter(None, parts))
 
 
-@contextmanager
-def _shown(board: _Board, plan: Plan, quiet: bool) -> Iterator[Any]:
-    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
+def _console(quiet: bool) -> Any:
     from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(board: _Board, console: Any) -> Iterator[Any]:
+    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
     from rich.live import Live
 
-    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-    console.print(str(plan), markup=False)
     try:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=True) as live:
@@ -341,7 +346,7 @@ def _table(board: _Board, room: int) -> Any:
     caption = board.summary() + (f" (and {hidden} more runs that do not fit here)" if hidden > 0 else "")
     table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, expand=True)
     table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=1)
-    for head, width in zip(_HEADS, (7, 5, 7, 7)):
+    for head, width in zip(_HEADS, (9, 5, 7, 7)):
         table.add_column(head, justify="right", width=width)
     table.add_column("status", width=8)
     for line in lines[:room]:
