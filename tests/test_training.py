@@ -15,6 +15,7 @@ import torch
 
 import walkback as wb
 from walkback.data import Dataset, Split
+from walkback.training import loop
 from walkback.training.bundle import load_bundle
 from walkback.training.loop import augment, build_net, seeded, train
 from walkback.training.spec import Optimiser, RunSpec
@@ -97,6 +98,24 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     before = (bundle.path / "weights.safetensors").stat().st_mtime_ns
     run(tmp_path, rule="fa")
     assert (bundle.path / "weights.safetensors").stat().st_mtime_ns == before
+
+
+def test_stopped_after_every_epoch_a_run_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was resumed leaves a checkpoint of its own, which must be as good as the first."""
+    calm = run(tmp_path / "calm", rule="dfa")
+    checkpoint = loop._checkpoint
+
+    def stop(*arguments) -> None:
+        checkpoint(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_checkpoint", stop)
+    for _ in range(SMALL["epochs"]):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "stopped", rule="dfa")
+    assert weights(run(tmp_path / "stopped", rule="dfa")) == weights(calm)
 
 
 def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
