@@ -273,7 +273,11 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
     for field, table in (("net", NETS), ("rule", RULES)):
         made = table.get(getattr(spec, field))
         if made is not None:
-            options = [name for name in signature(made).parameters if name not in ("input_shape", "classes")]
+            options = [
+                name
+                for name, parameter in signature(made).parameters.items()
+                if name not in ("input_shape", "classes") and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            ]
             given = getattr(spec, f"{field}_options")
             _known(given, options, f"{where}Expected of {getattr(spec, field)}", f"{field}_options.")
     return spec

@@ -12,6 +12,7 @@ from typing import Any
 
 from walkback import data
 from walkback.audit import executors, store
+from walkback.audit.cost import kind
 from walkback.audit.executors import Event, Job
 from walkback.audit.plans import Plan
 from walkback.audit.plans import plan as find_plan
@@ -111,16 +112,22 @@ def audit(
     run, out = executors.executor(executor), Path(out)
     states = {spec: store.state(out, spec) for spec in plan.specs}
     todo = ordered(plan.specs, states)
+    console = _console(quiet)
+    console.print(f"{plan}; {len(todo)} to train", markup=False)
     if todo:
         check(todo, root)
         store.check_writable(out)
     board = _Board(out, {spec: _Line(spec, _STATUS[state.kind], state.detail) for spec, state in states.items()})
     where = None if root is None else str(Path(root).absolute())
     jobs = [Job(spec, str(out.absolute()), where, threads, device) for spec in todo]
+    try:
+        events = run(jobs, workers, retries, **options)
+    except TypeError as error:  # it is a generator: nothing has happened yet but the reading of its arguments
+        raise InputError(f"Expected options that the executor {executor} knows, but: {error}.") from None
     with (
         _sigterm_interrupts(),
-        _shown(board, plan, quiet) as show,
-        closing(run(jobs, workers, retries, **options)) as events,  # closed: the workers are stopped
+        _shown(board, console) as show,
+        closing(events),  # which stops the workers
     ):
         for event in events:
             if event is not None:
@@ -191,11 +198,6 @@ class _Line:
     seen: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def kind(self) -> str:
-        s = self.spec
-        return str((s.net, s.net_options, s.data, s.rule, s.rule_options, s.scope, s.optimiser.batch_size))
-
-    @property
     def left(self) -> int:
         """Epochs to go."""
         return 0 if self.status in ("finished", "failed") else self.spec.epochs - (self.seen.get("epoch") or 0)
@@ -216,7 +218,7 @@ class _Board:
     def _look(self, line: _Line) -> None:
         line.seen = store.progress(self.store, line.spec) or line.seen
         if "seconds_per_epoch" in line.seen:
-            self.paces[line.kind] = line.seen["seconds_per_epoch"]
+            self.paces[kind(line.spec)] = line.seen["seconds_per_epoch"]
 
     def look(self) -> None:
         """Read how far the running ones are."""
@@ -238,7 +240,7 @@ class _Board:
         if not self.paces:
             return None
         usual = sum(self.paces.values()) / len(self.paces)
-        work = sum(line.left * self.paces.get(line.kind, usual) for line in self.lines.values())
+        work = sum(line.left * self.paces.get(kind(line.spec), usual) for line in self.lines.values())
         return work / max(1, self.count("running"))
 
     def summary(self) -> str:
@@ -258,14 +260,38 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-@contextmanager
-def _shown(board: _Board, plan: Plan, quiet: bool) -> Iterator[Any]:
-    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
+def label(spec: RunSpec) -> str:
+    """A run in few words, what differs most often first.
+
+    >>> label(RunSpec(rule="dfa", penalty=1e-2, net_options={"width": 512}))
+    'dfa s42 λ0.01 resmlp width=512 cifar10'
+    """
+    options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options) for k, v in given.items()]
+    parts = [
+        spec.rule,
+        "frozen" if spec.scope == "frozen" else "",
+        f"s{spec.seed}",
+        f"λ{spec.penalty:g}" if spec.penalty else "",
+        "reader" if spec.credit_site == "reader" else "",
+        spec.net,
+        *options,
+        spec.data,
+        "augmented" if spec.augment else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _console(quiet: bool) -> Any:
     from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(board: _Board, console: Any) -> Iterator[Any]:
+    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
     from rich.live import Live
 
-    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-    console.print(str(plan), markup=False)
     try:
         if console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=True) as live:
@@ -310,6 +336,7 @@ def _numbers(line: _Line) -> list[str]:
 
 def _table(board: _Board, room: int) -> Any:
     """The runs that fit, those that matter most first."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
@@ -317,11 +344,11 @@ def _table(board: _Board, room: int) -> Any:
     lines = sorted(board.lines.values(), key=lambda line: _ORDER.index(line.status))
     hidden = len(lines) - room
     caption = board.summary() + (f" (and {hidden} more runs that do not fit here)" if hidden > 0 else "")
-    table = Table(caption=caption, caption_justify="left")
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, expand=True)
     table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=1)
-    for head in _HEADS:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("status", no_wrap=True)
+    for head, width in zip(_HEADS, (9, 5, 7, 7)):
+        table.add_column(head, justify="right", width=width)
+    table.add_column("status", width=8)
     for line in lines[:room]:
-        table.add_row(*map(Text, (line.spec.name, *_numbers(line), line.status)), style=style[line.status])
+        table.add_row(*map(Text, (label(line.spec), *_numbers(line), line.status)), style=style[line.status])
     return table

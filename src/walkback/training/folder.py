@@ -121,8 +121,11 @@ def spec_text(spec: RunSpec, input_shape: tuple[int, ...], classes: int) -> str:
 
 def reopen(folder: Path, spec: RunSpec) -> Bundle | None:
     """The bundle of a finished run, None of one that has yet to be trained; FormatError where neither is true."""
-    if not finished(folder, spec):
-        return None
+    try:
+        if not finished(folder, spec):
+            return None
+    except OSError as error:
+        raise FormatError(f"Expected to read {folder}, but: {error}.") from None
     try:
         bundle = load_bundle(folder)
     except FormatError as error:
