@@ -284,7 +284,7 @@ def _checkpoint(run: _Run, folder: Path, epoch: int) -> None:
     from safetensors.torch import save
 
     tensors = _tensors(run)
-    for i, state in enumerate(run.optimiser.state_dict()["state"].values()):
+    for i, state in run.optimiser.state_dict()["state"].items():  # not in order after a resume
         tensors |= {f"opt.{i}.{k}": v for k, v in state.items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
     metadata = {"schema": SCHEMA, "epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)}
