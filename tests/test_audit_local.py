@@ -96,7 +96,7 @@ def weights(out: Path, which: RunSpec) -> bytes:
     return (out / which.name / "weights.safetensors").read_bytes()
 
 
-def until(true, seconds: float = 60.0) -> None:
+def until(true, seconds: float = 180.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "waited in vain"
@@ -365,7 +365,7 @@ def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
     marks.unlink()
     processes = audits(tmp_path, tmp_path / "runs", MINE.format(epochs=3), count=2)
     for process in processes:
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=300)
         assert process.returncode == 0, error
         assert "2 of 2 runs are finished" in out
     assert marks.stat().st_size == once, "a run was trained twice"
@@ -380,7 +380,7 @@ def test_a_stopped_audit_stops_its_workers_and_says_how_to_go_on(tmp_path: Path)
     (worker,) = pids(out / which.name / "log.txt")
     assert alive(worker)
     process.send_signal(signal.SIGTERM)
-    printed, error = process.communicate(timeout=30)
+    printed, error = process.communicate(timeout=60)
     assert not alive(worker)
     assert store.state(out, which).kind == "begun"
     assert process.returncode == 130
@@ -397,6 +397,6 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     assert process.poll() is None
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(10) == 1
+    assert process.wait(30) == 1
     assert process.stdout is not None
     process.stdout.close()
