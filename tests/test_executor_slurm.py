@@ -47,7 +47,7 @@ def slurmd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a Slurm of our own."""
     if shutil.which("slurmd") is None or os.getuid() != 0:
         pytest.skip(
-            f"needs root and Debian's slurmctld, slurmd and munge: `{SCRIPT.name} start /tmp/s` says what to do"
+            "needs root and Debian's Slurm: `scripts/slurm_single_node.sh start /tmp/slurm` says what is missing"
         )
     folder = Path(tempfile.mkdtemp(prefix="wb", dir="/tmp"))
     started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True)
