@@ -118,7 +118,7 @@ def test_an_interrupted_run_goes_on_and_its_left_overs_are_cleared(
     for name in ("weights.safetensors.tmp", ".tmpAbCdEf", "report.jsonx1y2.tmp"):
         (place / name).write_bytes(b"half")
     seen = []
-    monkeypatch.setattr("walkback.training.loop._say", lambda run, epoch, *_: seen.append(epoch))
+    monkeypatch.setattr("walkback.training.loop._progress", lambda run, *_: seen.append(run.rows[-1]["epoch"]))
     train(SPEC, tmp_path, data=small())
     assert seen == [2]
     assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
@@ -268,7 +268,7 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(
     allowed = 8
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        patch.setattr(tempfile, "mkstemp", no_space)  # the report's file
+        patch.setattr(Path, "write_text", no_space)  # of the report
         done.clear()
         with pytest.raises(wb.FormatError, match=r"Expected to write the report to .*No space left"):
             run(tmp_path / "last", OTHER)

@@ -367,5 +367,5 @@ def test_ctrl_c_says_stopped_and_the_run_goes_on_later(
     _, *bars = terminal.drawn()
     assert f" {done}/12 epochs" in bars[0]
     assert "-:--:-- left" in bars[0]
-    assert " 12/12 epochs" in bars[-1]
+    assert any(" 12/12 epochs" in bar for bar in bars)  # on a slow machine the probes show a bar of their own after it
     assert "VERDICT" in capsys.readouterr().out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -280,3 +282,170 @@ def test_the_control_differs_only_in_its_blocks(tmp_path: Path) -> None:
         assert 0 <= report.headline_acc <= 1
     with pytest.raises(wb.InputError, match='Expected stem to be "rule" or "bp"'):
         wb.frozen_baseline(spec, tmp_path, stem="fa")
+
+
+# -- every field of a spec does what it says ---------------------------------------------------------------------
+
+
+def test_the_rate_of_every_epoch_is_the_schedule_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    keep = loop._checkpoint
+
+    def note(run, folder: Path, epoch: int) -> None:
+        seen.append(run.optimiser.param_groups[0]["lr"])
+        keep(run, folder, epoch)
+
+    monkeypatch.setattr(loop, "_checkpoint", note)
+    run(tmp_path / "a", epochs=4, optimiser={"lr": 0.1})
+    assert seen == pytest.approx([0.1, 0.1 * (1 + math.sqrt(0.5)) / 2, 0.05, 0.1 * (1 - math.sqrt(0.5)) / 2])
+    seen.clear()
+    run(tmp_path / "b", epochs=4, optimiser={"lr": 0.1, "schedule": "constant"})
+    assert seen == [0.1] * 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"credit_site": "reader"}, {"optimiser": {"weight_decay": 0.5}}, {"optimiser": {"batch_size": 32}}, {"seed": 1},
+     {"penalty": 0.1}, {"rule_options": {"scale": 2.0, "fresh": True}}],
+    ids=lambda c: next(iter(c)),
+)  # fmt: skip
+def test_fields_of_a_spec_reach_the_weights(tmp_path: Path, change: dict) -> None:
+    plain = run(tmp_path, rule="dfa").model().state_dict()
+    changed = run(tmp_path, rule="dfa", **change).model().state_dict()
+    assert any(not torch.equal(plain[k], changed[k]) for k in plain)
+
+
+def test_weight_decay_is_the_spec_s(tmp_path: Path) -> None:
+    """AdamW on a parameter that never gets a gradient does nothing; on one with credit, decay pulls it to zero."""
+    small, large = (
+        sum(
+            float(p.detach().norm())
+            for p in run(tmp_path, rule="bp", optimiser={"weight_decay": wd}).model().parameters()
+        )
+        for wd in (0.0, 5.0)
+    )
+    assert large < 0.99 * small
+
+
+def images_only() -> Dataset:
+    generator = torch.Generator().manual_seed(0)
+    split = Split(
+        torch.randint(256, (64, 1, 8, 8), generator=generator, dtype=torch.uint8),
+        torch.randint(4, (64,), generator=generator),
+    )
+    return Dataset("images", split, split, 4, (0.5,), (0.25,))
+
+
+def test_augmentation_is_applied_when_the_spec_says_so(tmp_path: Path) -> None:
+    fields = {**SMALL, "data": "test_training:images_only", "epochs": 1}
+    one, two = (
+        train(RunSpec(**fields, augment=a), tmp_path, data=images_only(), quiet=True).model().state_dict()
+        for a in (False, True)
+    )
+    assert any(not torch.equal(one[k], two[k]) for k in one)
+
+
+def test_bp_s_penalty_is_the_gradient_of_the_penalised_loss() -> None:
+    torch.manual_seed(0)
+    net = wb.nets.build("resmlp", (6,), 4, width=8, depth=2).double()
+    x, y = torch.randn(16, 6, dtype=torch.float64), torch.randint(4, (16,))
+    bp = wb.rules.make("bp")
+    loop.Step(loop.Parts.of(net), bp, exact=True, frozen=False, penalty=0.3, reader=False)(x, y)
+    found = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    logits, hidden = net(x, return_hidden=True)
+    branches = [b - a for a, b in itertools.pairwise(hidden)]
+    loss = torch.nn.functional.cross_entropy(logits, y) + 0.3 * sum(f.pow(2).sum(1).mean() for f in branches)
+    loss.backward()
+    for name, p in net.named_parameters():
+        assert torch.allclose(found[name], p.grad, atol=1e-12), name
+
+
+# -- what would train something else than it says ----------------------------------------------------------------
+
+
+class Full(wb.nets.NETS["resmlp"]):
+    """Blocks that return h + f, which the published interface does not allow."""
+
+    def forward(self, x, return_hidden=False):
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.readout(h)
+
+
+class Position(wb.nets.NETS["resmlp"]):
+    """Something added between stem and blocks."""
+
+    def forward(self, x, return_hidden=False):
+        h = self.embed(x) + torch.arange(16.0)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.readout(h)
+
+
+@pytest.mark.parametrize("net", ["Full", "Position"])
+def test_a_network_that_is_not_its_parts_is_refused(tmp_path: Path, net: str) -> None:
+    with pytest.raises(wb.AnatomyError, match="gives something else"):
+        run(tmp_path, net=f"test_training:{net}", rule="dfa")
+
+
+class OnlyTheTop(wb.rules.Rule):
+    """Hands on what it finds in trace.grads, which is the last site's alone while training."""
+
+    def credits(self, trace):
+        return trace.grads
+
+
+class Nothing(wb.rules.Rule):
+    """Defines no credits."""
+
+
+@pytest.mark.parametrize("scope", ["all", "frozen"])
+def test_a_rule_with_too_few_credits_is_an_error_in_both_scopes(tmp_path: Path, scope: str) -> None:
+    with pytest.raises(wb.InputError, match=r"one credit per site.*the last site only"):
+        run(tmp_path, rule="test_training:OnlyTheTop", scope=scope)
+
+
+def test_a_rule_without_credits_says_so(tmp_path: Path) -> None:
+    with pytest.raises(wb.InputError, match=r"Nothing to define credits"):
+        run(tmp_path, rule="test_training:Nothing")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rule": "bp", "credit_site": "reader"}, "credit_site writer with bp"),
+        ({"rule": "dfa", "scope": "frozen", "penalty": 1.0}, "frozen blocks"),
+        ({"rule": "bp", "scope": "frozen", "penalty": 1.0}, "frozen blocks"),
+    ],
+)
+def test_fields_that_would_do_nothing_are_refused(tmp_path: Path, fields: dict, words: str) -> None:
+    with pytest.raises(wb.InputError, match=words):
+        run(tmp_path, **fields)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nonsense"])
+def test_a_device_that_is_not_there_is_an_error(tmp_path: Path, device: str) -> None:
+    with pytest.raises(wb.InputError, match="Expected a device of this machine"):
+        train(RunSpec(**SMALL), tmp_path, data=tiny(), device=device, quiet=True)
+
+
+def test_the_report_says_which_credit_site_and_remeasures_fresh_feedback_alike(tmp_path: Path) -> None:
+    assert run(tmp_path, rule="dfa", credit_site="reader").report().conditions["credit_site"] == "reader"
+    bundle = run(tmp_path, rule="dfa", rule_options={"fresh": True})
+    model = bundle.model()
+    again = wb.measure(model, loop.probe_batches(tiny(), torch.device("cpu")), credit=bundle.rule(model))
+    assert again.cosine == pytest.approx(bundle.report().per_layer["cosine"], abs=1e-9)
+
+
+def test_relaxation_leaves_running_statistics_alone() -> None:
+    torch.manual_seed(0)
+    net = wb.nets.build("small-cnn", (3, 8, 8), 4, width=4, depth=2)
+    x, y = torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
+    ep = wb.rules.make("ep", steps=3)
+    wb.rules.set_up(ep, net, x, 4, torch.Generator())
+    net.train()
+    loop.Step(loop.Parts.of(net), ep, exact=False, frozen=False, penalty=0.0, reader=False)(x, y)
+    counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
+    assert counts == {1}

@@ -36,6 +36,15 @@ class EP(Rule):
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """`steps` passes down the energy, then the residuals."""
+        modules = (*self.parts.blocks, *self.parts.readout_modules)
+        kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+        try:
+            return self._relaxed(trace)
+        finally:  # relaxed states must not move running statistics
+            for buffer, value in kept:
+                buffer.data.copy_(value)  # past autograd, which keeps statistics for its backward pass
+
+    def _relaxed(self, trace: Trace) -> Sequence[Tensor]:
         start = trace.states[0].detach()
         states = [h.detach().clone() for h in trace.states]
         with torch.enable_grad():

@@ -63,7 +63,7 @@ class Rule(nn.Module):
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """a_0…a_L, gradients of per-sample losses, each shaped like its state."""
-        raise NotImplementedError
+        raise InputError(f"Expected the rule {type(self).__name__} to define credits(trace), but it does not.")
 
     def auxiliary_loss(self, trace: Trace) -> Tensor | None:
         """A scalar whose gradient trains this rule's own parameters, or None."""
@@ -129,6 +129,12 @@ def gather(credit: Tensor) -> Tensor:
     return credit.sum(1) if credit.ndim == 3 else credit.sum((2, 3))
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal up to rounding; NaN may meet NaN."""
+    a, b = a.double(), b.double()
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().nan_to_num().max()), equal_nan=True)
+
+
 @torch.no_grad()
 def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch.Generator) -> None:
     """Give a rule its auxiliaries for `net`, whose state shapes a few prepared inputs x (B, …) show."""
@@ -139,8 +145,15 @@ def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch
         states = [parts.stem(x)]
         for block in parts.blocks:
             states.append(states[-1] + block(states[-1]))
+        composed, whole = parts.readout(states[-1]), net(x)
     finally:
         for module, mode in modes:
             module.training = mode
+    if not isinstance(whole, Tensor) or composed.shape != whole.shape or not _alike(composed, whole):
+        raise AnatomyError(
+            "Expected net(x) to be readout(h_L) with h_0 = stem(x) and h_l = h_{l-1} + block_l(h_{l-1}), which is what "
+            "training runs, but the network gives something else: blocks that return h + f, or something added between "
+            "its parts (a positional embedding, a scale)? Move it into the stem or the blocks, and let blocks return f."
+        )
     rule.setup(parts, states, classes, generator)
     rule.example = (tuple(x.shape[1:]), classes)  # what `certify` draws its batch from

@@ -25,10 +25,12 @@ from torch import Tensor, nn
 
 from walkback import nets, rules
 from walkback.data import Dataset, Split, load
+from walkback.data.dataset import checked
 from walkback.diagnose import diagnose, measure
 from walkback.errors import InputError
 from walkback.measure import Measurements
 from walkback.progress import Show, epochs, quietly
+from walkback.rules.bp import BP
 from walkback.rules.rule import Parts, Rule, set_up
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
@@ -38,6 +40,7 @@ from walkback.training.step import Step
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
+ROW_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
 
 
 @dataclass
@@ -79,7 +82,7 @@ def train(
     if (done := reopen(folder, spec)) is not None:
         return done
     with quietly(quiet):
-        run = _start(spec, data or load(spec.data, root), torch.device(device))
+        run = _start(spec, load(spec.data, root) if data is None else checked(data), usable(device))
         with owned(folder, quiet):  # another process may finish it while we wait
             return reopen(folder, spec) or _train(run, folder)
 
@@ -134,6 +137,15 @@ def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Ten
     return list(zip(x.split(size), y.split(size)))
 
 
+def usable(device: str | torch.device) -> torch.device:
+    """The device, or an InputError where this machine has none such."""
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        text = str(error).splitlines()[0]
+        raise InputError(f"Expected a device of this machine (cpu, cuda, mps), but {device!r} is not: {text}") from None
+
+
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
     if spec.augment and len(data.input_shape) != 3:
         raise InputError(
@@ -142,6 +154,10 @@ def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
         )
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
+    if spec.scope == "frozen" and (spec.penalty or spec.credit_site == "reader"):
+        raise InputError("Expected neither penalty nor credit_site with frozen blocks: they have no local loss.")
+    if type(rule) is BP and spec.credit_site == "reader":
+        raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
     parts = Parts.of(net)
@@ -188,9 +204,8 @@ def _epoch(run: _Run, epoch: int, show: Show) -> float:
     for group in run.optimiser.param_groups:
         group["lr"] = lr
     spec = run.spec
-    step = Step(
-        run.parts, run.rule, spec.rule == "bp", spec.scope == "frozen", spec.penalty, spec.credit_site == "reader"
-    )
+    exact = type(run.rule) is BP
+    step = Step(run.parts, run.rule, exact, spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
     run.net.train()
     total, count = torch.zeros((), device=run.device, dtype=torch.float64), 0
     steps = max(len(run.data.train) // o.batch_size, 1)
@@ -228,13 +243,13 @@ def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
         "test_loss": _some(test_loss),
         "test_acc": float(right.double().mean()),
         "per_layer": {k: getattr(m, k) for k in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
-        "values": {k: getattr(m, k) for k in ("growth", "growth_total", "stability", "gamma", "deep_cosine")},
+        "values": {k: getattr(m, k) for k in ROW_VALUES},
         "aggregates": m.aggregates,
         "weights": weight_growth(run),
         "reasons": {k: v for k, v in m.reasons.items() if getattr(m, k, None) is None},
     }
     if diverged:
-        row["diverged"] = m.nonfinite[0] if m.nonfinite else "training loss not finite"
+        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0] if m.nonfinite else 'training loss not finite'}"
     return _rounded(row)
 
 
@@ -328,6 +343,7 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     from safetensors.torch import save
 
     spec = run.spec
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}  # before fresh B moves on
     right, _ = evaluate(run.net, run.data, run.data.test, run.device)
     report = diagnose(
         run.net,
@@ -352,9 +368,11 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     write(folder / "machine.json", json.dumps(machine(run.device), indent=2) + "\n")
     rows = [json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]]
     write(folder / "trajectory.jsonl", "".join(rows))
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}
     write(folder / "weights.safetensors", save(tensors))
-    replace(report, run=extra).save(folder / "report.json")  # last: its presence says that the run is finished
+    ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
+    where = {**report.conditions, "credit_site": spec.credit_site}
+    report = replace(report, run=extra, conditions=where, advisories=(*ended, *report.advisories))
+    report.save(folder / "report.json")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from walkback.errors import InputError
 from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace, cross_entropy
 
@@ -55,6 +56,12 @@ class Step:
         trace = Trace(tuple(states), (exact,), None, losses.detach(), logits.detach(), y, x)
         with torch.no_grad():
             credits = list(self.rule.credits(trace))
+        given, needed = ([tuple(t.shape) for t in tensors] for tensors in (credits, states))
+        if given != needed:
+            raise InputError(
+                f"Expected {type(self.rule).__name__} to give one credit per site, shaped {needed}, but got {given}. "
+                "While training, trace.grads holds the exact gradient of the last site only (trace.grads[-1])."
+            )
         if self.reader:
             credits = [credits[0], *credits[:-1]]
         if self.frozen:
