@@ -7,8 +7,9 @@ import torch
 
 import walkback as wb
 from walkback import rules
-from walkback.rules.rule import set_up
+from walkback.rules.rule import Parts, set_up
 from walkback.trace import cross_entropy
+from walkback.training.step import Step
 
 
 def network(depth: int = 3):
@@ -46,16 +47,20 @@ def test_too_few_relaxation_steps_leave_the_stem_without_credit() -> None:
     assert [c.kind for c in certificate.groups] == ["none", "none", "computed", "computed", "exact"]
 
 
+def true_gradient(parts, trace):
+    with torch.enable_grad():
+        states = [trace.states[0].detach().requires_grad_()]
+        for block in parts.blocks:
+            states.append(states[-1] + block(states[-1]))
+        losses = cross_entropy(parts.readout(states[-1]), trace.labels)
+        return torch.autograd.grad(losses.sum(), states)
+
+
 class SilentFallback(rules.FA):
     """Claims to be FA and hands out the true gradient."""
 
     def credits(self, trace):
-        with torch.enable_grad():
-            states = [trace.states[0].detach().requires_grad_()]
-            for block in self.parts.blocks:
-                states.append(states[-1] + block(states[-1]))
-            losses = cross_entropy(self.parts.readout(states[-1]), trace.labels)
-            return torch.autograd.grad(losses.sum(), states)
+        return true_gradient(self.parts, trace)
 
     def setup(self, parts, states, classes, generator):
         super().setup(parts, states, classes, generator)
@@ -100,3 +105,181 @@ def test_certifying_changes_neither_rule_nor_network() -> None:
 def test_a_rule_that_was_not_set_up_is_refused() -> None:
     with pytest.raises(wb.InputError, match="call set_up first"):
         wb.certify(rules.make("dfa"), network())
+
+
+BELOW = ("stem", "block 1", "block 2")
+
+
+@pytest.mark.parametrize("name", ["fa", "dfa"])
+def test_feedback_drawn_anew_at_every_call_is_not_accused(name: str) -> None:
+    net = network()
+    certificate = wb.certify(ready(rules.make(name, fresh=True), net), net)
+    assert [c.kind for c in certificate.groups[:3]] == ["random feedback"] * 3
+    assert certificate.hidden_backprop == ()
+    assert certificate.two_faced == ()
+
+
+def test_the_scale_of_a_hidden_gradient_does_not_matter() -> None:
+    class Doubled(SilentFallback):
+        def credits(self, trace):
+            return [2 * g for g in super().credits(trace)]
+
+    net = network()
+    assert wb.certify(ready(Doubled(), net), net).hidden_backprop == BELOW
+
+
+class OwnFeedback(rules.Rule):
+    """FA as a reader of the documentation would write it: buffers and credits."""
+
+    share = 0.0
+
+    def setup(self, parts, states, classes, generator):
+        self.parts = parts
+        for i, h in enumerate(states):
+            self.register_buffer(f"back{i}", torch.randn(classes, h.shape[1], generator=generator) / 6)
+
+    def credits(self, trace):
+        error = trace.logits.softmax(1) - torch.nn.functional.one_hot(trace.labels, 5)
+        true = true_gradient(self.parts, trace)
+        return [error @ self.get_buffer(f"back{i}") + self.share * g for i, g in enumerate(true)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_random_feedback_in_buffers_needs_no_redraw_of_its_own(share: float) -> None:
+    net = network()
+    rule = ready(OwnFeedback(), net)
+    rule.share, before = share, rule.back0.clone()
+    certificate = wb.certify(rule, net)
+    assert [c.kind for c in certificate.groups] == ["random feedback"] * 4 + ["exact"]
+    assert certificate.hidden_backprop == ((*BELOW, "block 3") if share else ())
+    assert torch.equal(rule.back0, before)
+
+
+def by_norm(own, true):
+    return own + 0.1 * own.norm() / true.norm() * true
+
+
+@pytest.mark.parametrize("mix", [lambda own, true: true + 0.01 * own, by_norm], ids=["mostly", "a tenth"])
+def test_a_share_of_the_true_gradient_in_learned_credit_is_caught(mix) -> None:
+    class Leaking(rules.StateBridge):
+        def credits(self, trace):
+            own = super().credits(trace)
+            return [mix(o, g) for o, g in zip(own, true_gradient(self.parts, trace))]
+
+    net = network()
+    certificate = wb.certify(ready(Leaking(), net), net)
+    assert certificate.hidden_backprop == (*BELOW, "block 3")
+    assert "learned + exact" in str(certificate)
+
+
+@pytest.mark.parametrize("name", ["state-bridge", "credit-bridge"])
+def test_a_trained_bridge_is_not_accused(name: str) -> None:
+    net = wb.nets.build("resmlp", (12,), 5, width=32, depth=3, terminal_norm=False)
+    rule = ready(rules.make(name), net)
+    torch.manual_seed(1)
+    x, teacher = torch.randn(256, 12), torch.randn(12, 5)
+    batch = x, (x @ teacher).argmax(1)
+    optimizer = torch.optim.Adam([*net.parameters(), *rule.parameters()], 3e-3)
+    step = Step(Parts.of(net), rule, False, frozen=False, penalty=0.0, reader=False)
+    for _ in range(100):
+        optimizer.zero_grad()
+        step(*batch)
+        optimizer.step()
+    certificate = wb.certify(rule, net, batch)
+    assert certificate.hidden_backprop == (), str(certificate)
+    assert certificate.two_faced == ()
+
+
+def test_computed_credit_that_is_almost_exact_is_named() -> None:
+    class AlmostExact(rules.Rule):
+        def setup(self, parts, states, classes, generator):
+            self.parts = parts
+
+        def credits(self, trace):
+            return [g + 0.01 * g.roll(1, 1) for g in true_gradient(self.parts, trace)]
+
+    net = network()
+    certificate = wb.certify(ready(AlmostExact(), net), net)
+    assert set(BELOW) <= set(certificate.exact_in_effect)
+    assert "computed ≈ exact" in str(certificate)
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_the_last_block_of_a_rule_that_does_not_declare_it_is_judged(share: float | None) -> None:
+    class ExactTop(rules.DFA):
+        def credits(self, trace):
+            *below, last = super().credits(trace)
+            return [*below, trace.grads[-1] if share is None else last + share * trace.grads[-1]]
+
+    net = network()
+    assert wb.certify(ready(ExactTop(), net), net).hidden_backprop == ("block 3",)
+    declared = type("Declared", (ExactTop,), {"exact_top": True})
+    assert wb.certify(ready(declared(), net), net).hidden_backprop == (() if share is None else ("block 3",))
+
+
+def test_a_rule_that_trains_with_one_credit_and_measures_with_another_is_named() -> None:
+    class ByMode(SilentFallback):
+        def credits(self, trace):
+            return super().credits(trace) if self.training else rules.FA.credits(self, trace)
+
+    class ByTrace(SilentFallback):
+        def credits(self, trace):
+            return super().credits(trace) if len(trace.grads) == 1 else rules.FA.credits(self, trace)
+
+    class ByNetwork(SilentFallback):
+        def credits(self, trace):
+            return super().credits(trace) if self.parts.stem.training else rules.FA.credits(self, trace)
+
+    for cheat in (ByMode, ByTrace, ByNetwork):
+        net = network().eval()
+        certificate = wb.certify(ready(cheat(), net).eval(), net)
+        assert certificate.hidden_backprop == BELOW
+        assert tuple(t.group for t in certificate.two_faced) == BELOW
+        assert "stem: trains with cosine +1.0000 to exact, measures with" in str(certificate)
+
+
+def sign_symmetry():
+    def through_signs(linear, x):
+        back = x @ (linear.weight.sign() * linear.weight.abs().mean()).T
+        return linear(x).detach() + back - back.detach()
+
+    class SignSymmetry(rules.Rule):
+        def setup(self, parts, states, classes, generator):
+            self.parts = parts
+
+        def credits(self, trace):
+            credits = [trace.grads[-1]]
+            for block, h in zip(reversed(self.parts.blocks), reversed(trace.states[:-1])):
+                with torch.enable_grad():
+                    h = h.detach().requires_grad_()
+                    f = through_signs(block.w2, block.act(through_signs(block.w1, block.norm(h))))
+                    (carried,) = torch.autograd.grad(f, h, credits[0])
+                credits.insert(0, credits[0] + carried)
+            return credits
+
+    return SignSymmetry()
+
+
+def test_sign_symmetry_is_computed_and_not_accused() -> None:
+    net = network()
+    certificate = wb.certify(ready(sign_symmetry(), net), net)
+    assert [c.kind for c in certificate.groups] == ["computed"] * 3 + ["exact"] * 2
+    assert certificate.hidden_backprop == ()
+    assert certificate.two_faced == ()
+
+
+@pytest.mark.parametrize("name", ["bp", "fa", "ep", "state-bridge"])
+def test_batch_norm_is_measured_as_in_training_and_left_as_it_was(name: str) -> None:
+    torch.manual_seed(0)
+    net = wb.nets.build("small-cnn", (3, 8, 8), 5, width=8, depth=2).eval()
+    rule = rules.make(name)
+    set_up(rule, net, torch.zeros(2, 3, 8, 8), 5, torch.Generator().manual_seed(3))
+    modes = []
+    net.embed[0].register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    certificate = wb.certify(rule, net)
+    assert modes[0]
+    assert not net.training
+    assert certificate.hidden_backprop == ()
+    assert certificate.two_faced == ()
+    assert all(torch.equal(before[k], v) for k, v in net.state_dict().items())

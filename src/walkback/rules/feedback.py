@@ -36,16 +36,21 @@ class RandomFeedback(Rule):
         """B0, B1, … as they are now; with `fresh`, drawn for this call."""
         if self.fresh:
             seed = self.get_buffer("next_draw")
-            self.redraw(torch.Generator().manual_seed(int(seed)))
+            self._fill(torch.Generator().manual_seed(int(seed)))
             seed += 1
         return [self.get_buffer(f"B{site}") for site in range(len(self.fan))]
 
     def redraw(self, generator: torch.Generator) -> bool:
-        """Draw all feedback anew."""
+        """Draw all feedback anew; with `fresh`, also what later calls draw."""
+        self._fill(generator)
+        if "next_draw" in self._buffers:
+            self.get_buffer("next_draw").copy_(torch.randint(2**31, (), generator=generator))
+        return True
+
+    def _fill(self, generator: torch.Generator) -> None:
         for site, fan in enumerate(self.fan):
             buffer = self.get_buffer(f"B{site}")
             buffer.copy_(torch.randn(tuple(buffer.shape), generator=generator) * self.scale / fan**0.5)
-        return True
 
     def describe(self) -> dict[str, object]:
         """Scale and target of the feedback, and whether it is drawn anew."""
