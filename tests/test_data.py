@@ -606,6 +606,25 @@ def not_finite():
 
 def half_normalised():
     return broken(mean=(0.5, 0.5, 0.5))
+
+def pixels(dtype=torch.uint8, **change):
+    split = Split(torch.zeros(2, 1, 4, 4, dtype=dtype), torch.tensor([0, 1]))
+    return broken(**({"train": split, "test": split} | change))
+
+def float_normalised():
+    return pixels(torch.float32, mean=(0.5,), std=(0.5,))
+
+def bytes_as_they_are():
+    return pixels()
+
+def std_of_zero():
+    return pixels(mean=(0.5,), std=(0.0,))
+
+def arrays():
+    return broken(train=Split([[0.0]], [0]))
+
+def no_split():
+    return broken(test=3)
 """
 
 
@@ -633,11 +652,21 @@ def test_own_data_by_entry(mine: str, tmp_path: Path) -> None:
         ("shapes_differ", r"Expected test inputs of the training inputs' shape \(3,\), but got \(5,\)"),
         ("not_finite", "Expected finite train inputs"),
         ("half_normalised", "Expected a mean and a std for each of the 3 channels"),
+        ("float_normalised", "for no others, but got train inputs of torch.float32 with them"),
+        ("bytes_as_they_are", "Expected mean and std for uint8 inputs.* train inputs of torch.uint8 without them"),
+        ("std_of_zero", r"Expected finite means and stds > 0, but got \(0.5,\) and \(0.0,\)"),
+        ("arrays", "Expected train to be a Split of two tensors, but got list and list"),
+        ("no_split", "Expected test to be a Split of two tensors, but got a int"),
     ],
 )
 def test_own_data_that_can_t_be_trained_on_is_refused(mine: str, function: str, match: str) -> None:
     with pytest.raises(InputError, match=match):
         load(f"{mine}:{function}")
+
+
+def test_an_embedded_data_set_takes_no_root() -> None:
+    with pytest.raises(InputError, match="Expected no root for teacher, which is embedded, but got '/nope'"):
+        load("teacher", "/nope")
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

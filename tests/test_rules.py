@@ -295,7 +295,7 @@ def test_redraw_changes_feedback_and_only_rules_with_feedback_have_any() -> None
         (lambda: rules.make("fda"), "Expected rule to be one of bp, fa, dfa"),
         (lambda: rules.make("dfa", size=3), "Expected rule_options that dfa knows"),
         (lambda: rules.make("dfa", target="cls"), "Expected target to be one of all, readout"),
-        (lambda: rules.make("ep", beta=0.0), "Expected beta > 0"),
+        (lambda: rules.make("ep", beta=0.0), "Expected beta to be a finite number > 0"),
     ],
 )
 def test_wrong_rules_teach(call, words: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from inspect import signature
 from pathlib import Path
@@ -54,6 +54,7 @@ def diagnose(
     method: str = "",
     notes: str = "",
     out: Path | None = None,
+    device: str = "cpu",
     json: Flag = False,
 ) -> int:
     """Measure a trained network and judge it.
@@ -64,9 +65,9 @@ def diagnose(
         `module:function` that returns (model, batches) or a dict of `walkback.diagnose` arguments;
         or the folder of a run or bundle.
     data
-        For a bundle: a data set by name, or `module:function` that returns the evaluation batches.
+        For a run or bundle: a data set by name, or `module:function` that returns a Dataset or the evaluation batches.
     root
-        For a run: where its data set is.
+        For a run or bundle: where the data set is.
     headline_acc
         The accuracy you would publish, 0…1; several for several seeds.
     frozen_acc
@@ -85,6 +86,8 @@ def diagnose(
         Line shown in the report.
     out
         Also write the report there: .json, .md, .tex or .txt.
+    device
+        For a run or bundle: where to measure: cpu, cuda, mps.
     json
         Print the report as JSON.
     """
@@ -94,7 +97,7 @@ def diagnose(
     _check_out(out)
     limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
     with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
-        wanted: dict[str, Any] = _target(target, data, root)
+        wanted: dict[str, Any] = _target(target, data, root, device)
         for key, value in (
             ("headline_acc", _one_or_many(headline_acc)),
             ("frozen_baseline_acc", _one_or_many(frozen_acc)),
@@ -508,12 +511,13 @@ def _where(here: dict[str, Any]) -> str:
 # -- plumbing ------------------------------------------------------------------------------------------------
 
 
-def _target(target: str, data: str | None, root: Path | None) -> dict[str, Any]:
+def _target(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
     from walkback.entry import call_entry, is_entry
 
     if is_entry(target) and not Path(target).exists():
-        if data is not None:
-            raise InputError(f"Expected --data only with a bundle, but {target} is an entry that brings its own.")
+        given = {"--data": data is not None, "--root": root is not None, "--device": device != "cpu"}
+        if odd := [name for name, there in given.items() if there]:
+            raise InputError(f"Expected {odd[0]} only with a bundle, but {target} is an entry that brings its own.")
         value = call_entry(target)
         if isinstance(value, dict) and {"model", "eval_batches"} <= set(value):
             return dict(value)
@@ -528,33 +532,53 @@ def _target(target: str, data: str | None, root: Path | None) -> dict[str, Any]:
     from walkback.training.bundle import load_bundle
 
     bundle = load_bundle(target)
-    if "input_shape" in bundle.spec and (data is None or not is_entry(data)):
-        return _run_arguments(bundle, data, root)
     source = data or bundle.spec.get("data")
     if not isinstance(source, str):
         raise InputError("Expected --data module:function with the evaluation batches, but got none.")
-    found = {"model": bundle.model(), "eval_batches": call_entry(source)}
+    model = bundle.model()
+    try:
+        model = model.to(device)
+    except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown and for an absent one
+        raise InputError(f"Expected a device that torch has here, but got {device!r}: {error}.") from None
+    found: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, root, device)}
+    if "input_shape" in bundle.spec:  # a run of ours: the credit of its rule, the accuracy on its own data
+        report = bundle.report()
+        found["credit"] = bundle.rule(model)
+        if report is not None:
+            found["method_name"] = report.method
+            found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             found[key] = bundle.spec[key]
     return found
 
 
-def _run_arguments(bundle: Bundle, data: str | None, root: Path | None) -> dict[str, Any]:
-    """A run of ours: its own probe set, and the credit of the rule it was trained with."""
+def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Iterator[tuple[Any, Any]]:
+    """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
-    from walkback.data import load
+    from walkback.data import Dataset, load
+    from walkback.data.dataset import checked
+    from walkback.diagnose import pairs
+    from walkback.entry import call_entry, is_entry
     from walkback.training.loop import probe_batches
 
-    model, report = bundle.model(), bundle.report()
-    return {
-        "model": model,
-        "eval_batches": probe_batches(load(data or str(bundle.spec["data"]), root), torch.device("cpu")),
-        "credit": bundle.rule(model),
-        "headline_acc": None if report is None else report.headline_acc,
-        "method_name": "" if report is None else report.method,
-    }
+    given = {} if root is None else {"root": root}
+    value = call_entry(source, **given) if is_entry(source) else load(source, root)
+    batches = probe_batches(checked(value), torch.device("cpu")) if isinstance(value, Dataset) else value
+    shape = bundle.spec.get("input_shape")
+
+    def fitting() -> Iterator[tuple[Any, Any]]:
+        for batch in pairs(batches):
+            x, y = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+            if shape is not None and isinstance(x, torch.Tensor) and x.shape[1:] != tuple(shape):
+                raise InputError(
+                    f"Expected inputs of shape {tuple(shape)}, for which the network of {bundle.path} was built, but "
+                    f"{source} has {tuple(x.shape[1:])}."
+                )
+            yield x, y
+
+    return fitting()
 
 
 def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bool) -> int:

@@ -60,7 +60,12 @@ def demo(
             method_name=spec.rule.upper(),
             notes=f"{spec.net} on {spec.data}, {spec.epochs} epochs, seed {spec.seed}; control: blocks frozen",
         )
-        found = replace(found, run={**found.run, "frozen_bp_stem_acc": accuracy[control_spec(spec, "bp")]})
+        controls = {"frozen": control_spec(spec), "BP-stem frozen": control_spec(spec, "bp")}
+        ended = {name: _report(out, control).run.get("diverged") for name, control in controls.items()}
+        extra: dict[str, Any] = {"frozen_bp_stem_acc": accuracy[controls["BP-stem frozen"]]}
+        if any(ended.values()):
+            extra["controls_diverged"] = {name: why for name, why in ended.items() if why}
+        found = replace(found, run={**found.run, **extra})
         found.save(out / f"{spec.rule}.report.json")
         reports.append(found)
     return reports
@@ -74,9 +79,11 @@ def _report(out: Path, spec: RunSpec) -> Report:
 
 def table(reports: Iterable[Report]) -> str:
     """One row per rule: the claim, the numbers behind it, and what must be walked back."""
-    rows = []
+    rows, notes = [], []
     for r in reports:
         v = r.values
+        ended = {"it": r.run.get("diverged"), **r.run.get("controls_diverged", {})}
+        notes += [f"{r.method}: {who} diverged: {why}" for who, why in ended.items() if why]
         rows.append(
             [
                 r.method,
@@ -84,11 +91,11 @@ def table(reports: Iterable[Report]) -> str:
                 f"{r.frozen_baseline_acc:.3f}",
                 f"{v['depth_margin_pp']:+.1f}",
                 f"{r.run['frozen_bp_stem_acc']:.3f}",
-                _against(r.headline_acc - r.run["frozen_bp_stem_acc"], r.thresholds["frozen_acc_margin_pp"]),
+                _against(r),
                 *(f"{v[k]:.3g}" if v[k] is not None else "–" for k in ("growth", "g_norm_deepest")),
                 f"{v['gamma']:+.3f}" if v["gamma"] is not None else "–",
                 ", ".join(r.failed) or "–",
-                r.verdict,
+                f"{r.verdict}, diverged" if r.run.get("diverged") else r.verdict,
             ]
         )
     head = ["rule", "acc", "frozen", "D3 pp", "BP-stem frozen", "D3 then", "growth", "‖g_L‖", "Γ", "failed", "verdict"]
@@ -96,8 +103,13 @@ def table(reports: Iterable[Report]) -> str:
     legend = (
         "frozen: the stem by the same rule, blocks left at random; BP-stem frozen: the stronger control, D3 against it"
     )
-    return f"{told}\n{legend}"
+    return "\n".join([told, legend, *notes])
 
 
-def _against(gain: float, margin: float) -> str:
-    return f"{100 * gain:+.1f} {'flags' if 100 * gain < margin else 'ok'}"
+def _against(report: Report) -> str:
+    """D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
+    control, margin = report.run["frozen_bp_stem_acc"], report.thresholds["frozen_acc_margin_pp"]
+    if report.depth_used is None or round(100 * (report.bp_acc - control), 10) < margin:
+        return "–"
+    gain = round(100 * (report.headline_acc - control), 10)
+    return f"{gain:+.1f} {'flags' if gain < margin else 'ok'}"

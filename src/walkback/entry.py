@@ -20,7 +20,7 @@ def is_entry(text: str) -> bool:
     return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
 
 
-def call_entry(text: str, *args: Any, **kwargs: Any) -> Any:
+def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:
     """Import `module:function` (the current folder is searched first) and call it."""
     if not is_entry(text):
         raise InputError(f"Expected an entry like mymodule:function, but got {text!r}.")

@@ -12,7 +12,7 @@ import torch
 
 from walkback.audit import store
 from walkback.audit.plans import Plan
-from walkback.data import SOURCES, Dataset, Split, load
+from walkback.data import SOURCES, Dataset, Split, load, root_of
 from walkback.progress import track
 from walkback.rules.rule import Parts
 from walkback.training.loop import PROBE_BATCHES, batches, build_net, build_rule
@@ -101,7 +101,7 @@ def _sample(name: str, root: str | Path | None) -> tuple[Dataset, int, int]:
     """Data to time steps on, and the sizes of the true splits."""
     source = SOURCES.get(name)
     if source is None:
-        data = load(name, root)
+        data = load(name, root_of(name, root))
         return data, len(data.train), len(data.test)
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (512, *source.shape), generator=generator, dtype=torch.uint8)

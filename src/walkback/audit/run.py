@@ -157,7 +157,7 @@ def ordered(specs: Sequence[RunSpec], states: Mapping[RunSpec, store.State]) -> 
 def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
     """Load every data set and build every network and rule once: what can't be trained is said before anything is."""
     for name in dict.fromkeys(spec.data for spec in specs):
-        loaded = data.load(name, root)
+        loaded = data.load(name, data.root_of(name, root))
         kinds = {str((s.net, s.net_options, s.rule, s.rule_options, s.augment)): s for s in specs if s.data == name}
         for spec in kinds.values():
             if spec.augment and len(loaded.input_shape) != 3:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 import torch
 
 from walkback.audit.executors import Job
+from walkback.data import root_of
 from walkback.errors import WalkbackError
 from walkback.training.folder import unwritable
 from walkback.training.loop import train
@@ -31,7 +32,7 @@ def work(job: Job) -> None:
     """
     with _logged(job), _settings(job):
         try:
-            train(job.spec, job.store, root=job.root, device=job.device, quiet=True)
+            train(job.spec, job.store, root=root_of(job.spec.data, job.root), device=job.device, quiet=True)
         except BaseException:
             with suppress(OSError):  # the disk may be full
                 traceback.print_exc()

@@ -17,7 +17,7 @@ from walkback.errors import InputError
 EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
 SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
 
-__all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load"]
+__all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load", "root_of"]
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
@@ -29,7 +29,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         name: `teacher` and `teacher-linear` need no files; `cifar10`, `cifar100`, `fashion-mnist` are read from disk;
             `module:function` is called (with `root=` where one is given) and returns a Dataset.
         root: the data set's folder or its parent. Without it: the environment variable WALKBACK_DATA, then the
-            usual cache folders.
+            usual cache folders. Embedded data sets take none.
 
     >>> load("teacher-linear").input_shape
     (64,)
@@ -41,11 +41,22 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
             raise InputError(f"Expected {name} to return a walkback.data.Dataset, but got a {type(data).__name__}.")
         return checked(data)
     if name in EMBEDDED:
+        if root is not None:
+            raise InputError(f"Expected no root for {name}, which is embedded, but got {str(root)!r}. Leave it out.")
         return EMBEDDED[name]()
     if name in SOURCES:
         return read(SOURCES[name], root)
     known = ", ".join([*EMBEDDED, *SOURCES])
     raise InputError(f"Expected data to be one of {known} or module:function, but got {name!r}.")
+
+
+def root_of(name: str, root: str | Path | None) -> str | Path | None:
+    """The root for this one of several data sets that share it: None for an embedded one.
+
+    >>> root_of("teacher", "files"), root_of("cifar10", "files")
+    (None, 'files')
+    """
+    return None if name in EMBEDDED else root
 
 
 def inventory(root: str | Path | None = None) -> dict[str, dict[str, Any]]:

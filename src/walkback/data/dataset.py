@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -55,6 +56,8 @@ class Dataset:
 def checked(data: Dataset) -> Dataset:
     """The same data set, or an InputError that says what in it can't be trained on."""
     for part, split in (("train", data.train), ("test", data.test)):
+        if not isinstance(split, Split) or not isinstance(split.x, Tensor) or not isinstance(split.y, Tensor):
+            raise InputError(f"Expected {part} to be a Split of two tensors, but got {_kind(split)}.")
         x, y = split.x, split.y
         if y.dtype != torch.int64 or y.ndim != 1:
             raise InputError(f"Expected {part} labels (N,) int64, but got {tuple(y.shape)} {y.dtype}.")
@@ -76,4 +79,18 @@ def checked(data: Dataset) -> Dataset:
             f"Expected a mean and a std for each of the {channels} channels, or neither, "
             f"but got {len(data.mean)} and {len(data.std)}."
         )
+    for part, x in (("train", data.train.x), ("test", data.test.x)):
+        if (x.dtype == torch.uint8) != bool(data.mean):
+            raise InputError(
+                "Expected mean and std for uint8 inputs, which are divided by 255, and for no others, but got "
+                f"{part} inputs of {x.dtype} {'with' if data.mean else 'without'} them."
+            )
+    if not all(map(isfinite, (*data.mean, *data.std))) or any(s <= 0 for s in data.std):
+        raise InputError(f"Expected finite means and stds > 0, but got {data.mean} and {data.std}.")
     return data
+
+
+def _kind(split: object) -> str:
+    if isinstance(split, Split):
+        return f"{type(split.x).__name__} and {type(split.y).__name__}"
+    return f"a {type(split).__name__}"

@@ -23,14 +23,19 @@ NETS: dict[str, type[nn.Module]] = {
 __all__ = ["NETS", "ResMLP", "SmallCNN", "StudentNet", "ViTMini", "build"]
 
 
-def build(name: str, input_shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: Any) -> nn.Module:
     """A network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
 
     >>> build("resmlp", (3, 32, 32), 10, width=16, depth=2).out_head
     Linear(in_features=16, out_features=10, bias=True)
     """
+    if taken := sorted({"input_shape", "classes"} & options.keys()):
+        raise InputError(f"Expected net_options without {' and '.join(taken)}, which the data decides. Leave it out.")
     if is_entry(name):
-        return call_entry(name, input_shape=input_shape, classes=classes, **options)
+        net = call_entry(name, input_shape=input_shape, classes=classes, **options)
+        if not isinstance(net, nn.Module):
+            raise InputError(f"Expected {name} to return a torch.nn.Module, but got {type(net).__name__}.")
+        return net
     if name not in NETS:
         raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {name!r}.")
     try:

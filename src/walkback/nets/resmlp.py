@@ -7,6 +7,7 @@ from math import prod
 from torch import Tensor, nn
 
 from walkback.nets.residual import Residual
+from walkback.options import true_or_false, whole_numbers
 
 
 class Flatten(nn.Sequential):
@@ -57,6 +58,8 @@ class ResMLP(Residual):
         terminal_norm: bool = True,
     ) -> None:
         super().__init__()
+        whole_numbers(width=width, depth=depth, expansion=expansion)
+        true_or_false(terminal_norm=terminal_norm)
         self.embed = Flatten(prod(input_shape), width)
         self.blocks = nn.ModuleList(Block(width, expansion) for _ in range(depth))
         self.out_ln = nn.LayerNorm(width) if terminal_norm else nn.Identity()

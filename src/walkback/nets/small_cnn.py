@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from walkback.nets.residual import Residual
+from walkback.options import images, whole_numbers
 
 
 class ConvBlock(nn.Module):
@@ -40,6 +41,8 @@ class SmallCNN(Residual):
         self, input_shape: tuple[int, ...], classes: int, width: int = 32, depth: int = 4, stride: int = 4
     ) -> None:
         super().__init__()
+        images("small-cnn", input_shape)
+        whole_numbers(width=width, depth=depth, stride=stride)
         self.embed = nn.Sequential(
             nn.Conv2d(input_shape[0], width, stride + 1, stride, padding=stride // 2, bias=False), nn.BatchNorm2d(width)
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from torch import Tensor, nn
 
-from walkback.nets.resmlp import ResMLP
+from walkback.nets.residual import Residual
+from walkback.nets.resmlp import Flatten
+from walkback.options import whole_numbers
 
 
 class StudentBlock(nn.Module):
@@ -20,11 +24,18 @@ class StudentBlock(nn.Module):
         return self.w2(self.act(self.w1(h)))
 
 
-class StudentNet(ResMLP):
+class StudentNet(Residual):
     """ResMLP with norm-free blocks and no terminal norm, (B, d) states. Arguments as for ResMLP."""
 
     def __init__(
         self, input_shape: tuple[int, ...], classes: int, width: int = 128, depth: int = 4, expansion: int = 1
     ) -> None:
-        super().__init__(input_shape, classes, width, 0, expansion, terminal_norm=False)
-        self.blocks = nn.ModuleList(StudentBlock(width, expansion) for _ in range(depth))
+        super().__init__()
+        whole_numbers(width=width, depth=depth, expansion=expansion)
+        self.embed, self.blocks = Flatten(prod(input_shape), width), nn.ModuleList()
+        self.out_ln, self.out_head = nn.Identity(), nn.Linear(width, classes)
+        self.blocks.extend(StudentBlock(width, expansion) for _ in range(depth))  # drawn after the readout
+
+    def readout(self, h: Tensor) -> Tensor:
+        """(B, d) to logits (B, C)."""
+        return self.out_head(self.out_ln(h))

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from walkback.errors import InputError
 from walkback.nets.residual import Residual
+from walkback.options import images, whole_numbers
 
 
 class Patches(nn.Module):
@@ -73,7 +74,11 @@ class ViTMini(Residual):
         expansion: int = 2,
     ) -> None:
         super().__init__()
-        if len(input_shape) != 3 or input_shape[1] != input_shape[2] or input_shape[1] % patch:
+        images("vit-mini", input_shape)
+        whole_numbers(width=width, depth=depth, patch=patch, heads=heads, expansion=expansion)
+        if width % heads:
+            raise InputError(f"Expected heads to divide width, but got {heads} heads for a width of {width}.")
+        if input_shape[1] != input_shape[2] or input_shape[1] % patch:
             raise InputError(f"Expected square images whose side {patch} divides, but got shape {input_shape}.")
         self.patch_embed = Patches(input_shape[0], input_shape[1], patch, width)
         self.blocks = nn.ModuleList(TransformerBlock(width, heads, expansion) for _ in range(depth))

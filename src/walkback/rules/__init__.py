@@ -26,14 +26,17 @@ RULES: dict[str, type[Rule]] = {
 __all__ = ["BP", "DFA", "EP", "FA", "RULES", "CreditBridge", "Parts", "Rule", "StateBridge", "make", "set_up"]
 
 
-def make(name: str, **options: Any) -> Rule:
+def make(name: str, /, **options: Any) -> Rule:
     """A rule by name, or by `module:function`.
 
     >>> make("dfa", scale=0.5).scale
     0.5
     """
     if is_entry(name):
-        return call_entry(name, **options)
+        rule = call_entry(name, **options)
+        if not isinstance(rule, Rule):
+            raise InputError(f"Expected {name} to return a walkback.rules.Rule, but got {type(rule).__name__}.")
+        return rule
     if name not in RULES:
         raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {name!r}.")
     try:

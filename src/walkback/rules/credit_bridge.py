@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from walkback.options import not_negative, positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
 from walkback.trace import Trace
 
@@ -39,6 +40,9 @@ class CreditBridge(Rule):
 
     def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True) -> None:
         super().__init__()
+        positive(hidden=hidden)
+        not_negative(anchor=anchor)
+        true_or_false(train=train)
         self.hidden, self.anchor, self.learns = hidden, anchor, train
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
@@ -82,5 +86,6 @@ class CreditBridge(Rule):
         return terminal + bootstrap + self.anchor * slope
 
     def describe(self) -> dict[str, object]:
-        """Size of V, its anchor, whether it learns, and that it sees the label."""
-        return {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": True}
+        """Size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
+        told = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": True}
+        return {**told, "target": "every token or position alike"}  # V sees their mean

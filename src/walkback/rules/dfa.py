@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
-from walkback.rules.rule import Parts, error_signal, feature_dim, place
+from walkback.rules.rule import Parts, error_signal, place
 from walkback.trace import Trace
 
 
@@ -17,8 +17,7 @@ class DFA(RandomFeedback):
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_L."""
-        widths = [feature_dim(h) for h in states]
-        self.draw([(classes, width, width) for width in widths], generator)
+        self.draw([(classes, width, width) for width in self.widths(states)], generator)
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """One product per site."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from walkback.errors import InputError
+from walkback.options import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace, cross_entropy
 
@@ -26,8 +26,8 @@ class EP(Rule):
 
     def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:
         super().__init__()
-        if beta <= 0 or steps < 0 or step_size <= 0:
-            raise InputError(f"Expected beta > 0, steps >= 0, step_size > 0, but got {beta}, {steps}, {step_size}.")
+        positive(beta=beta, step_size=step_size)
+        whole_numbers(0, steps=steps)
         self.beta, self.steps, self.step_size = beta, steps, step_size
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
@@ -63,5 +63,6 @@ class EP(Rule):
         return [h - p for h, p in zip(states, predicted)]
 
     def describe(self) -> dict[str, object]:
-        """β, steps and step size."""
-        return {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
+        """β, steps, step size, and where credit goes."""
+        told = {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
+        return {**told, "target": "every token or position, each its own"}

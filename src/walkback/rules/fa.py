@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
-from walkback.rules.rule import Parts, feature_dim, gather, place
+from walkback.rules.rule import Parts, gather, place
 from walkback.trace import Trace
 
 
@@ -18,8 +18,7 @@ class FA(RandomFeedback):
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_{L-1}."""
-        widths = [feature_dim(h) for h in states]
-        self.draw([(upper, lower, upper) for lower, upper in pairwise(widths)], generator)
+        self.draw([(upper, lower, upper) for lower, upper in pairwise(self.widths(states))], generator)
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """From the top down, one product per site."""

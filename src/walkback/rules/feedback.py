@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from walkback.rules.rule import Rule, check_target
+from walkback.errors import InputError
+from walkback.options import positive, true_or_false
+from walkback.rules.rule import Rule, check_target, feature_dim
 
 
 class RandomFeedback(Rule):
@@ -20,8 +22,19 @@ class RandomFeedback(Rule):
 
     def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False) -> None:
         super().__init__()
+        positive(scale=scale)
+        true_or_false(fresh=fresh)
         self.scale, self.target, self.fresh = scale, check_target(target), fresh
         self.fan: list[int] = []
+
+    def widths(self, states: Sequence[torch.Tensor]) -> list[int]:
+        """Width of every site; refuses a `target` that its states don't have."""
+        if self.target == "readout" and any(h.ndim == 4 for h in states):
+            raise InputError(
+                'Expected target "all" for image states (B, C, H, W), but got "readout": they have no first token. '
+                "Leave target out."
+            )
+        return [feature_dim(h) for h in states]
 
     def draw(self, shapes: Iterable[tuple[int, int, int]], generator: torch.Generator) -> None:
         """Make one matrix for each (rows, columns, d of its standard deviation)."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from walkback.options import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
 from walkback.trace import Trace, cross_entropy
 
@@ -36,6 +37,8 @@ class StateBridge(Rule):
 
     def __init__(self, hidden: float = 1.0, train: bool = True) -> None:
         super().__init__()
+        positive(hidden=hidden)
+        true_or_false(train=train)
         self.hidden, self.learns = hidden, train
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
@@ -76,5 +79,5 @@ class StateBridge(Rule):
         return wrong / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def describe(self) -> dict[str, object]:
-        """Size of G, and whether it learns."""
-        return {"hidden": self.hidden, "trained": self.learns}
+        """Size of G, whether it learns, and where credit goes."""
+        return {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}

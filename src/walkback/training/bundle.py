@@ -71,7 +71,7 @@ class Bundle:
         Like `model`, it runs code where `spec["rule"]` is a `module:function`.
 
         Args:
-            model: what `model()` returned; rules such as EP run its blocks.
+            model: what `model()` returned, on any device; rules such as EP run its blocks.
         """
         missing = [key for key in ("rule", "input_shape", "classes") if key not in self.spec]
         if missing:
@@ -80,7 +80,9 @@ class Bundle:
                 "the credit can't be measured."
             )
         rule = make(str(self.spec["rule"]), **dict(self.spec.get("rule_options") or {}))
-        set_up(rule, model, torch.zeros(2, *self.spec["input_shape"]), int(self.spec["classes"]), torch.Generator())
+        like = next(model.parameters())
+        x = torch.zeros(2, *self.spec["input_shape"], device=like.device, dtype=like.dtype)
+        set_up(rule, model, x, int(self.spec["classes"]), torch.Generator())
         try:
             rule.load_state_dict(dict(self.auxiliaries))
         except RuntimeError as error:
@@ -88,7 +90,7 @@ class Bundle:
                 f"Expected the rule's auxiliaries (feedback matrices, learned networks) in {self.path}, but: {error}. "
                 "Without them the credit can't be measured."
             ) from None
-        return rule
+        return rule.to(device=like.device, dtype=like.dtype)
 
     def trajectory(self) -> list[dict[str, Any]]:
         """One row per epoch, if the run kept them."""

@@ -22,6 +22,11 @@ def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
     >>> control_spec(RunSpec(rule="dfa", penalty=1e-2)).scope
     'frozen'
     """
+    if not isinstance(spec, RunSpec):
+        raise InputError(
+            f"Expected a RunSpec, the run to be matched, but got a {type(spec).__name__}. Make one: "
+            "RunSpec(net=…, data=…, rule=…), where net may be your own module:function."
+        )
     if stem not in ("rule", "bp"):
         raise InputError(f'Expected stem to be "rule" or "bp", but got {stem!r}.')
     # Frozen blocks have no local loss, so neither a penalty nor the credit's site means anything to the control.

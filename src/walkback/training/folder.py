@@ -116,7 +116,8 @@ def _remove(folder: Path, *patterns: str) -> None:
 
 def spec_text(spec: RunSpec, input_shape: tuple[int, ...], classes: int) -> str:
     """spec.json: what was asked for, and what the network was built for."""
-    return json.dumps({"schema": SCHEMA, **spec.model_dump(), "input_shape": input_shape, "classes": classes}, indent=2)
+    fields = {"schema": SCHEMA, **spec.model_dump(), "input_shape": input_shape, "classes": classes}
+    return json.dumps(fields, indent=2, allow_nan=False)
 
 
 def reopen(folder: Path, spec: RunSpec) -> Bundle | None:

@@ -6,13 +6,13 @@ import hashlib
 import json
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from walkback.errors import InputError
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Optimiser(_Frozen):
@@ -52,12 +52,21 @@ class RunSpec(_Frozen):
     scope: Literal["all", "frozen"] = "all"
     penalty: float = Field(default=0.0, ge=0)
     epochs: int = Field(default=100, ge=1)
-    seed: int = 42
+    seed: int = Field(default=42, ge=0, lt=2**63)
     augment: bool = False
     credit_site: Literal["writer", "reader"] = "writer"
     net_options: dict[str, Any] = Field(default_factory=dict)
     rule_options: dict[str, Any] = Field(default_factory=dict)
     optimiser: Optimiser = Field(default_factory=Optimiser)
+
+    @field_validator("net_options", "rule_options")
+    @classmethod
+    def _json(cls, options: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(options, allow_nan=False)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+        return options
 
     def __init__(self, **fields: Any) -> None:
         try:
