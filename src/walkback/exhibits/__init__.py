@@ -1,0 +1,1 @@
+"""Finished results as figures and tables: they are read and shown here, nothing is computed."""
