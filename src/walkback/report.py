@@ -420,7 +420,7 @@ _TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
     "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
     "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$", "†": r"\dag{}",
-    "²": "$^2$", "₀": "$_0$",
+    "²": "$^2$", "₀": "$_0$", "|": r"\textbar{}",
 }  # fmt: skip
 _TEX |= {
     letter: rf"$\{name}$"
