@@ -365,6 +365,64 @@ def evidence(
 
 
 @app.command
+def report(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    tables: Path | None = None,
+    figures: Path | None = None,
+    template: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """One page about all runs of a store: verdicts first, then every run with its figures.
+
+    Parameters
+    ----------
+    folder
+        Where the runs are, however deep.
+    out
+        The page, .html: one file that needs no network. report.html if nothing else is asked for.
+    tables
+        Also write the tables into this folder.
+    figures
+        Also write the figures into this folder.
+    template
+        Also fill the reporting template and write it there.
+    json
+        Print what was written and the verdicts as JSON.
+    """
+    if out is None and tables is None and figures is None and template is None:
+        out = Path("report.html")
+    _check_page_out(out)
+    from walkback.audit.records import read_records
+
+    records = read_records(folder)
+    found = _report_data(records)
+    written: dict[str, str] = {}
+    if out is not None:
+        from walkback.exhibits.page import page
+
+        _write_text(out, page(records, found))
+        written["page"] = str(out)
+    if tables is not None:
+        from walkback.exhibits.tables import save_tables
+
+        save_tables(records, tables)
+        written["tables"] = str(tables)
+    if figures is not None:
+        from walkback.exhibits.figures import save_figures
+
+        save_figures(records, figures)
+        written["figures"] = str(figures)
+    if template is not None:
+        from walkback.exhibits.template import fill_template
+
+        fill_template(records, template)
+        written["template"] = str(template)
+    return 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
