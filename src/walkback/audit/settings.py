@@ -329,7 +329,18 @@ def describe(spec: RunSpec) -> str:
     said += ["frozen blocks"] if spec.scope == "frozen" else []
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
     said += ["reader"] if spec.credit_site == "reader" else []
+    said += other_optimiser(spec)
     return ", ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"])
+
+
+def other_optimiser(spec: RunSpec) -> list[str]:
+    """What differs from the papers' optimiser, in words.
+
+    >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
+    ['lr 0.008', 'schedule constant']
+    """
+    default = Optimiser().model_dump()
+    return [f"{k.replace('_', ' ')} {v}" for k, v in spec.optimiser.model_dump().items() if v != default[k]]
 
 
 def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
@@ -345,6 +356,10 @@ def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
         words += ["--credit-site", "reader"]
     if spec.augment:
         words += ["--augment"]
+    default = Optimiser().model_dump()
+    for name, value in spec.optimiser.model_dump().items():
+        if value != default[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name in ("net_options", "rule_options"):
         if getattr(spec, name):
             words += [f"--{name.replace('_', '-')}", json.dumps(getattr(spec, name))]

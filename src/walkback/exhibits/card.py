@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from math import ceil, floor, log10
 from typing import Any
 
@@ -47,16 +48,18 @@ def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
     steep = limits["scale stability"]
     before = [None, *(None if x is None else steep * x for x in h[:-1])]
     band = (layers.get("null_low") or [], layers.get("null_high") or [])
+    floor = [limits["reference validity"]] * len(g)
+    said = "band: null" if all(band) else v["null"]
     wanted = (
-        ("‖h‖ by site", h, f"dashes: {steep:g} × the site before, where D1 flags", {"log": True, "limits": before}),
-        ("‖g‖ by site", g, "dashes: the floor", {"log": True, "limits": [limits["reference validity"]] * len(g)}),
-        ("cosine by site", cosine, "band: null" if all(band) else v["null"], {"band": band}),
+        (h, "‖h‖ by site", f"dashes: {steep:g} × the site before, where D1 flags", panel("‖h‖", h, True, before)),
+        (g, "‖g‖ by site", "dashes: the floor", panel("‖g‖", g, True, floor)),
+        (cosine, "cosine by site", said, panel("cosine", cosine, band=band)),
     )
-    return [
-        {"svg": panel(title, values, **options), "caption": f"{title}; {said}"}
-        for title, values, said, options in wanted
-        if any(x is not None for x in values)
-    ]
+    return [{"svg": svg, "caption": f"{title}; {how}"} for known, title, how, svg in wanted if _any(known)]
+
+
+def _any(values: Numbers) -> bool:
+    return any(x is not None for x in values)
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------
@@ -77,7 +80,7 @@ def panel(
     known = [x for row in lists for x in row if x is not None]
     low, high = (floor(min(known)), ceil(max(known))) if known else (0, 1)
     if not log:
-        low, high = min(-0.05, *known), max(0.05, *known)
+        low, high = min([-0.05, *known]), max([0.05, *known])
     elif low == high:
         low, high = low - 1, high + 1
 
@@ -93,7 +96,7 @@ def panel(
         corners = " ".join(f"{p[0]},{p[1]}" for p in (*lower, *reversed(upper)) if p is not None)
         parts.append(f'<polygon points="{corners}" fill="#56b4e9" fill-opacity=".3"/>')
     for points, style in ((dashes, 'stroke="#d55e00" stroke-dasharray="5 4"'), (line, 'stroke="currentColor"')):
-        for a, b in zip(points, points[1:]):
+        for a, b in pairwise(points):
             if a is not None and b is not None:
                 parts.append(f'<line x1="{a[0]}" y1="{a[1]}" x2="{b[0]}" y2="{b[1]}" stroke-width="2" {style}/>')
     for point, value in zip(line, values):

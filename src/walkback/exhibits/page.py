@@ -7,9 +7,11 @@ import csv
 import hashlib
 import io
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -17,7 +19,7 @@ from markupsafe import Markup
 from walkback import __version__
 from walkback.audit.evidence.build import depth_word, flag_word
 from walkback.audit.records import Problem, Record, Records
-from walkback.audit.settings import RULES, Judged, alike, commands, describe, judged_runs
+from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, other_optimiser
 from walkback.audit.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.checks import DiagnosticThresholds, Finding
 from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Verdict
@@ -27,7 +29,7 @@ from walkback.exhibits.view import distance, mark, pairs, untested, view
 from walkback.judge import fired, plain
 from walkback.report import Report
 from walkback.training.control import control_spec
-from walkback.training.spec import Optimiser, RunSpec
+from walkback.training.spec import RunSpec
 
 PLOTLY = "4.1.1"
 SCHEMA = "walkback.page/1"
@@ -43,7 +45,11 @@ def page(records: Records, title: str = "Walk-back report") -> str:
         records: what `walkback.audit.records.read_records` found; runs may lack their control or some seeds.
         title: head of the page.
     """
-    data = page_data(records)
+    return render(page_data(records), title)
+
+
+def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
+    """What `page_data` gave, as HTML."""
     scripts = {"plotly": asset(f"plotly-cartesian-{PLOTLY}.min.js"), "script": asset("page.js")}
     return (
         templates()
@@ -88,7 +94,7 @@ def page_data(records: Records) -> dict[str, Any]:
             "settings": settings,
             "runs": runs,
             "missing": [line.partition(": ")[::2] for line in commands(lacking, records.store)],
-            "problems": [[_text(str(p.path)), p.reason] for p in records.problems],
+            "problems": [[_text(_below(p.path, records.folder)), p.reason] for p in records.problems],
             "thresholds": asdict(_LIMITS),
             "csv": _csv(settings),
             "latex": _latex(shown, len(settings)),
@@ -101,10 +107,11 @@ def _usable(records: Records) -> Records:
     runs, problems = [], list(records.problems)
     for run in records:
         try:
-            assert run.measurements and run.epochs
-            runs.append(run)
+            _ = run.measurements, run.epochs  # read when they are asked for
         except WalkbackError as error:
             problems.append(Problem(run.path, str(error)))
+        else:
+            runs.append(run)
     return records if len(runs) == len(records) else replace(records, runs=tuple(runs), problems=tuple(problems))
 
 
@@ -113,12 +120,15 @@ def _nothing(records: Records) -> str:
     if records.problems:
         first = records.problems[0]
         text += f" that can be read ({len(records.problems)} can't; {first.path}: {first.reason.rstrip('.')})"
-    return f"{text}. Train some there: walkback demo --out {records.folder}, or walkback train --out {records.folder}."
+    there = shlex.quote(str(records.folder))
+    return f"{text}. Train some there: walkback demo --out {there}, or walkback train --out {there}."
 
 
 def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
     words = Counter(s["verdict"]["word"] for s in settings)
     said = [f"{words[word]} {word}" for word in (WALKED_BACK, INCONCLUSIVE, TRUSTWORTHY) if words[word]]
+    blind = sum(s["verdict"]["word"] == TRUSTWORTHY and s["depth"]["word"] == "not tested" for s in settings)
+    said += [f"but the depth of {blind} was not tested"] if blind else []
     controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
     head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
     return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
@@ -148,14 +158,17 @@ def _where(spec: RunSpec) -> str:
     said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items()), spec.data]
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
     said += ["reader"] if spec.credit_site == "reader" else []
-    default = Optimiser().model_dump()
-    said += [f"{k} {v}" for k, v in spec.optimiser.model_dump().items() if v != default[k]]
+    said += other_optimiser(spec)
     return _text(" · ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"]))
 
 
 def _text(text: str) -> str:
     """One line that UTF-8 can hold: folder names may be any bytes."""
     return " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+
+
+def _below(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) and path != folder else path)
 
 
 def _identity(run: Record) -> str:
@@ -240,7 +253,7 @@ def _depth(finding: Finding | None, paired: int, runs: int) -> dict[str, Any]:
         "value": finding.value,
         "interval": finding.interval,
         "limit": finding.limit,
-        "distance": distance([finding.value], asdict(finding)),
+        "distance": "" if why else distance([finding.value], asdict(finding)),
         "reason": "; ".join(filter(None, (why, some))),
         "paired": paired,
     }
