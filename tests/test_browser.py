@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from selenium import webdriver
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -148,8 +149,7 @@ def test_no_figure_offers_to_send_its_data_away(opened):
     browser = opened(DFA)
     draw_all(browser, DFA)
     buttons = browser.execute_script("return [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)")
-    assert "Zoom" in buttons
-    assert not [b for b in buttons if "cloud" in b.lower() or "send" in b.lower() or "edit" in b.lower()]
+    assert set(buttons) == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
 
 
 def test_text_of_runs_is_shown_not_run(opened):
@@ -298,6 +298,20 @@ def test_every_figure_has_a_text_and_the_null_band_is_drawn_where_there_is_one(o
     assert "Null band not measured" in section(browser, DFA).text
 
 
+def test_figures_answer_to_the_mouse(opened):
+    """Hovering shows the number, dragging zooms."""
+    browser = opened(DFA)
+    draw_all(browser, DFA)
+    plot = section(browser, DFA).find_element(By.CSS_SELECTOR, ".plot .nsewdrag")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
+    ActionChains(browser).move_to_element(plot).perform()
+    wait(browser, f"document.querySelector('#{identity(DFA)} .plot .hoverlayer').textContent.includes('2.000e+6')")
+    seen = f"document.querySelector('#{identity(DFA)} .plot').layout.xaxis.range[0]"
+    start = browser.execute_script(f"return {seen}")
+    ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(60, 30).release().perform()
+    wait(browser, f"{seen} > {start} + 0.5")
+
+
 def test_a_control_claims_nothing(opened):
     browser = opened(control_spec(BP))
     text = section(browser, control_spec(BP)).text
@@ -378,17 +392,21 @@ def large(tmp_path_factory) -> Path:
 
 
 def test_five_hundred_runs_stay_responsive(browser, large):
-    """First paint under two seconds; a busy machine gets three tries, a slow page fails them all."""
-    paints = []
+    """Painted and ready in under two seconds; a busy machine gets three tries, a slow page fails them all."""
+    times = []
     for _ in range(3):
         browser.get("about:blank")
         browser.get(large.as_uri())
         wait(browser, "performance.getEntriesByName('first-contentful-paint').length === 1")
-        paint = "return performance.getEntriesByName('first-contentful-paint')[0].startTime"
-        paints.append(browser.execute_script(paint))
-        if paints[-1] < FIRST_PAINT:
+        times.append(
+            browser.execute_script(
+                "return [performance.getEntriesByName('first-contentful-paint')[0].startTime, "
+                "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd]"
+            )
+        )
+        if max(times[-1]) < FIRST_PAINT:
             break
-    assert min(paints) < FIRST_PAINT, f"first paint after {paints} ms"
+    assert min(map(max, times)) < FIRST_PAINT, f"[first paint, ready for input] after {times} ms"
     assert len(browser.find_elements(By.CSS_SELECTOR, ".run")) == 500
     # What a reader then does is done within a second, layout included; again the best of three.
     for action in (

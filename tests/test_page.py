@@ -107,6 +107,11 @@ def test_the_page_is_small_and_loads_nothing(html, parsed):
     assert not any("url(" in style or "@import" in style for style in styles)
 
 
+def test_it_is_html_from_the_first_letter(html):
+    assert html.startswith("<!doctype html>\n<html lang=")
+    assert html.endswith("</html>")
+
+
 def test_only_its_own_scripts_may_run(parsed):
     policy = next(a["content"] or "" for _, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; script-src 'sha256-")

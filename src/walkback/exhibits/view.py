@@ -92,15 +92,14 @@ def view(report: Report) -> dict[str, Any]:
                 "value": cells[2] + _interval(finding.get("interval")),
                 "flags": cells[3],
                 "result": mark(cells[4].lower()),
-                "distance": distance([finding["value"]], finding),
-                "reason": finding["reason"],
+                "distance": "; ".join(filter(None, (distance([finding["value"]], finding), _why(finding["reason"])))),
             }
             for finding, cells in zip(report.findings, report._finding_rows()[1])
         ],
         "chain": [{**step, "mark": {True: "✓", False: "✗", None: ""}[step["holds"]]} for step in report.chain],
         "layers": {"head": head, "rows": rows},
         "about": [*report._about_stream(), *report._about_gamma(), *report._about_run()],
-        "remarks": report._remarks(),
+        "remarks": [f"note: {text}" for text in report.advisories],
         "null": null_words(report),
         "conditions": pairs(report.conditions),
     }
@@ -113,6 +112,11 @@ def untested(verdict: str, depth_used: bool | None) -> str:
 
 def _yes(value: bool | None) -> str:
     return {True: "yes", False: "no", None: "not tested"}[value]
+
+
+def _why(reason: str) -> str:
+    """An interval that straddles the margin is said by the result and the verdict already."""
+    return "" if reason.startswith("inconclusive") else reason
 
 
 def _interval(interval: Sequence[float] | None) -> str:

@@ -70,7 +70,7 @@
   // -- one run ------------------------------------------------------------------------------------------------
 
   const said = (m) =>
-    el("span", { class: `said ${m.kind}` }, el("span", { class: "mark", "aria-hidden": "true" }, m.mark), ` ${m.word}`);
+    el("span", { class: `said ${m.kind}` }, m.mark && el("span", { class: "mark", "aria-hidden": "true" }, m.mark), ` ${m.word}`);
 
   function table(head, body, kind) {
     const cells = (row) => row.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)));
@@ -115,7 +115,7 @@
   }
 
   function verdict(run) {
-    const check = (c) => [c.check, c.title, said(c.result), c.value, c.flags, c.distance || c.reason];
+    const check = (c) => [c.check, c.title, said(c.result), c.value, c.flags, c.distance];
     const frozen = run.control
       ? ["; its frozen control reaches ", el("a", { href: `#${run.control.id}` }, run.control.acc.toFixed(3))]
       : ["; its frozen control is not in the store"];
@@ -230,7 +230,7 @@
 
   function figures(panels) {
     return el("div", { class: "panels" }, ...panels.map((panel) => {
-      const plot = el("div", { class: "plot", role: "img", "aria-label": panel.caption });
+      const plot = el("div", { class: "plot", role: "group", "aria-label": panel.caption });
       plot.panel = panel;
       waiting.observe(plot);
       return el("figure", {}, el("b", {}, panel.title), plot, panel.quiet ? null : el("figcaption", {}, panel.caption));
@@ -253,12 +253,12 @@
     const ink = css("--ink"), paper = css("--paper"), grid = "rgba(128,128,128,.28)";
     const colour = (t) => ({ ...t, line: { ...t.line, color: css(t.role) }, marker: { ...t.marker, color: css(t.role) },
       ...(t.fill ? { fillcolor: "rgba(86,180,233,.3)" } : {}), ...(t.error_x ? { error_x: { ...t.error_x, color: css(t.role) } } : {}) });
-    const axis = { gridcolor: grid, zerolinecolor: "rgba(128,128,128,.7)", linecolor: grid, automargin: true };
+    const axis = { gridcolor: grid, zerolinecolor: "rgba(128,128,128,.7)", linecolor: grid, automargin: true, hoverformat: ".4g" };
     const layout = {
       ...(width ? { width } : { autosize: true }),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 11, family: "system-ui, DejaVu Sans, sans-serif" },
       margin: { l: 50, r: 12, t: 30, b: 36 },
-      xaxis: { ...axis, title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
+      xaxis: { ...axis, ...(across ? {} : { hoverformat: "d" }), title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
       yaxis: { ...axis, ...(log ? decades(traces) : {}), ...(across ? { autorange: "reversed" } : {}) },
       legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 10 } },
       showlegend: traces.length > 1,
