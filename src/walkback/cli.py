@@ -17,6 +17,7 @@ from walkback import __version__
 from walkback.errors import InputError, WalkbackError
 
 if TYPE_CHECKING:
+    from walkback.audit import Plan
     from walkback.audit.table import Table
     from walkback.report import Report
     from walkback.training.bundle import Bundle
@@ -294,6 +295,73 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
 
 
 @app.command
+def audit(
+    plan: str | None = None,
+    *,
+    executor: Literal["local", "ray", "slurm"] = "local",
+    workers: int | None = None,
+    root: Path | None = None,
+    out: Path = Path("runs"),
+    retries: int = 1,
+    threads: int = 1,
+    device: str = "cpu",
+    address: str | None = None,
+    options: str = "{}",
+    list: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Train what is missing of a plan, many runs at a time; goes on where it was stopped. Exit 1 if runs failed.
+
+    Parameters
+    ----------
+    plan
+        A plan by name (see --list), or a .toml file of your own.
+    executor
+        local: processes on this machine; ray: a Ray cluster; slurm: a Slurm cluster.
+    workers
+        How many runs at a time; as many as there is room for by default.
+    root
+        Where the data sets are.
+    out
+        The store of runs; several audits may share it.
+    retries
+        How often a run whose worker died is tried again.
+    threads
+        Of each worker.
+    device
+        Of each worker: cpu, cuda, mps.
+    address
+        Of the Ray cluster; without it one is started on this machine.
+    options
+        Keywords of the executor, as JSON: '{"partition": "short"}' of Slurm.
+    list
+        Only list the plans (or the one given): runs, how many of them are finished in --out, and what they cost on
+        this machine, from a calibration of about ten seconds.
+    json
+        Print the outcome, or the list, as JSON.
+    """
+    from walkback.audit import audit as run
+    from walkback.audit import names
+    from walkback.audit import plan as find
+
+    if list:
+        return _list_plans([find(name) for name in ([plan] if plan else names())], out, root, json)
+    if plan is None:
+        raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got none. --list tells of each.")
+    if address is not None and executor != "ray":
+        raise InputError(f"Expected --address only with --executor ray, but the executor is {executor}.")
+    more = _json_object("--options", options)
+    if address is not None:
+        more["address"] = address
+    outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
+    if json:
+        _print_json(outcome.to_dict())
+    else:
+        _print(str(outcome))
+    return 1 if outcome.failed else 0
+
+
+@app.command
 def evidence(
     name: str | None = None,
     *,
@@ -547,6 +615,29 @@ def _run_arguments(bundle: Bundle, data: str | None, root: Path | None) -> dict[
         "headline_acc": None if report is None else report.headline_acc,
         "method_name": "" if report is None else report.method,
     }
+
+
+def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bool) -> int:
+    from tabulate import tabulate
+
+    from walkback.audit.cost import costs
+
+    rows = [cost.to_dict() for cost in costs(plans, out, root)]
+    if as_json:
+        _print_json({"out": str(out), "plans": rows})
+        return 0
+    head = ["plan", "runs", "models", "settings", "finished", "CPU-hours", "left", "about"]
+    keys = ["plan", "runs", "models", "settings", "finished", "cpu_hours", "cpu_hours_left", "about"]
+    cells = [[f"{row[key]:.1f}" if "hours" in key else row[key] for key in keys] for row in rows]
+    told = tabulate(cells, head, maxcolwidths=[None] * 7 + [56], disable_numparse=True, colalign=_ALIGN)
+    _print(
+        f"{told}\n\nruns: models and the frozen controls that D3 compares them with; finished: in {out}; "
+        "CPU-hours: of one core of\nthis machine when it does nothing else, for all runs and for those that are left"
+    )
+    return 0
+
+
+_ALIGN = ("left", *["right"] * 6, "left")
 
 
 def _one_or_many(values: tuple[float, ...]) -> float | list[float] | None:

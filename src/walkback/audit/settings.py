@@ -11,6 +11,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+from walkback.audit.plans import RULE_OPTIONS, SEEDS
 from walkback.audit.records import Record, Records
 from walkback.audit.table import Stat, stat
 from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
@@ -19,7 +20,6 @@ from walkback.nets import NETS
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
 
-SEEDS = (42, 123, 456)
 RULES = {
     "bp": "BP",
     "fa": "FA",
@@ -28,8 +28,6 @@ RULES = {
     "credit-bridge": "Credit Bridge",
     "ep": "EP",
 }
-# Options a rule has in the papers' setting, where they are not its defaults.
-RULE_OPTIONS: dict[str, dict[str, Any]] = {"ep": {"steps": 4}}
 # Options that take a rule's learning away: such runs are its ablation, and in no table.
 ABLATIONS = {"fresh": True, "train": False, "steps": 0}
 
