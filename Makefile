@@ -4,14 +4,24 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test lint bench evidence clean
+.PHONY: demo test browser lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
 	$(BIN)/walkback demo --out runs/demo
 
-test: lint
+test: lint browser
 	$(BIN)/python -m pytest -n 2
+
+# The page is tested in a real browser: installed where we may, else its tests are skipped (in CI: they fail).
+browser:
+	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; \
+	  fi; \
+	  command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+	    echo "No browser: the page's browser tests need chromium and chromedriver (Debian: chromium chromium-driver)."; \
+	fi
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -21,6 +31,7 @@ lint: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
 	$(BIN)/python benchmarks/bench_training.py
+	$(BIN)/python benchmarks/bench_audit.py
 
 evidence: $(STAMP)
 	$(BIN)/walkback evidence all --from results --out results/tables

@@ -12,6 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
+
 import walkback as wb
 from walkback.demo import RECIPE, demo, specs
 
@@ -47,4 +49,5 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/shipped"))

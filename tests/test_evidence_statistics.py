@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
+from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import read_records
 from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
 from walkback.audit.table import Stat, stat
@@ -210,7 +211,7 @@ def test_options_of_a_rule_are_not_mixed_and_the_papers_come_first(tmp_path):
         write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=seed, rule_options={"steps": 10}), 0.2)
     other = Setting("ep", epochs=2)
     assert [r.accuracy for r in select(read_records(tmp_path), other)] == [0.2] * 3
-    write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=1, rule_options={"steps": 4}), 0.3)
+    write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=1, rule_options=RULE_OPTIONS["ep"]), 0.3)
     records = read_records(tmp_path)
     assert [r.accuracy for r in select(records, other)] == [0.3]
     assert len(left_out(records)) == 3
@@ -241,7 +242,7 @@ def test_commands_train_exactly_what_is_missing(tmp_path, monkeypatch):
         raise Stop("enough")
 
     monkeypatch.setattr("walkback.training.loop.train", train)
-    write_run(tmp_path, RunSpec(rule="ep", epochs=2, rule_options={"steps": 4}))
+    write_run(tmp_path, RunSpec(rule="ep", epochs=2, rule_options=RULE_OPTIONS["ep"]))
     records = read_records(tmp_path)
     settings = [
         Setting("ep", epochs=2),

@@ -458,3 +458,12 @@ def test_soft_labels_by_hand():
     logits = spec.states(x)[-1] @ spec.head.T
     g = (softmax_error(logits, y) + np.eye(4)[y] - soft) @ spec.head
     assert trace.grads[-1].numpy() == pytest.approx(g, rel=1e-10, abs=1e-14)
+
+
+def test_a_single_block_that_gives_nan_is_a_finding_not_an_error():
+    net = wb.nets.build("resmlp", (16,), 10, width=8, depth=1)
+    with torch.no_grad():
+        net.blocks[0].w2.weight.fill_(float("nan"))
+    report = wb.diagnose(net, wb.selftest.batches(2))
+    assert report.failed
+    assert report.verdict == "walked back"

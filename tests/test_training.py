@@ -100,6 +100,24 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert (bundle.path / "weights.safetensors").stat().st_mtime_ns == before
 
 
+def test_stopped_after_every_epoch_a_run_ends_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was resumed leaves a checkpoint of its own, which must be as good as the first."""
+    calm = run(tmp_path / "calm", rule="dfa")
+    checkpoint = loop._checkpoint
+
+    def stop(*arguments) -> None:
+        checkpoint(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "_checkpoint", stop)
+    for _ in range(SMALL["epochs"]):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "stopped", rule="dfa")
+    assert weights(run(tmp_path / "stopped", rule="dfa")) == weights(calm)
+
+
 def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """kill −9, three times, whenever; then let it finish."""
     spec = {**SMALL, "rule": "dfa", "epochs": 8, "optimiser": {"batch_size": 16}}

@@ -27,6 +27,7 @@ _HOMES = {
     "Tracer": "walkback.trace",
     "WalkbackError": "walkback.errors",
     "RunSpec": "walkback.training.spec",
+    "audit": "walkback.audit",
     "certify": "walkback.certify",
     "data": "walkback.data",
     "diagnose": "walkback.diagnose",
@@ -41,11 +42,12 @@ _HOMES = {
     "selftest": "walkback.selftest",
 }
 
-_MODULES = ("data", "nets", "rules", "selftest")
+_MODULES = ("audit", "data", "nets", "rules", "selftest")
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from walkback import audit as audit
     from walkback import data as data
     from walkback import nets as nets
     from walkback import rules as rules

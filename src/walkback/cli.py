@@ -17,6 +17,7 @@ from walkback import __version__
 from walkback.errors import InputError, WalkbackError
 
 if TYPE_CHECKING:
+    from walkback.audit import Plan
     from walkback.audit.table import Table
     from walkback.report import Report
     from walkback.training.bundle import Bundle
@@ -83,7 +84,7 @@ def diagnose(
     notes
         Line shown in the report.
     out
-        Also write the report there: .json, .md, .tex or .txt.
+        Also write the report there: .json, .html, .md, .tex or .txt.
     json
         Print the report as JSON.
     """
@@ -151,7 +152,7 @@ def judge(
     notes
         Line shown in the report.
     out
-        Also write the report there: .json, .md, .tex or .txt.
+        Also write the report there: .json, .html, .md, .tex or .txt.
     json
         Print the report as JSON.
     """
@@ -294,6 +295,73 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
 
 
 @app.command
+def audit(
+    plan: str | None = None,
+    *,
+    executor: Literal["local", "ray", "slurm"] = "local",
+    workers: int | None = None,
+    root: Path | None = None,
+    out: Path = Path("runs"),
+    retries: int = 1,
+    threads: int = 1,
+    device: str = "cpu",
+    address: str | None = None,
+    options: str = "{}",
+    list: Flag = False,
+    json: Flag = False,
+) -> int:
+    """Train what is missing of a plan, many runs at a time; goes on where it was stopped. Exit 1 if runs failed.
+
+    Parameters
+    ----------
+    plan
+        A plan by name (see --list), or a .toml file of your own.
+    executor
+        local: processes on this machine; ray: a Ray cluster; slurm: a Slurm cluster.
+    workers
+        How many runs at a time; as many as there is room for by default.
+    root
+        Where the data sets are.
+    out
+        The store of runs; several audits may share it.
+    retries
+        How often a run whose worker died is tried again.
+    threads
+        Of each worker.
+    device
+        Of each worker: cpu, cuda, mps.
+    address
+        Of the Ray cluster; without it one is started on this machine.
+    options
+        Keywords of the executor, as JSON: '{"partition": "short"}' of Slurm.
+    list
+        Only list the plans (or the one given): runs, how many of them are finished in --out, and what they cost on
+        this machine, from a calibration of about ten seconds.
+    json
+        Print the outcome, or the list, as JSON.
+    """
+    from walkback.audit import audit as run
+    from walkback.audit import names
+    from walkback.audit import plan as find
+
+    if list:
+        return _list_plans([find(name) for name in ([plan] if plan else names())], out, root, json)
+    if plan is None:
+        raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got none. --list tells of each.")
+    if address is not None and executor != "ray":
+        raise InputError(f"Expected --address only with --executor ray, but the executor is {executor}.")
+    more = _json_object("--options", options)
+    if address is not None:
+        more["address"] = address
+    outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
+    if json:
+        _print_json(outcome.to_dict())
+    else:
+        _print(str(outcome))
+    return 1 if outcome.failed else 0
+
+
+@app.command
 def evidence(
     name: str | None = None,
     *,
@@ -361,6 +429,66 @@ def evidence(
         _print(f"{len(tables)} tables from {len(records)} runs: {out}")
     else:
         _print("\n\n".join(str(table) for table in tables))
+    return 0
+
+
+@app.command
+def report(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    tables: Path | None = None,
+    figures: Path | None = None,
+    template: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """One page about all runs of a store: verdicts first, then every run with its figures.
+
+    Parameters
+    ----------
+    folder
+        Where the runs are, however deep.
+    out
+        The page, .html: one file that needs no network. report.html if nothing else is asked for.
+    tables
+        Also write the tables into this folder.
+    figures
+        Also write the figures into this folder.
+    template
+        Also fill the reporting template and write it there.
+    json
+        Print what was written and the verdicts as JSON.
+    """
+    if (out, tables, figures, template) == (None, None, None, None):
+        out = Path("report.html")
+    _check_page_out(out)
+    from walkback.audit.records import read_records
+    from walkback.exhibits.page import page_data, render
+
+    records = read_records(folder)
+    data = page_data(records)
+    if out is not None:
+        _write_text(out, render(data))
+    if tables is not None:
+        from walkback.exhibits.tables import save_tables
+
+        save_tables(records, tables)
+    if figures is not None:
+        from walkback.exhibits.figures import save_figures
+
+        save_figures(records, figures)
+    if template is not None:
+        from walkback.exhibits.template import fill_template
+
+        fill_template(records, template)
+    written = {"page": out, "tables": tables, "figures": figures, "template": template}
+    written = {what: str(path) for what, path in written.items() if path is not None}
+    for path, reason in data["problems"]:
+        print(f"not read: {path}: {reason}", file=sys.stderr)
+    if json:
+        _print_json({"written": written, **{k: data[k] for k in ("summary", "settings", "missing", "problems")}})
+    else:
+        _print("\n".join([data["summary"], *(f"{what}: {path}" for what, path in written.items())]))
     return 0
 
 
@@ -489,6 +617,29 @@ def _run_arguments(bundle: Bundle, data: str | None, root: Path | None) -> dict[
     }
 
 
+def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bool) -> int:
+    from tabulate import tabulate
+
+    from walkback.audit.cost import costs
+
+    rows = [cost.to_dict() for cost in costs(plans, out, root)]
+    if as_json:
+        _print_json({"out": str(out), "plans": rows})
+        return 0
+    head = ["plan", "runs", "models", "settings", "finished", "CPU-hours", "left", "about"]
+    keys = ["plan", "runs", "models", "settings", "finished", "cpu_hours", "cpu_hours_left", "about"]
+    cells = [[f"{row[key]:.1f}" if "hours" in key else row[key] for key in keys] for row in rows]
+    told = tabulate(cells, head, maxcolwidths=[None] * 7 + [56], disable_numparse=True, colalign=_ALIGN)
+    _print(
+        f"{told}\n\nruns: models and the frozen controls that D3 compares them with; finished: in {out}; "
+        "CPU-hours: of one core of\nthis machine when it does nothing else, for all runs and for those that are left"
+    )
+    return 0
+
+
+_ALIGN = ("left", *["right"] * 6, "left")
+
+
 def _one_or_many(values: tuple[float, ...]) -> float | list[float] | None:
     return None if not values else values[0] if len(values) == 1 else list(values)
 
@@ -505,8 +656,21 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
 
 def _check_out(out: Path | None) -> None:
     """Refuse a file we would not write before anything is measured."""
-    if out is not None and out.suffix not in (".json", ".md", ".tex", ".txt"):
-        raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
+    if out is not None and out.suffix not in (".json", ".html", ".md", ".tex", ".txt"):
+        raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {str(out)!r}.")
+
+
+def _check_page_out(out: Path | None) -> None:
+    if out is None:
+        return
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"Expected --out to end in .html, the page is one file, but got {str(out)!r}.")
+    if out.is_dir():
+        raise InputError(f"Expected --out to be a file, but {out} is a folder. Write --out {out / 'report.html'}.")
+    if not out.parent.is_dir():
+        raise InputError(
+            f"Expected the folder of --out to be there, but {out.parent} is not. Make it: mkdir -p {out.parent}."
+        )
 
 
 def _check_tables_out(out: Path | None, name: str) -> None:
@@ -537,8 +701,8 @@ def _finish(report: Report, out: Path | None, as_json: bool) -> int:
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
-        text = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}[out.suffix]()
-        _write_text(out, text)
+        forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
+        _write_text(out, forms[out.suffix]())
     if as_json:
         _print_json(report.to_dict())
     else:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from tabulate import tabulate
 
+from walkback.audit import Plan, audit
+from walkback.errors import InputError
 from walkback.judge import judge
-from walkback.progress import track
 from walkback.report import Report
 from walkback.training.bundle import load_bundle
 from walkback.training.control import control_spec
-from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
 RULES = ("bp", "fa", "dfa")
@@ -50,11 +46,9 @@ def demo(
     """
     out = Path(out)
     todo = specs(seed, recipe)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(workers or os.cpu_count() or 1, len(todo)), mp_context=context) as pool:
-        jobs = [pool.submit(_train, spec.model_dump(), str(out)) for spec in todo]
-        for job in track(as_completed(jobs), "training", len(jobs)):
-            job.result()  # a rule that could not be trained is an error, not a missing row
+    outcome = audit(Plan("demo", "three rules and their controls", tuple(todo)), out, workers=workers)
+    if outcome.failed:  # a rule that could not be trained is an error, not a missing row
+        raise InputError("\n".join(f"{f.spec.name}: {f.detail}" for f in outcome.failed))
     accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
     reports = []
     for spec in todo[: len(RULES)]:
@@ -70,11 +64,6 @@ def demo(
         found.save(out / f"{spec.rule}.report.json")
         reports.append(found)
     return reports
-
-
-def _train(fields: dict[str, Any], out: str) -> None:
-    torch.set_num_threads(1)
-    train(RunSpec(**fields), out, quiet=True)
 
 
 def _report(out: Path, spec: RunSpec) -> Report:

@@ -486,7 +486,7 @@ class Tracer:
             )
         if votes:
             return votes[0]
-        if not all(bool(torch.isfinite(t).all()) for t in self._given.values()):
+        if not all(bool(torch.isfinite(t).all()) for t in (*self._given.values(), *self._made.values())):
             return None  # nothing can be told from NaN; the next batch may tell
         if not needed:
             return None

@@ -1,1 +1,1 @@
-"""Finished results as figures and tables: they are read and shown here, nothing is computed."""
+"""What a person looks at: the page, figures and tables. They read finished results and compute nothing new."""

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import platform
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,8 @@ from walkback.errors import InputError
 from walkback.measure import Measurements
 from walkback.progress import Show, epochs, quietly
 from walkback.rules.rule import Parts, Rule, set_up
-from walkback.training.bundle import Bundle, load_bundle
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle
+from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
@@ -74,22 +76,31 @@ def train(
         quiet: no progress on standard error.
     """
     folder = Path(out) / spec.name
-    if (folder / "report.json").exists():
-        return load_bundle(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if (done := reopen(folder, spec)) is not None:
+        return done
     with quietly(quiet):
         run = _start(spec, data or load(spec.data, root), torch.device(device))
+        with owned(folder, quiet):  # another process may finish it while we wait
+            return reopen(folder, spec) or _train(run, folder)
+
+
+def _train(run: _Run, folder: Path) -> Bundle:
+    spec = run.spec
+    write(folder / "spec.json", spec_text(spec, run.data.input_shape, run.data.classes) + "\n")
+    with reading_checkpoint(folder):
         done = _resume(run, folder)
-        run.rows = run.rows or [_row(run, 0, None)]
-        with epochs(spec.name, done, spec.epochs, _numbers(run.rows)) as show:
-            for epoch in range(done + 1, spec.epochs + 1):
-                if epoch > 1 and run.rows[-1].get("diverged"):
-                    break
-                loss = _epoch(run, epoch, show)
-                run.rows.append(_row(run, epoch, loss))
-                _checkpoint(run, folder, epoch)
-                show(epoch, _numbers(run.rows))
-        return _finish(run, folder)
+    run.rows = run.rows or [_row(run, 0, None)]
+    clock = time.monotonic()
+    with epochs(spec.name, done, spec.epochs, _numbers(run.rows)) as show:
+        for epoch in range(done + 1, spec.epochs + 1):
+            if epoch > 1 and run.rows[-1].get("diverged"):
+                break
+            loss = _epoch(run, epoch, show)
+            run.rows.append(_row(run, epoch, loss))
+            _checkpoint(run, folder, epoch)
+            _progress(run, folder, (time.monotonic() - clock) / (epoch - done))
+            show(epoch, _numbers(run.rows))
+    return _finish(run, folder)
 
 
 # -- set-up --------------------------------------------------------------------------------------------------
@@ -270,26 +281,35 @@ def _tensors(run: _Run) -> dict[str, Tensor]:
 
 
 def _checkpoint(run: _Run, folder: Path, epoch: int) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     tensors = _tensors(run)
-    for i, state in enumerate(run.optimiser.state_dict()["state"].values()):
+    for i, state in run.optimiser.state_dict()["state"].items():  # not in order after a resume
         tensors |= {f"opt.{i}.{k}": v for k, v in state.items()}
     tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-    scratch = folder / "checkpoint.tmp"
-    save_file(tensors, scratch, {"epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)})
-    scratch.replace(folder / "checkpoint.safetensors")
+    metadata = {"schema": SCHEMA, "epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)}
+    write(folder / CHECKPOINT, save(tensors, metadata))
+
+
+def _progress(run: _Run, folder: Path, pace: float) -> None:
+    """How far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
+    row = run.rows[-1]
+    told = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
+    told |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
+    write(folder / PROGRESS, json.dumps(told))
 
 
 def _resume(run: _Run, folder: Path) -> int:
     """Load the last finished epoch into `run` and return it; 0 when there is none."""
     from safetensors import safe_open
 
-    path = folder / "checkpoint.safetensors"
+    path = folder / CHECKPOINT
     if not path.exists():
         return 0
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata()
+        if metadata.get("schema", SCHEMA) != SCHEMA:
+            raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     run.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
     run.rule.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("aux.")})
@@ -305,9 +325,7 @@ def _resume(run: _Run, folder: Path) -> int:
 
 
 def _finish(run: _Run, folder: Path) -> Bundle:
-    from safetensors.torch import save_file
-
-    from walkback.training.bundle import SCHEMA
+    from safetensors.torch import save
 
     spec = run.spec
     right, _ = evaluate(run.net, run.data, run.data.test, run.device)
@@ -331,16 +349,13 @@ def _finish(run: _Run, folder: Path) -> Bundle:
         "float64": float64_check(run.net, run.probe),
         "test_correct": base64.b64encode(np.packbits(right.numpy()).tobytes()).decode(),
     }
-    spec_text = json.dumps({"schema": SCHEMA, **spec.model_dump(), "input_shape": run.data.input_shape,
-                            "classes": run.data.classes}, indent=2)  # fmt: skip
-    _write(folder / "spec.json", spec_text)
-    _write(folder / "machine.json", json.dumps(machine(run.device), indent=2))
-    _write(folder / "trajectory.jsonl", "\n".join(json.dumps(row, allow_nan=False) for row in run.rows[1:]))
-    scratch = folder / "weights.tmp"
-    save_file({k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}, scratch)
-    scratch.replace(folder / "weights.safetensors")
+    write(folder / "machine.json", json.dumps(machine(run.device), indent=2) + "\n")
+    rows = [json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]]
+    write(folder / "trajectory.jsonl", "".join(rows))
+    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}
+    write(folder / "weights.safetensors", save(tensors))
     replace(report, run=extra).save(folder / "report.json")  # last: its presence says that the run is finished
-    (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+    tidy(folder)
     return load_bundle(folder)
 
 
@@ -361,12 +376,6 @@ def fresh_null(
         if None not in values:
             out[name] = {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
     return out
-
-
-def _write(path: Path, text: str) -> None:
-    scratch = path.with_name(path.name + ".tmp")
-    scratch.write_text(text + "\n", encoding="utf-8")
-    scratch.replace(path)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from walkback.audit.evidence.interventions import (
     matched_penalty,
     triangulation,
 )
+from walkback.audit.evidence.rule_ablations import rule_ablations
 from walkback.audit.evidence.summary import two_modes, validations
 from walkback.audit.records import Records
 from walkback.audit.settings import left_out
@@ -54,6 +55,7 @@ TABLES: dict[str, Callable[[Records], Table]] = {
     "cross-arch": cross_arch,
     "cifar100": cifar100,
     "credit-site": credit_site,
+    "rule-ablations": rule_ablations,
     "linear-probe": linear_probe,
     "two-modes": two_modes,
     "validations": validations,

@@ -1,0 +1,134 @@
+"""What a plan will cost on this machine, from a calibration of about ten seconds: a few steps of every kind of run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from walkback.audit import store
+from walkback.audit.plans import Plan
+from walkback.data import SOURCES, Dataset, Split, load
+from walkback.progress import track
+from walkback.rules.rule import Parts
+from walkback.training.loop import PROBE_BATCHES, batches, build_net, build_rule
+from walkback.training.spec import RunSpec
+from walkback.training.step import Step
+
+BUDGET = 10.0  # seconds for all kinds together
+ENOUGH = 0.5  # seconds for any one
+PASSES = 1.5  # a probe batch is measured with a forward, a backward and the rule's credit: about this many steps
+FORWARD = 1 / 3  # of a step: what a test sample costs next to a training sample
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What is known of a plan before it is run; hours are those of one core."""
+
+    plan: Plan
+    finished: int
+    cpu_hours: float
+    cpu_hours_left: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        p = self.plan
+        return {
+            "plan": p.name,
+            "about": p.about,
+            "runs": len(p.specs),
+            "models": p.models,
+            "settings": p.settings,
+            "finished": self.finished,
+            "cpu_hours": round(self.cpu_hours, 6),
+            "cpu_hours_left": round(self.cpu_hours_left, 6),
+        }
+
+
+def costs(plans: Sequence[Plan], out: str | Path = "runs", root: str | Path | None = None) -> list[Cost]:
+    """Count and estimate each plan; what is finished in the store `out` costs nothing more."""
+    specs = list(dict.fromkeys(spec for plan in plans for spec in plan.specs))
+    seconds = calibrate(specs, root)
+    done = {spec for spec in specs if store.state(out, spec).kind == "finished"}
+    found = []
+    for plan in plans:
+        hours = {spec: spec.epochs * seconds[kind(spec)] / 3600 for spec in plan.specs}
+        left = sum(h for spec, h in hours.items() if spec not in done)
+        found.append(Cost(plan, sum(spec in done for spec in hours), sum(hours.values()), left))
+    return found
+
+
+def kind(spec: RunSpec) -> str:
+    """Runs of one kind take the same time per epoch."""
+    s = spec
+    return str((s.net, s.net_options, s.data, s.rule, s.rule_options, s.scope, s.augment, s.optimiser.batch_size))
+
+
+def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: float = BUDGET) -> dict[str, float]:
+    """Seconds per epoch of every kind of run, on one thread of this machine.
+
+    Args:
+        specs: the runs; one of each kind is tried, on random images where the data set is one of files.
+        root: where data sets of your own are.
+        budget: seconds to spend; slow kinds get one step each whatever it says.
+
+    >>> list(calibrate([RunSpec(net="student", data="teacher-linear", epochs=1)], budget=0.1))[0][:10]
+    "('student'"
+    """
+    kinds = {kind(spec): spec for spec in specs}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        shares = {name: _sample(name, root) for name in {spec.data for spec in kinds.values()}}
+        found: dict[str, float] = {}
+        until = time.perf_counter() + budget
+        for key, spec in track(kinds.items(), "timing a few steps of each kind of run", len(kinds)):
+            data, train_size, test_size = shares[spec.data]
+            share = (until - time.perf_counter()) / (len(kinds) - len(found))
+            step = _seconds_per_step(spec, data, min(share, ENOUGH))
+            size = spec.optimiser.batch_size
+            found[key] = step * (train_size / size + FORWARD * test_size / size + PASSES * PROBE_BATCHES * 128 / size)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def _sample(name: str, root: str | Path | None) -> tuple[Dataset, int, int]:
+    """Data to time steps on, and the sizes of the true splits."""
+    source = SOURCES.get(name)
+    if source is None:
+        data = load(name, root)
+        return data, len(data.train), len(data.test)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (512, *source.shape), generator=generator, dtype=torch.uint8)
+    split = Split(x, torch.randint(source.classes, (512,), generator=generator))
+    return Dataset(name, split, split, source.classes, source.mean, source.std), source.train_size, source.test_size
+
+
+def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
+    """Best of the steps that fit into the budget: on a busy machine the best is closest to what a step costs."""
+    net = build_net(spec, data)
+    rule = build_rule(spec, data, net)
+    parts = Parts.of(net)
+    if spec.scope == "frozen":
+        for block in parts.blocks:
+            block.requires_grad_(False)
+    trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, fused=True)
+    step = Step(parts, rule, spec.rule == "bp", spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
+    best, start = float("inf"), time.perf_counter()
+    before = start
+    while best == float("inf") or time.perf_counter() - start < budget:
+        for x, y in batches(spec, data, 1, torch.device("cpu")):
+            optimiser.zero_grad(set_to_none=True)
+            step(x, y)
+            optimiser.step()
+            now = time.perf_counter()
+            best, before = min(best, now - before), now
+            if now - start > budget:
+                break
+    return best

@@ -1,0 +1,116 @@
+"""Where runs are trained. An executor is a generator: jobs in, events out, and it trains nothing twice.
+
+Each lives in a module of its own (`local`, `ray`, `slurm`) as `run`. Workers hand nothing back: what they train is in
+the store, and a run is finished when its report.json is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from walkback.errors import InputError
+from walkback.training.spec import RunSpec
+
+NAMES = ("local", "ray", "slurm")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to be trained by one worker.
+
+    Args:
+        spec: what to train.
+        store: the folder of all runs; workers on other machines must see it under the same path.
+        root: where the data set is.
+        threads: of the worker.
+        device: where to train.
+
+    >>> job = Job(RunSpec(rule="dfa"), "runs")
+    >>> Job.from_json(job.to_json()) == job
+    True
+    """
+
+    spec: RunSpec
+    store: str
+    root: str | None = None
+    threads: int = 1
+    device: str = "cpu"
+
+    @property
+    def folder(self) -> Path:
+        """Where the run's files are."""
+        return Path(self.store) / self.spec.name
+
+    @property
+    def log(self) -> Path:
+        """What the worker said."""
+        return self.folder / "log.txt"
+
+    def to_json(self) -> str:
+        """One line that `python -m walkback.audit.worker` takes."""
+        return json.dumps({**self.__dict__, "spec": self.spec.model_dump()})
+
+    @classmethod
+    def from_json(cls, text: str) -> Job:
+        """The inverse of `to_json`."""
+        try:
+            fields = json.loads(text)
+            return cls(**{**fields, "spec": RunSpec(**fields["spec"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise InputError(f"Expected a job as JSON, but: {error}.") from None
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something happened to a run.
+
+    `detail` of a failed or retried run says why: the error, the path of the log and its last lines.
+    """
+
+    spec: RunSpec
+    kind: Literal["started", "finished", "failed", "retried"]
+    detail: str = ""
+
+
+class Executor(Protocol):
+    """What `executor` returns."""
+
+    def __call__(
+        self, jobs: Sequence[Job], workers: int | None = None, retries: int = 1, **options: Any
+    ) -> Generator[Event | None, None, None]:
+        """Train all jobs and tell what happens, in the order it happens.
+
+        Every job ends in one `finished` or one `failed`; before each attempt comes a `started`, between two attempts
+        a `retried`. Closing the generator stops the workers; what they trained so far stays and is gone on with.
+
+        Args:
+            jobs: in the order they should be taken; none of them is finished yet.
+            workers: how many at a time; None for as many as there is room for.
+            retries: how often a job whose worker died or raised is tried again.
+            options: of the one executor.
+
+        Yields:
+            An event, or None when nothing happened for about half a second.
+        """
+        ...
+
+
+def executor(name: str) -> Executor:
+    """An executor by name; its libraries are imported now.
+
+    >>> executor("lokal")
+    Traceback (most recent call last):
+    ...
+    walkback.errors.InputError: Expected executor to be one of local, ray, slurm, but got 'lokal'. Did you mean 'local'?
+    """
+    if name not in NAMES:
+        close = get_close_matches(name, NAMES, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"Expected executor to be one of {', '.join(NAMES)}, but got {name!r}.{hint}")
+    return import_module(f"walkback.audit.executors.{name}").run

@@ -1,0 +1,133 @@
+"""On this machine: a process per run, a few at a time, each with one thread unless the job says otherwise.
+
+Two audits on one store share its runs: a run that another process is training is left to it, and taken up only if it
+is still unfinished when that process lets go.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+
+from walkback.audit.executors import Event, Job
+from walkback.audit.store import state
+from walkback.audit.worker import tail
+from walkback.training.folder import held
+
+TICK = 0.5  # seconds between two looks that find nothing new
+LOOK = 0.05  # seconds between two looks
+PATIENCE = 5.0  # seconds a worker has to end when it is told to
+
+
+def cores() -> int:
+    """How many this process may use."""
+    with suppress(AttributeError):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run(jobs: Sequence[Job], workers: int | None = None, retries: int = 1) -> Generator[Event | None, None, None]:
+    """See `walkback.audit.executors.Executor`; `workers` defaults to the number of cores."""
+    waiting, running = list(jobs), dict[Job, subprocess.Popen[str]]()
+    deaths: Counter[Job] = Counter()
+    room = workers or cores()
+    told = time.monotonic()
+    try:
+        while waiting or running:
+            events = list(_ended(running, waiting, deaths, retries))
+            events += _begun(running, waiting, room)
+            if events or time.monotonic() - told > TICK:
+                yield from events or [None]
+                told = time.monotonic()
+            elif running or waiting:
+                time.sleep(LOOK)
+    finally:
+        _stop(list(running.values()))
+
+
+def _begun(running: dict[Job, subprocess.Popen[str]], waiting: list[Job], room: int) -> Iterator[Event]:
+    """Start workers while there is room."""
+    for job in list(waiting):
+        if len(running) >= room:
+            return
+        if held(job.folder):
+            continue
+        waiting.remove(job)
+        if state(job.store, job.spec).kind == "finished":
+            yield Event(job.spec, "finished", "trained by another process")
+            continue
+        try:
+            running[job] = _start(job)
+        except OSError as error:
+            yield Event(job.spec, "failed", f"Expected to start a worker that logs to {job.log}, but: {error}.")
+            continue
+        yield Event(job.spec, "started")
+
+
+def _ended(
+    running: dict[Job, subprocess.Popen[str]], waiting: list[Job], deaths: Counter[Job], retries: int
+) -> Iterator[Event]:
+    """Take leave of the workers that are done, and put back what is to be tried again."""
+    for job, process in list(running.items()):
+        if process.poll() is None:
+            continue
+        del running[job]
+        said = _last_words(process)
+        if process.returncode == 0 or state(job.store, job.spec).kind == "finished":
+            yield Event(job.spec, "finished")
+            continue
+        deaths[job] += 1
+        again = deaths[job] <= retries
+        if again:
+            waiting.insert(0, job)
+        yield Event(job.spec, "retried" if again else "failed", f"{said}\n{tail(job)}")
+
+
+def _start(job: Job) -> subprocess.Popen[str]:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with job.log.open("a", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "walkback.audit.worker", "-"],
+            stdin=subprocess.PIPE,  # held open: the worker ends when we do, however we end
+            stdout=subprocess.PIPE,  # why it failed, if it could say so
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
+            env={**os.environ, "OMP_NUM_THREADS": str(job.threads)},
+        )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError):  # it died at once; its log says why
+        process.stdin.write(job.to_json() + "\n")
+        process.stdin.flush()
+    return process
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    said = process.stdout.read().strip()
+    process.stdout.close()
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    if process.returncode < 0:
+        return f"killed by {signal.Signals(-process.returncode).name}"
+    return said or f"ended with exit code {process.returncode}"
+
+
+def _stop(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        _last_words(process)

@@ -1,0 +1,293 @@
+"""What to train: plans by name, as plain data, and plans of your own in TOML. Both have the same form.
+
+A plan is one or more grids over the fields of RunSpec; every run of it gets the frozen controls that D3 compares it
+with. Runs are named by what they are, so plans that share a run train it once.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from walkback.data import EMBEDDED, SOURCES
+from walkback.entry import is_entry
+from walkback.errors import FormatError, InputError
+from walkback.nets import NETS
+from walkback.rules import RULES
+from walkback.training.control import control_spec
+from walkback.training.spec import Optimiser, RunSpec
+
+SEEDS = (42, 123, 456)
+MORE_SEEDS = (*SEEDS, 789, 1024, 2048)
+
+# Options of each rule in the papers' setting. EP is their control of low accuracy: its relaxation is cut short, so the
+# nudge reaches the last two blocks only.
+RULE_OPTIONS: dict[str, dict[str, Any]] = {
+    "bp": {}, "fa": {}, "dfa": {}, "state-bridge": {}, "credit-bridge": {}, "ep": {"steps": 2},
+}  # fmt: skip
+ALL_RULES = tuple(RULE_OPTIONS)
+THREE_RULES = ("bp", "fa", "dfa")
+
+# Flip and crop everywhere but in primary-plain: BP and the frozen control reach their published accuracy with it only.
+IMAGES = {"augment": True, "seed": SEEDS}
+SHORT = {**IMAGES, "epochs": 30}  # of interventions; cells without a penalty are shared between plans
+SINGLE = {**IMAGES, "epochs": 1, "seed": MORE_SEEDS}  # the first epoch of any of them: the schedule starts the same
+
+PLANS: dict[str, dict[str, Any]] = {
+    "primary": {
+        "about": "six rules and their frozen controls, ResMLP d=256 L=4 on CIFAR-10, flip and crop, 100 epochs",
+        "grid": [{**IMAGES, "rule": ALL_RULES}],
+    },
+    "primary-plain": {
+        "about": "the same without augmentation",
+        "grid": [{**IMAGES, "rule": ALL_RULES, "augment": False}],
+    },
+    "wide-shallow": {
+        "about": "BP, FA, DFA on ResMLP d=512 L=2",
+        "grid": [{**IMAGES, "rule": THREE_RULES, "net_options": {"width": 512, "depth": 2}}],
+    },
+    "wide": {
+        "about": "BP, FA, DFA on ResMLP d=512 L=4",
+        "grid": [{**IMAGES, "rule": THREE_RULES, "net_options": {"width": 512}}],
+    },
+    "cross-arch": {
+        "about": "BP, FA, DFA on ViT-Mini (30 epochs), ResMLP without terminal LN, StudentNet on its linear teacher; "
+        "six rules on SmallCNN (30 epochs)",
+        "grid": [
+            {**SHORT, "rule": THREE_RULES, "net": "vit-mini"},
+            {**IMAGES, "rule": THREE_RULES, "net_options": {"terminal_norm": False}},
+            {"seed": SEEDS, "rule": THREE_RULES, "net": "student", "data": "teacher-linear"},
+            {**SHORT, "rule": ALL_RULES, "net": "small-cnn"},
+        ],
+    },
+    "lambda-sweep": {
+        "about": "the penalty λ‖f‖² on DFA, FA and BP, 30 epochs",
+        "grid": [
+            {**SHORT, "rule": "dfa", "penalty": [0.0, 1e-4, 1e-3, 1e-2, 1e-1]},
+            {**SHORT, "rule": "fa", "penalty": [0.0, 1e-4, 1e-2]},
+            {**SHORT, "rule": "bp", "penalty": [0.0, 1e-2]},
+        ],
+    },
+    "matched-penalty": {
+        "about": "State Bridge, FA, Credit Bridge and DFA under the same λ = 1e-2, 30 epochs",
+        "grid": [{**SHORT, "rule": ("state-bridge", "fa", "credit-bridge", "dfa"), "penalty": 1e-2}],
+    },
+    "capacity": {
+        "about": "BP and DFA with and without λ = 1e-2: does the penalty cost BP what it gives DFA? 30 epochs",
+        "grid": [{**SHORT, "rule": ("bp", "dfa"), "penalty": [0.0, 1e-2]}],
+    },
+    "early-epochs": {
+        "about": "BP, FA, DFA over 30 epochs for their first rows; DFA stopped after one epoch, with all its probes, "
+        "on six seeds",
+        "grid": [{**SHORT, "rule": THREE_RULES}, {**SINGLE, "rule": "dfa"}],
+    },
+    "cifar100": {
+        "about": "BP, FA, DFA on CIFAR-100",
+        "grid": [{**IMAGES, "rule": THREE_RULES, "data": "cifar100"}],
+    },
+    "credit-site": {
+        "about": "FA and DFA with the credit of the site a block writes, or of the site it reads, 30 epochs",
+        "grid": [{**SHORT, "rule": ("fa", "dfa"), "credit_site": ["writer", "reader"]}],
+    },
+}  # fmt: skip
+FULL = "full"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Runs to train, each once.
+
+    Args:
+        name: of the plan.
+        about: one sentence.
+        specs: the runs and their frozen controls.
+    """
+
+    name: str
+    about: str
+    specs: tuple[RunSpec, ...]
+
+    @property
+    def models(self) -> int:
+        """Runs that train their blocks; the others are controls."""
+        return sum(spec.scope == "all" for spec in self.specs)
+
+    @property
+    def settings(self) -> int:
+        """Distinct combinations of everything but rule, scope and seed."""
+        apart = {"rule", "rule_options", "scope", "seed"}
+        rest = [spec.model_dump(exclude=apart) for spec in self.specs if spec.scope == "all"]
+        return len({json.dumps(fields, sort_keys=True) for fields in rest})
+
+    def __str__(self) -> str:
+        controls = len(self.specs) - self.models
+        return (
+            f"{self.name}: {len(self.specs)} runs: {self.models} models in {self.settings} "
+            f"{'setting' if self.settings == 1 else 'settings'}, and {controls} frozen controls"
+        )
+
+
+def names() -> tuple[str, ...]:
+    """The plans there are by name.
+
+    >>> names()[:2], names()[-1]
+    (('primary', 'primary-plain'), 'full')
+    """
+    return (*PLANS, FULL)
+
+
+def plan(name: str | Path) -> Plan:
+    """A plan by name, or from a TOML file.
+
+    >>> print(plan("capacity"))
+    capacity: 18 runs: 12 models in 2 settings, and 6 frozen controls
+    """
+    if name in PLANS:
+        return _plan(str(name), PLANS[str(name)], RULE_OPTIONS)
+    if name == FULL:
+        specs = unique(spec for each in PLANS for spec in plan(each).specs)
+        return Plan(FULL, "all of the above, what they share trained once", specs)
+    path = Path(name)
+    if path.suffix != ".toml":
+        hint = closest(str(name), names())
+        raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {str(name)!r}.{hint}")
+    try:
+        return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8")), {}, where=f"{path}: ")
+    except (OSError, UnicodeDecodeError) as error:
+        raise FormatError(f"Expected to read the plan {path}, but: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise FormatError(f"Expected {path} to be TOML, but: {error}.") from None
+
+
+def with_controls(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
+    """Each run, the control with the stem trained by the same rule, and the one with the stem trained by BP.
+
+    >>> [f"{spec.rule} {spec.scope}" for spec in with_controls([RunSpec(rule="dfa")])]
+    ['dfa all', 'dfa frozen', 'bp frozen']
+    """
+    specs = list(specs)
+    runs = [spec for spec in specs if spec.scope == "all"]
+    return unique([*specs, *(control_spec(spec) for spec in runs), *(control_spec(spec, "bp") for spec in runs)])
+
+
+def unique(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
+    """Each run once, in the order of their first appearance; two runs under one name are an error."""
+    found: dict[str, RunSpec] = {}
+    for spec in specs:
+        if found.setdefault(spec.name, spec) != spec:
+            raise InputError(
+                f"Expected one run per name, but two different specs are called {spec.name}: {spec} and "
+                f"{found[spec.name]}. They can't share a store: put them in two plans with a store each."
+            )
+    return tuple(found.values())
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """A hint for a typo, with a space before it; empty when nothing is close.
+
+    >>> closest("primry", ["primary", "wide"])
+    " Did you mean 'primary'?"
+    """
+    found = get_close_matches(word, list(known), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+# -- from data to runs ---------------------------------------------------------------------------------------
+
+
+def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[str, Any]], where: str = "") -> Plan:
+    _known(data, ("about", "controls", "fixed", "grid"), f"{where}Expected a plan with", "")
+    grids, fixed, controls = data.get("grid"), data.get("fixed", {}), data.get("controls", True)
+    if not isinstance(controls, bool):
+        raise InputError(f"{where}Expected controls to be true or false, but got {controls!r}.")
+    if not isinstance(fixed, Mapping):
+        raise InputError(f"{where}Expected fixed to be a table of fields, but got {fixed!r}.")
+    if not isinstance(grids, list) or not grids or not all(isinstance(grid, Mapping) and grid for grid in grids):
+        raise InputError(
+            f'{where}Expected at least one [[grid]] with a field in it, such as rule = ["bp", "dfa"], but got '
+            f"{'none' if not grids else 'an empty one'}."
+        )
+    origin: dict[RunSpec, int] = {}
+    for number, grid in enumerate(grids, 1):
+        place = f"{where}[[grid]] {number}: " if where else ""
+        for fields in _cells(fixed, grid, place):
+            if "rule_options" not in fields and fields.get("rule") in rule_options:
+                fields["rule_options"] = rule_options[fields["rule"]]
+            spec = _spec(fields, place)
+            if spec in origin:
+                raise InputError(
+                    f"{place}Expected every run once, but {spec.name} is already in [[grid]] {origin[spec]}. Two specs "
+                    "with one name would be one run: remove a repeated value, or one of the two."
+                )
+            origin[spec] = number
+    specs = with_controls(origin) if controls else unique(origin)
+    return Plan(name, str(data.get("about", "")), specs)
+
+
+def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Every combination of a grid: what is a list is an axis, also one level down; the rest is the same for all."""
+    axes: dict[tuple[str, ...], Sequence[Any]] = {}
+    for key, value in grid.items():
+        inner = {(key, name): v for name, v in value.items()} if isinstance(value, Mapping) else {(key,): value}
+        for path, values in inner.items():
+            axes[path] = values if isinstance(values, (list, tuple)) else [values]
+            if not axes[path]:
+                raise InputError(f"{where}Expected {'.'.join(path)} to list values, but the list is empty: no run.")
+    for values in product(*axes.values()):
+        fields = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fixed.items()}
+        for path, value in zip(axes, values):
+            if len(path) == 1:
+                fields[path[0]] = value
+            else:
+                nested = fields.setdefault(path[0], {})
+                if not isinstance(nested, dict):
+                    raise InputError(f"{where}Expected {path[0]} to be a table everywhere, but got {nested!r}.")
+                nested[path[1]] = value
+        yield fields
+
+
+def _spec(fields: dict[str, Any], where: str) -> RunSpec:
+    _known(fields, RunSpec.model_fields, f"{where}Expected a run with", "")
+    if isinstance(fields.get("optimiser"), Mapping):
+        _known(fields["optimiser"], Optimiser.model_fields, f"{where}Expected", "optimiser.")
+    try:
+        spec = RunSpec(**fields)
+        _ = spec.name
+    except InputError as error:
+        raise InputError(f"{where}{error}") from None
+    except TypeError as error:
+        raise InputError(f"{where}Expected values that JSON can hold, but: {error}.") from None
+    for field, table in (("net", NETS), ("rule", RULES), ("data", {**EMBEDDED, **SOURCES})):
+        name = getattr(spec, field)
+        if name not in table and not is_entry(name):
+            raise InputError(
+                f"{where}Expected {field} to be one of {', '.join(table)} or module:function, but got {name!r}."
+                f"{closest(name, table)}"
+            )
+    for field, table in (("net", NETS), ("rule", RULES)):
+        made = table.get(getattr(spec, field))
+        if made is not None:
+            options = [
+                name
+                for name, parameter in signature(made).parameters.items()
+                if name not in ("input_shape", "classes") and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
+            ]
+            given = getattr(spec, f"{field}_options")
+            _known(given, options, f"{where}Expected of {getattr(spec, field)}", f"{field}_options.")
+    return spec
+
+
+def _known(given: Mapping[str, Any], known: Iterable[str], expected: str, prefix: str) -> None:
+    """Refuse a key that is not known, and say which one was probably meant."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            told = ", ".join(prefix + name for name in known) or "no options"
+            raise InputError(f"{expected} {told}, but got {prefix}{key}.{closest(key, known)}")

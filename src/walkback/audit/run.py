@@ -1,0 +1,354 @@
+"""Train a whole plan: what is finished stays, what was begun goes on, what fails does not stop the rest."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from walkback import data
+from walkback.audit import executors, store
+from walkback.audit.cost import kind
+from walkback.audit.executors import Event, Job
+from walkback.audit.plans import Plan
+from walkback.audit.plans import plan as find_plan
+from walkback.errors import InputError
+from walkback.training.loop import build_net, build_rule
+from walkback.training.spec import RunSpec
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that could not be trained: why, and where its log is."""
+
+    spec: RunSpec
+    detail: str
+    log: Path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an audit leaves: the runs of the plan that are finished, and those that failed.
+
+    `before` of the finished ones were there already; `without_weights` have only their record.
+    """
+
+    plan: Plan
+    store: Path
+    finished: tuple[RunSpec, ...]
+    failed: tuple[Failure, ...]
+    before: int
+    without_weights: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        failed = [{"name": f.spec.name, "detail": f.detail, "log": str(f.log)} for f in self.failed]
+        return {
+            "plan": self.plan.name,
+            "out": str(self.store),
+            "runs": len(self.plan.specs),
+            "models": self.plan.models,
+            "settings": self.plan.settings,
+            "before": self.before,
+            "without_weights": self.without_weights,
+            "finished": [spec.name for spec in self.finished],
+            "failed": failed,
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            str(self.plan),
+            f"{len(self.finished)} of {len(self.plan.specs)} runs are finished in {self.store} ({self.before} were "
+            "before)",
+        ]
+        if self.without_weights:
+            lines.append(
+                f"{self.without_weights} of them have no weights, only their record: evidence reads it, diagnose can't "
+                "measure again. To have weights again, move the folder away and run this command"
+            )
+        for failure in self.failed:
+            lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]
+        if self.failed:
+            lines += ["", "The same command tries what failed again."]
+        return "\n".join(lines)
+
+
+def audit(
+    plan: Plan | str | Path,
+    out: str | Path = "runs",
+    executor: str = "local",
+    workers: int | None = None,
+    *,
+    root: str | Path | None = None,
+    retries: int = 1,
+    threads: int = 1,
+    device: str = "cpu",
+    quiet: bool = False,
+    **options: Any,
+) -> Outcome:
+    """Train what is missing of a plan in the store `out`.
+
+    Args:
+        plan: a Plan, the name of one, or a .toml file.
+        out: the store; several audits may share it.
+        executor: local, ray or slurm.
+        workers: how many runs at a time; None for as many as the executor has room for.
+        root: where the data sets are.
+        retries: how often a run whose worker died is tried again.
+        threads: of each worker.
+        device: of each worker.
+        quiet: no table, no lines.
+        options: of the executor, such as `address` of a Ray cluster.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"Expected at least one worker, but got {workers}.")
+    if retries < 0:
+        raise InputError(f"Expected retries to be 0 or more, but got {retries}.")
+    plan = plan if isinstance(plan, Plan) else find_plan(plan)
+    run, out = executors.executor(executor), Path(out)
+    states = {spec: store.state(out, spec) for spec in plan.specs}
+    todo = ordered(plan.specs, states)
+    console = _console(quiet)
+    console.print(f"{plan}; {len(todo)} to train", markup=False)
+    if todo:
+        check(todo, root)
+        store.check_writable(out)
+    board = _Board(out, {spec: _Line(spec, _STATUS[state.kind], state.detail) for spec, state in states.items()})
+    where = None if root is None else str(Path(root).absolute())
+    jobs = [Job(spec, str(out.absolute()), where, threads, device) for spec in todo]
+    try:
+        events = run(jobs, workers, retries, **options)
+    except TypeError as error:  # it is a generator: nothing has happened yet but the reading of its arguments
+        raise InputError(f"Expected options that the executor {executor} knows, but: {error}.") from None
+    with (
+        _sigterm_interrupts(),
+        _shown(board, console) as show,
+        closing(events),  # which stops the workers
+    ):
+        for event in events:
+            if event is not None:
+                board.take(event)
+            show(event)
+    by_status = {s: tuple(line for line in board.lines.values() if line.status == s) for s in ("finished", "failed")}
+    return Outcome(
+        plan,
+        out,
+        tuple(line.spec for line in by_status["finished"]),
+        tuple(Failure(line.spec, line.detail, out / line.spec.name / "log.txt") for line in by_status["failed"]),
+        before=sum(state.kind == "finished" for state in states.values()),
+        without_weights=sum(not state.weights for state in states.values()),
+    )
+
+
+_STATUS = {"finished": "finished", "begun": "waiting", "new": "waiting", "damaged": "failed"}
+
+
+def ordered(specs: Sequence[RunSpec], states: Mapping[RunSpec, store.State]) -> list[RunSpec]:
+    """What is to be trained: first what was begun, then seed by seed, so that a stopped audit has whole tables."""
+    seeds = list(dict.fromkeys(spec.seed for spec in specs))
+    todo = [spec for spec in specs if states[spec].kind in ("begun", "new")]
+    return sorted(todo, key=lambda spec: (states[spec].kind == "new", seeds.index(spec.seed)))
+
+
+def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
+    """Load every data set and build every network and rule once: what can't be trained is said before anything is."""
+    for name in dict.fromkeys(spec.data for spec in specs):
+        loaded = data.load(name, root)
+        kinds = {str((s.net, s.net_options, s.rule, s.rule_options, s.augment)): s for s in specs if s.data == name}
+        for spec in kinds.values():
+            if spec.augment and len(loaded.input_shape) != 3:
+                raise InputError(
+                    f"Expected images (C, H, W) to augment, but {name} has inputs of shape {loaded.input_shape}: "
+                    "augment = false."
+                )
+            build_rule(spec, loaded, build_net(spec, loaded))
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM stops an audit as Ctrl-C does: workers first, then a word on how to go on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Line:
+    """One run of the table."""
+
+    spec: RunSpec
+    status: str  # waiting, running, finished, failed
+    detail: str = ""
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> int:
+        """Epochs to go."""
+        return 0 if self.status in ("finished", "failed") else self.spec.epochs - (self.seen.get("epoch") or 0)
+
+
+@dataclass
+class _Board:
+    """All runs and how far they are."""
+
+    store: Path
+    lines: dict[RunSpec, _Line]
+    paces: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for line in self.lines.values():
+            self._look(line)
+
+    def _look(self, line: _Line) -> None:
+        line.seen = store.progress(self.store, line.spec) or line.seen
+        if "seconds_per_epoch" in line.seen:
+            self.paces[kind(line.spec)] = line.seen["seconds_per_epoch"]
+
+    def look(self) -> None:
+        """Read how far the running ones are."""
+        for line in self.lines.values():
+            if line.status == "running":
+                self._look(line)
+
+    def take(self, event: Event) -> None:
+        line = self.lines[event.spec]
+        line.status = {"started": "running", "retried": "waiting"}.get(event.kind, event.kind)
+        line.detail = event.detail
+        self._look(line)
+
+    def count(self, status: str) -> int:
+        return sum(line.status == status for line in self.lines.values())
+
+    def seconds_left(self) -> float | None:
+        """Epochs to go at the pace of their kind, or of the mean kind, over the runs that go on at a time."""
+        if not self.paces:
+            return None
+        usual = sum(self.paces.values()) / len(self.paces)
+        work = sum(line.left * self.paces.get(kind(line.spec), usual) for line in self.lines.values())
+        return work / max(1, self.count("running"))
+
+    def summary(self) -> str:
+        left = self.seconds_left()
+        told = [f"{self.count(status)} {status}" for status in ("finished", "running", "waiting", "failed")]
+        return ", ".join(told) + ("" if left is None else f"; about {duration(left)} left")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> duration(50), duration(1800), duration(36000)
+    ('50 s', '30 min', '10.0 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def label(spec: RunSpec) -> str:
+    """A run in few words, what differs most often first.
+
+    >>> label(RunSpec(rule="dfa", penalty=1e-2, net_options={"width": 512}))
+    'dfa s42 λ0.01 resmlp width=512 cifar10'
+    """
+    options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options) for k, v in given.items()]
+    parts = [
+        spec.rule,
+        "frozen" if spec.scope == "frozen" else "",
+        f"s{spec.seed}",
+        f"λ{spec.penalty:g}" if spec.penalty else "",
+        "reader" if spec.credit_site == "reader" else "",
+        spec.net,
+        *options,
+        spec.data,
+        "augmented" if spec.augment else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _console(quiet: bool) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _shown(board: _Board, console: Any) -> Iterator[Any]:
+    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
+    from rich.live import Live
+
+    try:
+        if console.is_terminal:
+            with Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=True) as live:
+
+                def redraw(_: Event | None) -> None:
+                    board.look()
+                    live.update(_table(board, max(3, console.size.height - 7)), refresh=True)
+
+                redraw(None)
+                yield redraw
+        else:
+            yield lambda event: event and console.print(_told(board, event), markup=False)
+    except KeyboardInterrupt:
+        console.print(
+            f"{board.count('finished')} of {len(board.lines)} runs are finished in {board.store}; the same command "
+            "goes on with the rest, each from its last finished epoch.",
+            markup=False,
+        )
+        raise
+
+
+def _told(board: _Board, event: Event) -> str:
+    line = board.lines[event.spec]
+    numbers = "  ".join(f"{k} {v}" for k, v in zip(_HEADS, _numbers(line)) if v)
+    why = f": {event.detail.splitlines()[0]}" if event.detail else ""
+    return f"{event.kind:8}  {event.spec.name}{why}  {numbers}  ({board.summary()})"
+
+
+_HEADS = ("epoch", "acc", "‖h_L‖", "‖g_L‖")
+_ORDER = ("running", "failed", "waiting", "finished")
+
+
+def _numbers(line: _Line) -> list[str]:
+    seen = line.seen
+    acc, h, g = (seen.get(key) for key in ("acc", "h_L", "g_L"))
+    return [
+        f"{seen['epoch']}/{line.spec.epochs}" if "epoch" in seen else "",
+        "" if acc is None else f"{acc:.3f}",
+        *("" if x is None else f"{x:.1e}" for x in (h, g)),
+    ]
+
+
+def _table(board: _Board, room: int) -> Any:
+    """The runs that fit, those that matter most first."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    style = {"running": "bold", "failed": "red", "waiting": "dim", "finished": "green"}
+    lines = sorted(board.lines.values(), key=lambda line: _ORDER.index(line.status))
+    hidden = len(lines) - room
+    caption = board.summary() + (f" (and {hidden} more runs that do not fit here)" if hidden > 0 else "")
+    table = Table(caption=caption, caption_justify="left", box=SIMPLE_HEAD, expand=True)
+    table.add_column("run", no_wrap=True, overflow="ellipsis", ratio=1)
+    for head, width in zip(_HEADS, (9, 5, 7, 7)):
+        table.add_column(head, justify="right", width=width)
+    table.add_column("status", width=8)
+    for line in lines[:room]:
+        table.add_row(*map(Text, (label(line.spec), *_numbers(line), line.status)), style=style[line.status])
+    return table

@@ -1,0 +1,219 @@
+"""The folder of a run: one owner at a time, every file whole or absent, and words for a folder that is neither.
+
+A run is finished when report.json is there: it is written last. Until then checkpoint.safetensors holds the last
+finished epoch, and whoever takes the lock goes on from it. The lock is the operating system's, so it dies with its
+owner.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+
+from walkback.checks import read_table
+from walkback.errors import FormatError
+from walkback.report import Report
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle
+from walkback.training.spec import RunSpec
+
+CHECKPOINT, PROGRESS, LOCK = "checkpoint.safetensors", "progress.json", ".lock"
+LEFT_OVER = ("*.tmp", ".tmp*")  # of a process that was killed while it wrote
+
+AGAIN = "To train it again (the same spec gives the same bytes), move the folder away first."
+_HELP = {
+    errno.ENOSPC: "The disk is full: make room, then run the same command again; it goes on from the last epoch saved.",
+    errno.EDQUOT: "Your quota is used up: make room, then run the same command again; it goes on from the last epoch "
+    "saved.",
+    errno.EROFS: "The store is read-only: give another one, or make it writable.",
+    errno.EACCES: "The store is not yours to write: give another one, or change its permissions.",
+    errno.EPERM: "The store is not yours to write: give another one, or change its permissions.",
+}
+
+
+def unwritable(path: Path, error: OSError) -> FormatError:
+    """The error for a file that could not be written: what, why, and what to do."""
+    advice = _HELP.get(error.errno or 0, "Run the same command again once that is mended.")
+    return FormatError(f"Expected to write {path}, but: {error}. {advice} Finished runs are as they were.")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """All of it or nothing, also when the power goes."""
+    scratch = path.with_name(path.name + ".tmp")
+    try:
+        with scratch.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            scratch.unlink(missing_ok=True)
+        raise unwritable(path, error) from None
+
+
+# -- one owner -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def owned(folder: Path, quiet: bool = True) -> Iterator[None]:
+    """Make the folder and keep every other process out of it; waits while another one is in."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / LOCK)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            if not quiet:
+                print(f"{folder.name} is being trained by another process: waiting for it", file=sys.stderr)
+            lock.acquire()
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    try:
+        _remove(folder, *LEFT_OVER)
+        yield
+    finally:
+        lock.release()
+
+
+def held(folder: Path) -> bool:
+    """Whether some process is training there right now."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return True
+    except OSError:  # it can't be told; training there will say why
+        return False
+    lock.release()
+    return False
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a finished run no longer needs."""
+    _remove(folder, CHECKPOINT, PROGRESS, LOCK, *LEFT_OVER)
+
+
+def _remove(folder: Path, *patterns: str) -> None:
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            with suppress(OSError):  # a store may be read-only
+                path.unlink(missing_ok=True)
+
+
+# -- what is in it -------------------------------------------------------------------------------------------
+
+
+def spec_text(spec: RunSpec, input_shape: tuple[int, ...], classes: int) -> str:
+    """spec.json: what was asked for, and what the network was built for."""
+    return json.dumps({"schema": SCHEMA, **spec.model_dump(), "input_shape": input_shape, "classes": classes}, indent=2)
+
+
+def reopen(folder: Path, spec: RunSpec) -> Bundle | None:
+    """The bundle of a finished run, None of one that has yet to be trained; FormatError where neither is true."""
+    try:
+        if not finished(folder, spec):
+            return None
+    except OSError as error:
+        raise FormatError(f"Expected to read {folder}, but: {error}.") from None
+    try:
+        bundle = load_bundle(folder)
+    except FormatError as error:
+        raise FormatError(
+            f"{folder.name} is finished, and its record (spec, trajectory, report) is whole, but its network can't be "
+            f"loaded. {error} {AGAIN}"
+        ) from None
+    tidy(folder)
+    return bundle
+
+
+def finished(folder: Path, spec: RunSpec) -> bool:
+    """Whether `folder` holds the whole record of `spec`; its weights may have been left out.
+
+    Raises FormatError, and touches nothing, where the folder belongs to another spec or another version, or where a
+    file of a finished run is missing or cut short.
+    """
+    _same_spec(folder, spec)
+    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "report.json" not in present:
+        if "weights.safetensors" in present and CHECKPOINT not in present:
+            raise FormatError(
+                f"Expected {folder} to hold a report.json, because its weights are those of a finished run, but it was "
+                f"removed. Put it back. {AGAIN}"
+            )
+        return False
+    missing = sorted({"spec.json", "trajectory.jsonl"} - present)
+    if missing:
+        raise FormatError(
+            f"Expected {folder} to hold a finished run, because report.json is there, but {' and '.join(missing)} "
+            f"{'was' if len(missing) == 1 else 'were'} removed. Put it back. {AGAIN}"
+        )
+    try:
+        epochs = Report.load(folder / "report.json").run.get("epochs")
+    except FormatError as error:
+        raise FormatError(f"{error} {AGAIN}") from None
+    rows = (folder / "trajectory.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    if len(rows) != epochs:
+        raise FormatError(
+            f"Expected {folder / 'trajectory.jsonl'} to have the {epochs} epochs that report.json speaks of, but it "
+            f"has {len(rows)}: it was cut short or belongs to another run. Put the right file back. {AGAIN}"
+        )
+    return True
+
+
+def _same_spec(folder: Path, spec: RunSpec) -> None:
+    path = folder / "spec.json"
+    if not path.exists():
+        return
+    try:
+        found: Any = read_table(path)
+    except FormatError as error:
+        raise FormatError(f"{error} {AGAIN}") from None
+    schema = found.get("schema") if isinstance(found, dict) else type(found).__name__
+    if schema != SCHEMA:
+        raise FormatError(
+            f"Expected {path} to be of schema {SCHEMA}, but got {schema}: the folder was written by another version of "
+            "walkback. Read it with that version, or give another store. " + AGAIN
+        )
+    fields = {k: v for k, v in found.items() if k not in ("schema", "input_shape", "classes")}
+    unknown = sorted(set(fields) - set(RunSpec.model_fields))
+    if unknown:
+        raise FormatError(
+            f"Expected {path} to have the fields of a spec, but got {', '.join(unknown)} too: the folder was written "
+            "by a later version of walkback. Read it with that version, or give another store."
+        )
+    here, asked = _plain(RunSpec(**fields)), _plain(spec)
+    other = [key for key in asked if asked[key] != here[key]]
+    if other:
+        told = "; ".join(f"{key} is {here[key]!r} there and {asked[key]!r} here" for key in other)
+        raise FormatError(
+            f"Expected {folder} to belong to the spec asked for, but another spec has the same name: {told}. "
+            "Two runs can't share a folder: give another store, or move that folder away."
+        )
+
+
+def _plain(spec: RunSpec) -> dict[str, Any]:
+    """As JSON gives it back: lists for tuples."""
+    return json.loads(json.dumps(spec.model_dump()))
+
+
+@contextmanager
+def reading_checkpoint(folder: Path) -> Iterator[None]:
+    """A checkpoint that can't be read is an error, not a silent new start."""
+    try:
+        yield
+    except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
+        raise FormatError(
+            f"Expected {folder / CHECKPOINT} to hold the last finished epoch, but it is damaged or of another version: "
+            f"{type(error).__name__}: {error}. Delete it to train this run from its start; no other run is touched."
+        ) from None

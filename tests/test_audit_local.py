@@ -1,0 +1,402 @@
+"""Audits: workers that die, raise or diverge, two audits on one store, and being stopped; with real processes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+import walkback as wb
+from test_audit_store import FIELDS, small
+from walkback.audit import Plan, audit, executors, store
+from walkback.audit import run as running
+from walkback.audit.executors import Event, Job, executor, local
+from walkback.audit.worker import tail, work
+from walkback.cli import run as cli
+from walkback.data import Dataset
+from walkback.rules.dfa import DFA
+from walkback.training.folder import owned
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+HERE = Path(__file__).parent
+
+
+class CountedDFA(DFA):
+    """DFA that leaves a mark each time it is asked for credits, whichever process asks."""
+
+    def credits(self, trace):
+        with Path(os.environ["WALKBACK_TEST_MARKS"]).open("ab") as file:
+            file.write(b".")
+        return super().credits(trace)
+
+
+class BrokenDFA(DFA):
+    """DFA that can be built but not used."""
+
+    def credits(self, trace):
+        raise RuntimeError("the rule is broken")
+
+
+def no_data(root: object = None) -> Dataset:
+    raise RuntimeError("no data today")
+
+
+def spec(seed: int = 0, **fields: object) -> RunSpec:
+    return RunSpec(**{**FIELDS, "seed": seed, **fields})
+
+
+BROKEN = spec(rule="test_audit_local:BrokenDFA")
+DIVERGING = spec(
+    rule="bp", epochs=50, net_options={"width": 8, "depth": 2}, optimiser={"lr": 1e18, "schedule": "constant"}
+)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Workers find this file's data and rules, and this package."""
+    package = Path(wb.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(package)]))
+    monkeypatch.setenv("WALKBACK_TEST_MARKS", str(tmp_path / "marks"))
+
+
+def in_this_process(jobs: Sequence[Job], workers: int | None = None, retries: int = 1) -> Iterator[Event | None]:
+    """An executor without processes: everything about audits that is not about processes."""
+    for job in jobs:
+        yield Event(job.spec, "started")
+        try:
+            work(job)
+        except Exception as error:
+            yield Event(job.spec, "failed", f"{error}\n{tail(job)}")
+        else:
+            yield None
+            yield Event(job.spec, "finished")
+
+
+@pytest.fixture
+def simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executors, "executor", lambda name: in_this_process)
+
+
+def plan(*specs: RunSpec) -> Plan:
+    return Plan("test", "", specs)
+
+
+def weights(out: Path, which: RunSpec) -> bytes:
+    return (out / which.name / "weights.safetensors").read_bytes()
+
+
+def until(true, seconds: float = 180.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def pids(log: Path) -> list[int]:
+    return [int(n) for n in re.findall(r"process (\d+) on", log.read_text())] if log.exists() else []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# -- one worker ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_trains_the_same_bytes_and_leaves_the_process_as_it_was(tmp_path: Path) -> None:
+    job = Job(spec(), str(tmp_path / "a"))
+    threads = torch.get_num_threads()
+    work(job)
+    train(spec(), tmp_path / "b", data=small(), quiet=True)
+    assert weights(tmp_path / "a", spec()) == weights(tmp_path / "b", spec())
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == (threads, False)
+    assert pids(job.log) == [os.getpid()]
+
+
+def test_a_worker_logs_what_is_printed_and_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = Job(BROKEN, str(tmp_path))
+    with pytest.raises(RuntimeError, match="the rule is broken"):
+        work(job)
+    text = job.log.read_text()
+    assert "Traceback" in text
+    assert text.rstrip().endswith("RuntimeError: the rule is broken")
+    assert tail(job).startswith(f"{job.log} ends with:\n")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_jobs_that_are_not_jobs_teach() -> None:
+    assert Job.from_json(Job(BROKEN, "s", "r", 2, "cuda").to_json()) == Job(BROKEN, "s", "r", 2, "cuda")
+    with pytest.raises(wb.InputError, match="Expected a job as JSON"):
+        Job.from_json("{}")
+    with pytest.raises(wb.InputError, match=r"Expected executor to be one of local, ray, slurm, but got 'rya'.*'ray'"):
+        executor("rya")
+
+
+# -- an audit, whatever trains it ----------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("simple")
+def test_what_fails_is_told_and_the_rest_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = (spec(1), BROKEN, DIVERGING)
+    train(spec(1), tmp_path, data=small(), quiet=True)
+    found = audit(plan(*specs), tmp_path)
+    assert set(found.finished) == {spec(1), DIVERGING}  # what diverges is a finding
+    assert found.before == 1
+    (failure,) = found.failed
+    assert failure.spec == BROKEN
+    assert failure.log == tmp_path / BROKEN.name / "log.txt"
+    assert failure.log.exists()
+    assert "the rule is broken" in failure.detail
+    text = str(found)
+    assert "2 of 3 runs are finished" in text
+    assert f"failed: {BROKEN.name}\n  the rule is broken\n  {failure.log.absolute()} ends with:" in text
+    assert found.to_dict()["failed"][0]["name"] == BROKEN.name
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["started", "failed", "started", "finished"]
+    assert "acc " in lines[-1]
+    assert lines[-1].endswith("(2 finished, 0 running, 0 waiting, 1 failed)")
+
+
+@pytest.mark.usefixtures("simple")
+def test_a_damaged_run_is_reported_untouched_and_a_record_without_weights_counts(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        train(spec(seed), tmp_path, data=small(), quiet=True)
+    (tmp_path / spec(1).name / "trajectory.jsonl").unlink()
+    (tmp_path / spec(2).name / "weights.safetensors").unlink()
+    before = weights(tmp_path, spec(1))
+    found = audit(plan(spec(1), spec(2), spec(3)), tmp_path, quiet=True)
+    assert set(found.finished) == {spec(2), spec(3)}
+    assert "trajectory.jsonl was removed" in found.failed[0].detail
+    assert weights(tmp_path, spec(1)) == before
+    assert found.without_weights == 1
+    assert "1 of them have no weights, only their record" in str(found)
+
+
+@pytest.mark.usefixtures("simple")
+def test_the_order_is_what_was_begun_then_seed_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    specs = [spec(seed, rule=rule) for rule in ("bp", "dfa") for seed in (1, 2)]
+    (tmp_path / specs[3].name).mkdir()
+    (tmp_path / specs[3].name / "checkpoint.safetensors").touch()
+    states = {s: store.state(tmp_path, s) for s in specs}
+    order = running.ordered(specs, states)
+    assert [(s.seed, s.rule) for s in order] == [(2, "dfa"), (1, "bp"), (1, "dfa"), (2, "bp")]
+
+
+@pytest.mark.usefixtures("simple")
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"data": "cifar10"}, r"Expected the files of CIFAR-10, but found no complete set"),
+        ({"net": "test_audit_local:no_net"}, r"Expected test_audit_local to have 'no_net'"),
+        ({"net_options": {"widht": 1}}, r"Expected net_options that resmlp knows"),
+        ({"augment": True}, r"Expected images \(C, H, W\) to augment, but .* has inputs of shape \(8,\)"),
+    ],
+)
+def test_what_can_not_be_trained_is_said_before_anything_starts(bad: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(wb.WalkbackError, match=words):
+        audit(plan(spec(1), spec(2, **bad)), tmp_path / "out", root=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("simple")
+def test_a_store_that_can_not_be_written_is_said_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(wb.FormatError, match=r"Expected to write .*out, but"):
+        audit(plan(spec(1)), tmp_path / "out")
+
+
+def test_wrong_numbers_teach(tmp_path: Path) -> None:
+    with pytest.raises(wb.InputError, match="Expected at least one worker, but got 0"):
+        audit(plan(spec()), tmp_path, workers=0)
+    with pytest.raises(wb.InputError, match="Expected retries to be 0 or more, but got -1"):
+        audit(plan(spec()), tmp_path, retries=-1)
+
+
+@pytest.mark.usefixtures("simple")
+def test_the_command_line_exits_by_what_happened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "mine.toml"
+    head = (
+        'controls = false\n[fixed]\nepochs = 1\ndata = "test_audit_store:small"\nnet_options = {width = 8}\n[[grid]]\n'
+    )
+    path.write_text(head + 'rule = ["dfa"]\n')
+    assert cli(["audit", str(path), "--out", str(tmp_path / "runs"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["plan"], found["runs"], len(found["finished"]), found["failed"]) == ("mine", 1, 1, [])
+    path.write_text(head + 'rule = ["dfa", "test_audit_local:BrokenDFA"]\n')
+    assert cli(["audit", str(path), "--out", str(tmp_path / "runs")]) == 1
+    assert "1 of 2 runs are finished" in capsys.readouterr().out
+    for wrong, words in (
+        (["audit"], "Expected a plan (primary, "),
+        (["audit", "primry"], "Did you mean 'primary'?"),
+        (["audit", str(path), "--address", "auto"], "Expected --address only with --executor ray"),
+        (["audit", str(path), "--options", "[]"], "Expected --options to be a JSON object"),
+        (["audit", str(path), "--options", '{"partition": "x"}'], "Expected options that the executor local knows"),
+    ):
+        assert cli(wrong) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_the_table_shows_what_matters_first_and_how_long_it_takes(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    specs = [spec(seed, epochs=10) for seed in range(6)]
+    place = tmp_path / specs[3].name
+    place.mkdir()
+    told = {"epoch": 4, "epochs": 10, "acc": 0.25, "h_L": 1e8, "g_L": None, "seconds_per_epoch": 60.0}
+    (place / "progress.json").write_text(json.dumps(told))
+    board = running._Board(tmp_path, {s: running._Line(s, "waiting") for s in specs})
+    board.take(Event(specs[3], "started"))
+    board.take(Event(specs[5], "failed", "why"))
+    assert board.seconds_left() == 60 * (6 + 4 * 10)
+    console = Console(file=io.StringIO(), width=80, force_terminal=False)
+    console.print(running._table(board, 3))
+    text = console.file.getvalue()
+    rows = [line.split() for line in text.splitlines() if "dfa" in line]
+    assert [row[1] for row in rows] == ["s3", "s5", "s0"]
+    assert rows[0][-4:] == ["4/10", "0.250", "1.0e+08", "running"]
+    assert "0 finished, 1 running, 4 waiting, 1 failed; about 46 min left (and 3 more runs" in " ".join(text.split())
+
+
+@pytest.mark.usefixtures("simple")
+def test_the_plan_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (HERE.parent / "docs" / "audit.md").read_text(encoding="utf-8")
+    for language, name in (("toml", "mine.toml"), ("python", "mytask.py")):
+        (text,) = re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = audit(tmp_path / "mine.toml", tmp_path / "runs", quiet=True)
+    assert (len(found.finished), found.failed) == (3 + 5, ())  # two controls each, those of BP shared
+    full = wb.audit.plan("full")
+    controls = len(full.specs) - full.models
+    assert f"{full.models} models in {full.settings} settings, and {controls} frozen controls" in page
+    assert all(f"`{name}`" in page for name in wb.audit.names())
+
+
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_retried_a_broken_one_fails_and_the_others_finish(tmp_path: Path) -> None:
+    killed, broken = spec(epochs=40), spec(data="test_audit_local:no_data")
+    jobs = [Job(which, str(tmp_path)) for which in (killed, broken)]
+    victim, events = 0, list[Event]()
+    for event in local.run(jobs, workers=2, retries=1):
+        if event is not None:
+            events.append(event)
+        if not victim and (jobs[0].folder / "progress.json").exists():
+            (victim,) = pids(jobs[0].log)
+            os.kill(victim, signal.SIGKILL)
+    told = {which: [e.kind for e in events if e.spec == which] for which in (killed, broken)}
+    assert told[killed] == ["started", "retried", "started", "finished"]
+    assert told[broken] == ["started", "retried", "started", "failed"]
+    assert "killed by SIGKILL" in next(e for e in events if e.spec == killed and e.kind == "retried").detail
+    detail = next(e for e in events if e.kind == "failed").detail
+    assert detail.startswith("Expected test_audit_local:no_data to run, but it raised RuntimeError: no data today.\n")
+    assert f"{jobs[1].log} ends with:\n" in detail
+    assert "Traceback" in jobs[1].log.read_text()
+    train(killed, tmp_path / "whole", data=small(), quiet=True)
+    assert weights(tmp_path, killed) == weights(tmp_path / "whole", killed)
+    assert store.state(tmp_path, broken).kind == "new"
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:
+    job = Job(spec(), str(tmp_path))
+    train(spec(), tmp_path / "elsewhere", data=small(), quiet=True)
+    events = local.run([job], workers=1)
+    with owned(job.folder):
+        assert next(events) is None  # nothing is started
+        for path in (tmp_path / "elsewhere" / job.spec.name).iterdir():
+            path.rename(job.folder / path.name)
+    found = [event for event in events if event is not None]
+    assert found == [Event(job.spec, "finished", "trained by another process")]
+    assert not job.log.exists()
+
+
+AUDIT = """
+import sys
+from walkback.cli import run
+sys.exit(run(["audit", sys.argv[1], "--out", sys.argv[2], "--workers", "1"]))
+"""
+
+
+def audits(tmp_path: Path, out: Path, text: str, count: int = 1) -> list[subprocess.Popen[str]]:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    call = [sys.executable, "-c", AUDIT, str(path), str(out)]
+    return [
+        subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        for _ in range(count)
+    ]
+
+
+MINE = """
+controls = false
+[fixed]
+data = "test_audit_store:small"
+net_options = {{width = 8, depth = 1}}
+epochs = {epochs}
+rule = "test_audit_local:CountedDFA"
+[[grid]]
+seed = [1, 2]
+"""
+
+
+def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
+    specs = [spec(seed, rule="test_audit_local:CountedDFA", epochs=3) for seed in (1, 2)]
+    for which in specs:
+        train(which, tmp_path / "reference", data=small(), quiet=True)
+    marks = tmp_path / "marks"
+    once = marks.stat().st_size
+    marks.unlink()
+    processes = audits(tmp_path, tmp_path / "runs", MINE.format(epochs=3), count=2)
+    for process in processes:
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error
+        assert "2 of 2 runs are finished" in out
+    assert marks.stat().st_size == once, "a run was trained twice"
+    for which in specs:
+        assert weights(tmp_path / "runs", which) == weights(tmp_path / "reference", which)
+
+
+def test_a_stopped_audit_stops_its_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
+    out, which = tmp_path / "runs", spec(1, rule="test_audit_local:CountedDFA", epochs=5000)
+    (process,) = audits(tmp_path, out, MINE.format(epochs=5000))
+    until(lambda: (out / which.name / "progress.json").exists())
+    (worker,) = pids(out / which.name / "log.txt")
+    assert alive(worker)
+    process.send_signal(signal.SIGTERM)
+    printed, error = process.communicate(timeout=60)
+    assert not alive(worker)
+    assert store.state(out, which).kind == "begun"
+    assert process.returncode == 130
+    assert "0 of 2 runs are finished" in error
+    assert "the same command goes on with the rest, each from its last finished epoch" in error
+    assert "Traceback" not in error + printed
+
+
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """However that ends, the pipe it holds is closed."""
+    job = Job(spec(epochs=5000), str(tmp_path))
+    process = local._start(job)
+    until(lambda: bool(pids(job.log)))
+    assert process.poll() is None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(30) == 1
+    assert process.stdout is not None
+    process.stdout.close()

@@ -1,0 +1,470 @@
+"""The store survives: half-written runs, deleted files, other versions, full disks, locks, signals."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import walkback as wb
+from test_training import tiny
+from walkback.audit import store
+from walkback.cli import run as cli
+from walkback.data import Dataset
+from walkback.training import folder as folders
+from walkback.training.folder import finished, held, owned, unwritable, write
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+HERE = str(Path(__file__).parent)
+FIELDS = {"net_options": {"width": 8, "depth": 1}, "data": "test_audit_store:small", "epochs": 2, "rule": "dfa"}
+SPEC = RunSpec(**FIELDS)
+OTHER = RunSpec(**FIELDS, seed=1)
+KEPT = ("spec.json", "trajectory.jsonl", "report.json", "weights.safetensors")
+
+
+def small(root: object = None) -> Dataset:
+    return tiny(64)
+
+
+def run(out: Path, spec: RunSpec = SPEC) -> wb.Bundle:
+    return train(spec, out, data=small(), quiet=True)
+
+
+def content(path: Path) -> dict[str, bytes]:
+    return {name: (path / name).read_bytes() for name in KEPT}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the run finished and nothing else."""
+    out = tmp_path_factory.mktemp("whole")
+    run(out)
+    return out
+
+
+@pytest.fixture
+def runs(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it to damage."""
+    return Path(shutil.copytree(whole, tmp_path / "runs"))
+
+
+def stopped(out: Path, monkeypatch: pytest.MonkeyPatch, spec: RunSpec = SPEC) -> Path:
+    """A run that was interrupted after its first epoch; its folder."""
+    with monkeypatch.context() as patch:
+        patch.setattr("walkback.training.loop._progress", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(out, spec)
+    return out / spec.name
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+# -- what a run leaves ---------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_leaves_its_record_and_nothing_else(whole: Path) -> None:
+    assert {path.name for path in (whole / SPEC.name).iterdir()} == {*KEPT, "machine.json"}
+    assert store.state(whole, SPEC) == store.State("finished")
+    assert store.state(whole, OTHER) == store.State("new")
+
+
+def test_progress_is_told_after_every_epoch_and_gone_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    from walkback.training import loop
+
+    told, tell = [], loop._progress
+
+    def listen(*arguments) -> None:
+        tell(*arguments)
+        told.append(store.progress(tmp_path, SPEC))
+
+    monkeypatch.setattr(loop, "_progress", listen)
+    rows = run(tmp_path).trajectory()
+    assert [(p["epoch"], p["epochs"], p["acc"]) for p in told] == [(r["epoch"], 2, r["test_acc"]) for r in rows]
+    assert [p["h_L"] for p in told] == [r["per_layer"]["h_norm"][-1] for r in rows]
+    assert [p["g_L"] for p in told] == [r["per_layer"]["g_norm"][-1] for r in rows]
+    assert all(p["seconds_per_epoch"] > 0 for p in told)
+    assert not (tmp_path / SPEC.name / "progress.json").exists()
+    last = store.progress(tmp_path, SPEC)  # from the report
+    assert (last["epoch"], last["acc"]) == (2, pytest.approx(rows[-1]["test_acc"], abs=1e-6))
+    assert content(tmp_path / SPEC.name) == content(whole / SPEC.name)
+    assert store.progress(tmp_path, OTHER) == {}
+
+
+# -- half-written --------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on_and_its_left_overs_are_cleared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    place = stopped(tmp_path, monkeypatch)
+    assert store.state(tmp_path, SPEC).kind == "begun"
+    for name in ("weights.safetensors.tmp", ".tmpAbCdEf", "report.jsonx1y2.tmp"):
+        (place / name).write_bytes(b"half")
+    seen = []
+    monkeypatch.setattr("walkback.training.loop._say", lambda run, epoch, *_: seen.append(epoch))
+    train(SPEC, tmp_path, data=small())
+    assert seen == [2]
+    assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
+    assert content(place) == content(whole / SPEC.name)
+
+
+def test_a_run_that_died_before_its_report_is_finished_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(wb.Report, "save", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path)
+    assert store.state(tmp_path, SPEC).kind == "begun"
+    run(tmp_path)
+    assert content(tmp_path / SPEC.name) == content(whole / SPEC.name)
+
+
+def test_a_checkpoint_cut_short_is_an_error_that_says_what_to_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    place = stopped(tmp_path, monkeypatch)
+    path = place / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(wb.FormatError, match=r"checkpoint.safetensors to hold the last finished epoch.*Delete it"):
+        run(tmp_path)
+    path.unlink()
+    run(tmp_path)
+    assert content(place) == content(whole / SPEC.name)
+
+
+# -- deleted and damaged -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trajectory.jsonl", r"because report.json is there, but trajectory.jsonl was removed. Put it back.*move"),
+        ("spec.json", r"because report.json is there, but spec.json was removed"),
+        ("report.json", r"to hold a report.json, because its weights are those of a finished run.*Put it back"),
+    ],
+)  # fmt: skip
+def test_a_deleted_file_of_a_finished_run_is_named(runs: Path, name: str, words: str) -> None:
+    (runs / SPEC.name / name).unlink()
+    left = {path: path.read_bytes() for path in (runs / SPEC.name).iterdir()}
+    assert store.state(runs, SPEC).kind == "damaged"
+    with pytest.raises(wb.FormatError, match=words):
+        run(runs)
+    assert left == {path: path.read_bytes() for path in (runs / SPEC.name).iterdir()}, "something was lost"
+
+
+def test_missing_weights_leave_a_record_that_counts_but_no_bundle(runs: Path) -> None:
+    (runs / SPEC.name / "weights.safetensors").unlink()
+    assert store.state(runs, SPEC) == store.State("finished", weights=False)
+    with pytest.raises(wb.FormatError, match=r"is finished, and its record .* is whole, but its network can't"):
+        run(runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("trajectory.jsonl", '{"epoch": 1}\n', r"to have the 2 epochs that report.json speaks of, but it has 1"),
+        ("report.json", "{", r"report.json.*move the folder away"),
+        ("report.json", '{"schema": "walkback.report/2"}', r"schema walkback.report/1, but got walkback.report/2"),
+        ("spec.json", '{"schema": "walkback.bundle/2"}', r"bundle/2: the folder was written by another version"),
+        ("spec.json", "half", r"spec.json.*move the folder away"),
+    ],
+)  # fmt: skip
+def test_files_cut_short_or_of_another_version_are_told_apart(runs: Path, name: str, text: str, words: str) -> None:
+    (runs / SPEC.name / name).write_text(text)
+    with pytest.raises(wb.FormatError, match=words):
+        run(runs)
+    assert "move the folder away" in store.state(runs, SPEC).detail
+
+
+def edited(path: Path, **fields: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_folder_of_a_later_version_is_not_touched(runs: Path) -> None:
+    edited(runs / SPEC.name / "spec.json", dropout=0.1)
+    with pytest.raises(wb.FormatError, match=r"but got dropout too: the folder was written by a later version"):
+        run(runs)
+
+
+def test_a_folder_of_an_earlier_version_that_lacks_a_field_is_read(runs: Path) -> None:
+    path = runs / SPEC.name / "spec.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "credit_site"}))
+    assert finished(runs / SPEC.name, SPEC)
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stopped(tmp_path, monkeypatch) / "checkpoint.safetensors"
+    with safe_open(path, framework="pt") as file:
+        tensors, metadata = {k: file.get_tensor(k) for k in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, path, {**metadata, "schema": "walkback.bundle/7"})
+    with pytest.raises(wb.FormatError, match=r"of another version: .*expected schema walkback.bundle/1, but got .*/7"):
+        run(tmp_path)
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["finished", "begun"])
+def test_two_specs_with_one_name_do_not_share_a_folder(
+    done: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = run(tmp_path).path if done else stopped(tmp_path, monkeypatch)
+    edited(place / "spec.json", penalty=0.5)
+    left = {path: path.read_bytes() for path in place.iterdir()}
+    with pytest.raises(wb.FormatError, match=r"another spec has the same name: penalty is 0.5 there and 0.0 here"):
+        run(tmp_path)
+    assert left == {path: path.read_bytes() for path in place.iterdir()}
+
+
+def test_the_command_line_says_it_without_a_traceback(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / SPEC.name / "trajectory.jsonl").unlink()
+    arguments = ["--net-options", json.dumps(SPEC.net_options), "--data", SPEC.data, "--epochs", "2", "--rule", "dfa"]
+    assert cli(["train", *arguments, "--out", str(runs)]) == 2
+    assert capsys.readouterr().err.startswith("error: Expected ")
+
+
+# -- disks ---------------------------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every file in turn can't be written; the run always goes on to the same bytes."""
+    before, reference = content(runs / SPEC.name), content(run(tmp_path / "reference", OTHER).path)
+    sync, done = os.fsync, []
+
+    def full(handle: int) -> None:
+        done.append(handle)
+        if len(done) > allowed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(handle)
+
+    for allowed in range(8):  # spec, two checkpoints with their progress, machine, trajectory, weights
+        out = Path(shutil.copytree(runs, tmp_path / f"runs{allowed}"))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            done.clear()
+            with pytest.raises(wb.FormatError, match="The disk is full: make room, then run the same command again"):
+                run(out, OTHER)
+        assert len(done) == allowed + 1
+        assert not list((out / OTHER.name).glob("*.tmp"))
+        assert content(run(out, OTHER).path) == reference
+        assert content(out / SPEC.name) == before
+    allowed = 8
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        patch.setattr(tempfile, "mkstemp", no_space)  # the report's file
+        done.clear()
+        with pytest.raises(wb.FormatError, match=r"Expected to write the report to .*No space left"):
+            run(tmp_path / "last", OTHER)
+    assert len(done) == 8
+    assert content(run(tmp_path / "last", OTHER).path) == reference
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+FILL = """
+import sys, resource, torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from test_audit_store import OTHER, run
+from pathlib import Path
+import walkback as wb
+if sys.argv[3] != "0":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+try:
+    run(Path(sys.argv[2]), OTHER)
+except wb.FormatError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, int]]:
+    """A store on a tmpfs of 64 kB where we may mount one; else files may not grow beyond 8 kB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if shutil.which("mount") and subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+        yield place, 0
+        subprocess.run(["umount", str(place)], check=True)
+    else:
+        yield place, 8192
+
+
+def test_a_really_full_disk(small_disk: tuple[Path, int], whole: Path, tmp_path: Path) -> None:
+    out, limit = small_disk
+    if not limit:
+        shutil.copytree(whole / SPEC.name, out / SPEC.name)
+        (out / "ballast").write_bytes(b"0" * (64 * 1024 - sum(f.stat().st_size for f in out.rglob("*")) - 16384))
+    call = [sys.executable, "-c", FILL, HERE, str(out), str(limit)]
+    done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=180)
+    assert done.returncode == 0, done.stderr
+    expected = "File too large" if limit else r"No space left on device"
+    assert "Expected to write" in done.stdout
+    assert expected in done.stdout
+    assert "Finished runs are as they were" in done.stdout
+    if not limit:
+        assert content(out / SPEC.name) == content(whole / SPEC.name)
+        (out / "ballast").unlink()
+    elsewhere = Path(shutil.copytree(out, tmp_path / "roomy"))
+    assert content(run(elsewhere, OTHER).path) == content(run(tmp_path / "fresh", OTHER).path)
+
+
+@pytest.fixture
+def read_only(whole: Path) -> Iterator[Path]:
+    """A store that this process may read and not write, whoever we are."""
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(shutil.copytree(whole, Path(place) / "runs"))
+        for path in (Path(place), out, *out.rglob("*")):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)  # root writes everywhere; nobody does not
+        yield out
+        if root:
+            os.seteuid(0)
+        for path in (Path(place), out, *out.iterdir()):
+            path.chmod(0o755)
+
+
+def test_a_read_only_store_gives_what_it_has_and_refuses_the_rest(read_only: Path) -> None:
+    assert run(read_only).spec["rule"] == "dfa"
+    assert store.state(read_only, SPEC).kind == "finished"
+    with pytest.raises(wb.FormatError, match=r"Expected to write .*Permission denied.*The store is not yours to write"):
+        run(read_only, OTHER)
+    with pytest.raises(wb.FormatError, match=r"The store is not yours to write: give another one"):
+        store.check_writable(read_only)
+    assert not list(read_only.glob(f"{OTHER.name}*"))
+
+
+def test_a_read_only_file_system_is_told_apart() -> None:
+    error = unwritable(Path("runs"), OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    assert "The store is read-only: give another one, or make it writable. Finished runs are as they were" in str(error)
+
+
+def test_a_store_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(wb.FormatError, match=r"Expected to write .*(Not a directory|File exists)"):
+        run(tmp_path / "runs")
+    with pytest.raises(wb.FormatError, match=r"Expected to write .*File exists"):
+        store.check_writable(tmp_path / "runs")
+
+
+def test_what_is_written_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    write(path, "old")
+    monkeypatch.setattr(os, "fsync", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write(path, "new and longer")
+    assert path.read_text() == "old"
+
+
+# -- locks and signals ---------------------------------------------------------------------------------------
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    assert not held(place)
+    with owned(place):
+        assert held(place)
+        assert (place / folders.LOCK).exists()
+    assert not held(place)
+
+
+def test_a_run_that_another_process_finished_while_we_waited_is_returned(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner is played here: while we wait for it, the finished run appears."""
+
+    @folders.contextmanager
+    def late(place: Path, quiet: bool) -> Iterator[None]:
+        shutil.copytree(whole / SPEC.name, place)
+        yield
+
+    monkeypatch.setattr("walkback.training.loop.owned", late)
+    monkeypatch.setattr("walkback.training.loop._train", _interrupt)
+    assert content(run(tmp_path).path) == content(whole / SPEC.name)
+
+
+PAUSE = """
+import os, sys, time, torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from test_audit_store import SPEC, run
+sync = os.fsync
+left = int(sys.argv[3])
+def pause(handle):
+    global left
+    left -= 1
+    if left < 0:
+        print("in the middle", flush=True)
+        time.sleep(60)
+    sync(handle)
+os.fsync = pause
+run(Path(sys.argv[2]))
+"""
+
+
+def paused(out: Path, writes: int) -> subprocess.Popen[str]:
+    """A process that stops in the middle of its n-th write."""
+    call = [sys.executable, "-c", PAUSE, HERE, str(out), str(writes)]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, text=True)
+
+
+def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_path: Path, whole: Path) -> None:
+    cases = [(signal.SIGTERM, 3, "checkpoint.safetensors.tmp"), (signal.SIGKILL, 7, "weights.safetensors.tmp")]
+    processes = [paused(tmp_path / number.name, writes) for number, writes, _ in cases]
+    for process, (number, _, half) in zip(processes, cases, strict=True):
+        place = tmp_path / number.name / SPEC.name
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "in the middle\n"
+            assert (place / half).exists()
+            assert held(place), "the lock is not there while it trains"
+            process.send_signal(number)
+            assert process.wait(30) == -number
+        assert (place / half).exists(), "the signal came too late to test anything"
+        assert not held(place), "the lock outlived its owner"
+        assert store.state(place.parent, SPEC).kind == "begun"
+        assert content(run(place.parent).path) == content(whole / SPEC.name)
+        assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
+
+
+def test_waiting_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import threading
+
+    place, inside, leave = tmp_path / "run", threading.Event(), threading.Event()
+
+    def owner() -> None:
+        with owned(place):
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=owner)
+    thread.start()
+    inside.wait(10)
+    threading.Timer(0.2, leave.set).start()
+    start = time.monotonic()
+    with owned(place, quiet=False):
+        assert time.monotonic() - start > 0.1
+    thread.join()
+    assert "run is being trained by another process: waiting for it" in capsys.readouterr().err

@@ -1,0 +1,144 @@
+"""Ray for real: a cluster of two nodes on the loopback interface, one of which is killed while it trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from test_training import tiny
+from walkback.audit.executors import Event, Job, executor
+from walkback.audit.executors.ray import OWN_CLUSTER, run
+from walkback.audit.store import progress, state
+from walkback.data import Dataset
+from walkback.errors import InputError
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+LONG = {"net_options": {"width": 16, "depth": 2}, "data": "test_executor_ray:together", "epochs": 30, "rule": "dfa"}
+
+
+def together() -> Dataset:
+    """The small task, once two workers ask for it: on a loaded machine one may start long before the other."""
+    door = Path(os.environ["RAY_TMPDIR"]) / "door"
+    door.mkdir(exist_ok=True)
+    (door / str(os.getpid())).touch()
+    until = time.monotonic() + 60
+    while len(list(door.iterdir())) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    return tiny()
+
+
+def broken() -> Dataset:
+    raise ValueError("no such shelf")
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for Ray, with a short name because its sockets are in there, and our modules for its workers."""
+    folder = Path(tempfile.mkdtemp(prefix="wb", dir="/tmp"))
+    (folder / "token").write_text(secrets.token_hex(32))  # else Ray puts one into the home directory
+    for key, value in {**OWN_CLUSTER, "RAY_TMPDIR": folder, "RAY_AUTH_TOKEN_PATH": folder / "token"}.items():
+        monkeypatch.setenv(key, str(value))
+    path = [Path(__file__).parent, Path(__file__).parents[1] / "src", os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(p) for p in path if p))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def answers(address: str) -> bool:
+    host, port = address.rsplit(":", 1)
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_node_is_killed_and_nothing_is_lost(short: Path, tmp_path: Path) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    specs = [RunSpec(**{**LONG, "seed": seed, "epochs": epochs}) for seed, epochs in ((1, 30), (2, 30), (3, 3))]
+    bad = RunSpec(**{**LONG, "data": "test_executor_ray:broken"})
+    jobs = [Job(spec, str(tmp_path / "store")) for spec in (*specs, bad)]
+    events, epochs, victim = list[Event](), {spec: [0] for spec in specs}, None
+    try:
+        victim = cluster.add_node(**node)
+        assert cluster.address.startswith("127.0.0.1:")
+        for event in run(jobs, retries=1, address=cluster.address):
+            events += [event] if event else []
+            for spec in specs:
+                epochs[spec].append(progress(tmp_path / "store", spec).get("epoch") or 0)
+            if victim and min(epochs[spec][-1] for spec in specs[:2]) >= 3:
+                assert all(state(tmp_path / "store", spec).kind == "begun" for spec in specs[:2])
+                cluster.remove_node(victim, allow_graceful=False)
+                victim = None
+        assert victim is None, "no node was killed: the runs were too short"
+        assert not ray.is_initialized()
+        assert answers(cluster.address), "the cluster was not ours to stop"
+    finally:
+        cluster.shutdown()
+
+    told = {spec: [event.kind for event in events if event.spec == spec] for spec in (*specs, bad)}
+    hit = [spec for spec in specs[:2] if told[spec] == ["started", "retried", "started", "finished"]]
+    assert len(hit) == 1, told
+    assert all(told[spec] == ["started", "finished"] for spec in specs if spec not in hit)
+    lost = next(event for event in events if event.spec == hit[0] and event.kind == "retried")
+    assert "NodeDiedError" in lost.detail or "WorkerCrashedError" in lost.detail
+    assert epochs[hit[0]] == sorted(epochs[hit[0]]), "it began anew instead of going on"
+    assert jobs[specs.index(hit[0])].log.read_text().count("-- ") == 2
+
+    assert told[bad] == ["started", "retried", "started", "failed"]
+    failed = next(event for event in events if event.kind == "failed")
+    assert "ValueError: no such shelf" in failed.detail.splitlines()[0]
+    assert f"{jobs[3].log} ends with:" in failed.detail
+
+    for spec in specs:
+        calm = train(spec, tmp_path / "calm", data=tiny(), quiet=True).path
+        for name in ("weights.safetensors", "trajectory.jsonl", "report.json"):
+            assert (tmp_path / "store" / spec.name / name).read_bytes() == (calm / name).read_bytes(), name
+
+
+def test_a_cluster_of_our_own_is_gone_afterwards(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.chdir(tmp_path)  # a store given relative to here is found from the workers
+    spec = RunSpec(**{**LONG, "data": "test_training:tiny", "epochs": 2})
+    events, address = list[Event](), ""
+    for event in run([Job(spec, "store")], workers=1):
+        address = address or ray.get_runtime_context().gcs_address
+        assert ray.cluster_resources()["CPU"] == 1
+        events += [event] if event else []
+    assert [event.kind for event in events] == ["started", "finished"]
+    assert state("store", spec).kind == "finished"
+    assert address.startswith("127.0.0.1:")
+    assert not answers(address)
+
+
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:9"])
+def test_no_cluster_at_that_address(short: Path, tmp_path: Path, address: str) -> None:
+    with pytest.raises(InputError, match=rf"Expected a Ray cluster at '{address}', but: .*`ray start --head`"):
+        next(run([Job(RunSpec(), str(tmp_path))], address=address))
+
+
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "head"])
+def test_an_address_of_another_kind(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InputError, match=rf"Expected 'auto' or 'host:port' .*, but got '{address}'"):
+        next(run([Job(RunSpec(), str(tmp_path))], address=address))
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "walkback.audit.executors.ray")
+    with pytest.raises(InputError, match=r"pip install 'walkback\[ray\]'"):
+        executor("ray")

@@ -1,0 +1,177 @@
+"""Slurm: submitit's executor on this machine, and a real slurmctld and slurmd where they can be started."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from test_training import tiny
+from walkback.audit.executors import Event, Job, executor, slurm
+from walkback.audit.executors import cluster as loop
+from walkback.audit.store import progress, state
+from walkback.data import Dataset
+from walkback.errors import InputError
+from walkback.training.loop import train
+from walkback.training.spec import RunSpec
+
+LONG = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 20, "rule": "dfa"}
+SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm_single_node.sh"
+
+
+def broken() -> Dataset:
+    raise ValueError("no such shelf")
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our modules for the jobs, and no long pauses between two looks."""
+    path = [Path(__file__).parent, Path(__file__).parents[1] / "src", os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(p) for p in path if p))
+    monkeypatch.setattr(slurm, "POLL", 0.3)
+    monkeypatch.setattr(loop, "TICK", 0.1)
+
+
+@pytest.fixture
+def slurmd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a Slurm of our own."""
+    if shutil.which("slurmd") is None or os.getuid() != 0:
+        pytest.skip(
+            "needs root and Debian's Slurm: `scripts/slurm_single_node.sh start /tmp/slurm` says what is missing"
+        )
+    folder = Path(tempfile.mkdtemp(prefix="wb", dir="/tmp"))
+    started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True)
+    try:
+        assert started.returncode == 0, started.stderr
+        monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        yield folder
+    finally:
+        subprocess.run([SCRIPT, "stop", folder], check=True)
+        shutil.rmtree(folder)
+
+
+@pytest.fixture(params=["local", "slurm"])
+def cluster(request: pytest.FixtureRequest) -> str:
+    if request.param == "slurm":
+        request.getfixturevalue("slurmd")
+    return request.param
+
+
+def starts(job: Job) -> list[int]:
+    """The processes that began to train it."""
+    return [int(pid) for pid in re.findall(r"^-- .* process (\d+) on", job.log.read_text(), re.M)]
+
+
+def follow(jobs: list[Job], interfere: dict[RunSpec, signal.Signals], **options) -> tuple[list[Event], dict]:
+    """Run them all; a process whose run is three epochs old gets the signal meant for it."""
+    events, epochs, interfere = list[Event](), {job.spec: [0] for job in jobs}, dict(interfere)
+    for event in slurm.run(jobs, **options):
+        events += [event] if event else []
+        for job in jobs:
+            epochs[job.spec].append(progress(job.store, job.spec).get("epoch") or epochs[job.spec][-1])
+            if job.spec in interfere and epochs[job.spec][-1] >= 3:
+                assert state(job.store, job.spec).kind == "begun", "the run was too short to disturb it"
+                os.kill(starts(job)[-1], interfere.pop(job.spec))
+    assert not interfere
+    return events, epochs
+
+
+def told(events: list[Event], spec: RunSpec) -> list[str]:
+    return [event.kind for event in events if event.spec == spec]
+
+
+def assert_as_undisturbed(job: Job, calm: Path) -> None:
+    bundle = train(job.spec, calm, data=tiny(), quiet=True)
+    for name in ("weights.safetensors", "trajectory.jsonl", "report.json"):
+        assert (job.folder / name).read_bytes() == (bundle.path / name).read_bytes(), name
+
+
+def test_killed_preempted_and_broken_runs(cluster: str, tmp_path: Path) -> None:
+    killed, preempted = RunSpec(**LONG, seed=1), RunSpec(**LONG, seed=2)
+    bad = RunSpec(**{**LONG, "data": "test_executor_slurm:broken"})
+    jobs = [Job(spec, str(tmp_path / "store")) for spec in (killed, preempted, bad)]
+    signals = {killed: signal.SIGKILL, preempted: signal.SIGUSR2}  # USR2: what Slurm sends near a time limit
+    events, epochs = follow(jobs, signals, cluster=cluster, workers=2, retries=1, time=60)
+    assert told(events, killed) == ["started", "retried", "started", "finished"]
+    assert told(events, preempted)[0] == "started"
+    assert told(events, preempted)[-1] == "finished"
+    assert told(events, bad) == ["started", "retried", "started", "failed"]
+    detail = next(event.detail for event in events if event.kind == "failed")
+    assert "ValueError: no such shelf" in detail.splitlines()[0]
+    assert f"{jobs[2].log} ends with:" in detail
+    for job in jobs[:2]:
+        assert len(starts(job)) == 2
+        assert epochs[job.spec] == sorted(epochs[job.spec]), "it began anew instead of going on"
+        assert_as_undisturbed(job, tmp_path / "calm")
+
+
+def test_a_time_limit_shorter_than_an_epoch_is_a_failure(tmp_path: Path) -> None:
+    job = Job(RunSpec(**LONG), str(tmp_path))
+    training = slurm.Training(job.to_json())
+    assert training.checkpoint() is None
+    job.folder.mkdir()
+    (job.folder / "checkpoint.safetensors").touch()
+    assert training.checkpoint().function.text == training.text
+
+
+def test_the_node_is_lost_and_comes_back(slurmd: Path, tmp_path: Path) -> None:
+    job = Job(RunSpec(**LONG), str(tmp_path / "store"))
+    events, lost = list[Event](), False
+    for event in slurm.run([job], retries=0):
+        events += [event] if event else []
+        if not lost and (progress(job.store, job.spec).get("epoch") or 0) >= 3:
+            lost = True
+            pull_the_plug(slurmd)
+        if event and event.kind == "retried":
+            subprocess.run(["slurmd", "-f", slurmd / "slurm.conf"], check=True)
+    assert told(events, job.spec) == ["started", "retried", "started", "finished"]
+    assert len(starts(job)) == 2
+    assert_as_undisturbed(job, tmp_path / "calm")
+
+
+def pull_the_plug(folder: Path) -> None:
+    """Kill our slurmd, then the jobs' processes and their step daemons: what is left of a node without power."""
+    listed = subprocess.run(["scontrol", "listpids"], capture_output=True, text=True, check=True).stdout
+    jobs = [int(line.split()[0]) for line in listed.splitlines()[1:]]
+    parents = [int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in jobs]
+    steps = [pid for pid in parents if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()]
+    assert steps
+    for pid in [int((folder / "slurmd.pid").read_text()), *steps, *jobs]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cluster": "pbs"}, "Expected cluster to be 'slurm' or 'local', but got 'pbs'"),
+        ({"partion": "gpu"}, r"Expected slurm to take 1 jobs, but: Unavailable parameter\(s\): \['partion'\]"),
+    ],
+)
+def test_options_that_do_not_exist(options: dict, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    with pytest.raises(InputError, match=words):
+        next(slurm.run([Job(RunSpec(), str(tmp_path))], **options))
+
+
+def test_a_machine_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match=r"Expected slurm to take 1 jobs, but: Could not detect \"srun\""):
+        next(slurm.run([Job(RunSpec(), str(tmp_path))]))
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delitem(sys.modules, "walkback.audit.executors.slurm")
+    with pytest.raises(InputError, match=r"pip install 'walkback\[slurm\]'"):
+        executor("slurm")
