@@ -140,11 +140,11 @@ class Table:
             bold: (row, column) of cells.
             caption: sentences after the title.
         """
-        lines = [f"## {_md(self.title)}", "", *([_md(caption), ""] if caption else [])]
+        lines = [f"## {markdown(self.title)}", "", *([markdown(caption), ""] if caption else [])]
         lines += [_md_row(self.columns), "|" + "---|" * len(self.columns)]
         lines += [_md_row(row, {c for r, c in bold if r == i}) for i, row in enumerate(self.rows)]
         if self.notes:
-            lines += ["", *(f"- {_md(note)}" for note in self.notes)]
+            lines += ["", *(f"- {markdown(note)}" for note in self.notes)]
         if self.missing:
             lines += ["", "Missing:", "", *(f"- {_md_missing(line)}" for line in self.missing)]
         return "\n".join(lines)
@@ -211,16 +211,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _md(text: str) -> str:
+def markdown(text: str) -> str:
     """Text that Markdown shows as it is, also in a table."""
     text = re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
 
 def _md_row(cells: Sequence[str], bold: Collection[int] = ()) -> str:
-    return "| " + " | ".join(f"**{_md(cell)}**" if i in bold else _md(cell) for i, cell in enumerate(cells)) + " |"
+    return (
+        "| "
+        + " | ".join(f"**{markdown(cell)}**" if i in bold else markdown(cell) for i, cell in enumerate(cells))
+        + " |"
+    )
 
 
 def _md_missing(line: str) -> str:
     what, sep, command = line.partition(": ")
-    return f"{_md(what)}: `{command}`" if sep and "`" not in command else _md(line)
+    return f"{markdown(what)}: `{command}`" if sep and "`" not in command else markdown(line)

@@ -6,17 +6,25 @@ small line what it has no runs of; with nothing to draw it raises an error that 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from walkback.audit.records import Records
 from walkback.errors import InputError, WalkbackError
+
+if find_spec("matplotlib") is None:
+    raise InputError(
+        "Expected matplotlib, which draws the figures, but it is not installed: pip install 'walkback[report]'"
+    )
+
 from walkback.exhibits.figures.audits import cross_arch, per_layer, reporting_pair
 from walkback.exhibits.figures.courses import penalty, temporal_augmented, temporal_plain
 from walkback.exhibits.figures.decisions import cosine_rank, decision_utility, sensitivity
 from walkback.exhibits.figures.diagram import backward_paths
-from walkback.exhibits.figures.style import FORMATS, WIDTHS, Draw, Width, save_figure
+from walkback.exhibits.figures.style import DPI, FORMATS, WIDTHS, Draw, Width, save_figure
 
 FIGURES: dict[str, Draw] = {
     "reporting-pair": reporting_pair,
@@ -45,8 +53,11 @@ def save_figures(
     names: Iterable[str] = tuple(FIGURES),
     widths: Iterable[Width] = tuple(WIDTHS),
     formats: Iterable[str] = FORMATS,
+    dpi: int = DPI,
 ) -> Saved:
     """Write the figures as `folder/NAME-WIDTH.FORMAT`. The same records give the same bytes.
+
+    What can't be drawn is named on standard error, with the reason and what to train.
 
     Args:
         records: see `walkback.audit.records.read_records`.
@@ -54,6 +65,7 @@ def save_figures(
         names: of FIGURES.
         widths: "single" is a column of a two-column paper (3.25 in), "double" both (6.75 in).
         formats: pdf, svg, png.
+        dpi: of png.
     """
     names, widths, formats = list(names), list(widths), list(formats)
     unknown = [name for name in names if name not in FIGURES]
@@ -66,8 +78,9 @@ def save_figures(
                 fig = FIGURES[name](records, width)
             except WalkbackError as error:
                 not_drawn[name] = str(error)
+                print(f"not drawn: {name}: {error}", file=sys.stderr)
                 break
-            files += [save_figure(fig, Path(folder) / f"{name}-{width}.{kind}") for kind in formats]
+            files += [save_figure(fig, Path(folder) / f"{name}-{width}.{kind}", dpi) for kind in formats]
     return Saved(tuple(files), not_drawn)
 
 

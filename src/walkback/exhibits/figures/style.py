@@ -25,7 +25,7 @@ from walkback.errors import FormatError, InputError
 
 Width = Literal["single", "double"]
 WIDTHS: dict[Width, float] = {"single": 3.25, "double": 6.75}  # inches: a column, and both, of a two-column paper
-FORMATS = ("pdf", "svg", "png")
+FORMATS, DPI = ("pdf", "svg", "png"), 300
 LIMITS = DiagnosticThresholds()
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; marker and line style do it in greyscale.
@@ -68,7 +68,6 @@ STYLE: dict[str, Any] = {
     "ytick.minor.size": 1.5,
     "lines.linewidth": 1.0,
     "lines.markersize": 3.5,
-    "savefig.dpi": 300,
     "pdf.fonttype": 42,  # fonts embedded as TrueType: journals refuse Type 3
     "svg.fonttype": "path",  # glyphs embedded as outlines: looks the same without the font
     "svg.hashsalt": "walkback",  # element names that don't change from call to call
@@ -276,8 +275,12 @@ def rule_order(rule: str) -> int:
 # -- writing ---------------------------------------------------------------------------------------------------
 
 
-def save_figure(fig: Figure, path: str | Path) -> Path:
-    """Write a figure as .pdf, .svg or .png; the same figure gives the same bytes."""
+def save_figure(fig: Figure, path: str | Path, dpi: int = DPI) -> Path:
+    """Write a figure as .pdf, .svg or .png; the same figure gives the same bytes.
+
+    Args:
+        dpi: of .png.
+    """
     path = Path(path)
     kind = path.suffix.removeprefix(".")
     if kind not in FORMATS:
@@ -287,7 +290,7 @@ def save_figure(fig: Figure, path: str | Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with styled():
-            fig.savefig(path, format=kind, metadata=empty.get(kind, {"Software": None}))
+            fig.savefig(path, format=kind, dpi=dpi, metadata=empty.get(kind, {"Software": None}))
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None
     return path
