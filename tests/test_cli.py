@@ -195,7 +195,7 @@ def test_a_bundle_is_diagnosed_on_given_data(mod, capsys, tmp_path):
         (["neither"], "error: Expected a bundle folder or module:function, but 'neither' is neither."),
         (["."], "error: Expected a bundle at ., a folder with spec.json and weights.safetensors"),
         (["{mod}:healthy", "--data", "{mod}:batches"], "error: Expected --data only with a bundle"),
-        (["{mod}:healthy", "--out", "report.pdf"], "error: Expected --out to end in .json, .md, .tex or .txt"),
+        (["{mod}:healthy", "--out", "report.pdf"], "error: Expected --out to end in .json, .html, .md, .tex or .txt"),
         (["{mod}:healthy", "--out", "{mod}.py/r.md"], "error: Expected to write {mod}.py/r.md, but: "),
         (
             ["{mod}:healthy", "--out", "{mod}.py/r.json"],

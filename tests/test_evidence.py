@@ -599,7 +599,7 @@ def test_names_are_escaped(tmp_path):
     table = evidence("primary", read_records(tmp_path))
     assert one(table, rule=odd, figures=PLAIN)["acc"] == "0.300"
     assert r"| my_rules:odd\|\*rule\*,\_x\_ & 50% |" in table.to_markdown()
-    assert r"my\_rules:odd|*rule*,\_x\_ \& 50\%" in table.to_latex()
+    assert r"my\_rules:odd\textbar{}*rule*,\_x\_ \& 50\%" in table.to_latex()
     assert f'"{odd}",' in table.to_csv()
     assert table.to_dict()["rows"] == [list(r) for r in table.rows]
 

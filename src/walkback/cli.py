@@ -85,7 +85,7 @@ def diagnose(
     notes
         Line shown in the report.
     out
-        Also write the report there: .json, .md, .tex or .txt.
+        Also write the report there: .json, .html, .md, .tex or .txt.
     device
         For a run or bundle: where to measure: cpu, cuda, mps.
     json
@@ -155,7 +155,7 @@ def judge(
     notes
         Line shown in the report.
     out
-        Also write the report there: .json, .md, .tex or .txt.
+        Also write the report there: .json, .html, .md, .tex or .txt.
     json
         Print the report as JSON.
     """
@@ -436,6 +436,66 @@ def evidence(
 
 
 @app.command
+def report(
+    folder: Path,
+    *,
+    out: Path | None = None,
+    tables: Path | None = None,
+    figures: Path | None = None,
+    template: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """One page about all runs of a store: verdicts first, then every run with its figures.
+
+    Parameters
+    ----------
+    folder
+        Where the runs are, however deep.
+    out
+        The page, .html: one file that needs no network. report.html if nothing else is asked for.
+    tables
+        Also write the tables into this folder.
+    figures
+        Also write the figures into this folder.
+    template
+        Also fill the reporting template and write it there.
+    json
+        Print what was written and the verdicts as JSON.
+    """
+    if (out, tables, figures, template) == (None, None, None, None):
+        out = Path("report.html")
+    _check_page_out(out)
+    from walkback.audit.records import read_records
+    from walkback.exhibits.page import page_data, render
+
+    records = read_records(folder)
+    data = page_data(records)
+    if out is not None:
+        _write_text(out, render(data))
+    if tables is not None:
+        from walkback.exhibits.tables import save_tables
+
+        save_tables(records, tables)
+    if figures is not None:
+        from walkback.exhibits.figures import save_figures
+
+        save_figures(records, figures)
+    if template is not None:
+        from walkback.exhibits.template import fill_template
+
+        fill_template(records, template)
+    written = {"page": out, "tables": tables, "figures": figures, "template": template}
+    written = {what: str(path) for what, path in written.items() if path is not None}
+    for path, reason in data["problems"]:
+        print(f"not read: {path}: {reason}", file=sys.stderr)
+    if json:
+        _print_json({"written": written, **{k: data[k] for k in ("summary", "settings", "missing", "problems")}})
+    else:
+        _print("\n".join([data["summary"], *(f"{what}: {path}" for what, path in written.items())]))
+    return 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
@@ -620,8 +680,21 @@ def _json_object(name: str, text: str) -> dict[str, Any]:
 
 def _check_out(out: Path | None) -> None:
     """Refuse a file we would not write before anything is measured."""
-    if out is not None and out.suffix not in (".json", ".md", ".tex", ".txt"):
-        raise InputError(f"Expected --out to end in .json, .md, .tex or .txt, but got {str(out)!r}.")
+    if out is not None and out.suffix not in (".json", ".html", ".md", ".tex", ".txt"):
+        raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {str(out)!r}.")
+
+
+def _check_page_out(out: Path | None) -> None:
+    if out is None:
+        return
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f"Expected --out to end in .html, the page is one file, but got {str(out)!r}.")
+    if out.is_dir():
+        raise InputError(f"Expected --out to be a file, but {out} is a folder. Write --out {out / 'report.html'}.")
+    if not out.parent.is_dir():
+        raise InputError(
+            f"Expected the folder of --out to be there, but {out.parent} is not. Make it: mkdir -p {out.parent}."
+        )
 
 
 def _check_tables_out(out: Path | None, name: str) -> None:
@@ -652,8 +725,8 @@ def _finish(report: Report, out: Path | None, as_json: bool) -> int:
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
-        text = {".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}[out.suffix]()
-        _write_text(out, text)
+        forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
+        _write_text(out, forms[out.suffix]())
     if as_json:
         _print_json(report.to_dict())
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from numbers import Real
@@ -95,30 +95,33 @@ def judge(
     decide(Measurements(), Claim(), limits, by)
     parsed = [(measurements(row, name), _claim(row, given)) for row, name in rows]
     m, claim = parsed[-1]
-    run = _plain(_part(last, "run", where))
+    run = plain(_part(last, "run", where))
     if len(rows) > 1:
-        run |= {"epochs": len(rows), "fired": _fired(rows, parsed, limits, by)}
+        named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
+        steps = [(epoch, m) for epoch, (m, _) in zip(named, parsed)]
+        run |= {"epochs": len(rows), "fired": fired(steps, limits, by)}
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
 
 
-def _fired(
-    rows: Sequence[tuple[Mapping[str, Any], str]],
-    parsed: Sequence[tuple[Measurements, Claim]],
-    thresholds: DiagnosticThresholds,
-    edition: str,
+def fired(
+    epochs: Iterable[tuple[int | float, Measurements]], thresholds: DiagnosticThresholds, edition: str = "three-check"
 ) -> dict[str, int | float | None]:
-    """First epoch at which each check flagged, None for never."""
-    fired: dict[str, int | float | None] = {}
-    for index, ((row, _), (m, claim)) in enumerate(zip(rows, parsed)):
+    """Check -> the first epoch at which it flagged, None for never; checks that were never tested are left out.
+
+    >>> calm, loud = (measurements({"per_layer": {"h_norm": h}}) for h in ([1.0, 2.0], [1.0, 90.0]))
+    >>> fired([(1, calm), (2, loud)], DiagnosticThresholds())
+    {'D1': 2}
+    """
+    found: dict[str, int | float | None] = {}
+    for epoch, m in epochs:
         # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
-        for finding in decide(m, claim, thresholds, edition).findings[:-1]:
+        for finding in decide(m, Claim(), thresholds, edition).findings[:-1]:
             if finding.flagged is not None:
-                fired.setdefault(finding.check, None)
-            if finding.flagged and fired[finding.check] is None:
-                epoch = row.get("epoch")
-                fired[finding.check] = index if epoch is None else epoch
-    return fired
+                found.setdefault(finding.check, None)
+            if finding.flagged and found[finding.check] is None:
+                found[finding.check] = epoch
+    return found
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -236,7 +239,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     """
     per_layer, values = _part(row, "per_layer", where), _part(row, "values", where)
     conditions = {k: row[k] for k in ("g_norm_batch_size", "dtype") if row.get(k) is not None}
-    conditions |= _plain(_part(row, "conditions", where))
+    conditions |= plain(_part(row, "conditions", where))
     bad: dict[str, list[str]] = {}
     lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
     logged = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
@@ -360,13 +363,13 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """What JSON can hold: numbers that are not finite become None, what it does not know becomes text."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return value if isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)

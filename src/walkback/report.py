@@ -1,4 +1,4 @@
-"""What a person reads: Verdict -> Report, as text, Markdown, LaTeX and JSON. Nothing is computed here."""
+"""What a person reads: Verdict -> Report, as text, Markdown, LaTeX, HTML and JSON. Nothing is computed here."""
 
 from __future__ import annotations
 
@@ -138,6 +138,21 @@ class Report:
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
+
+    def _repr_html_(self) -> str:
+        from walkback.exhibits.card import card
+
+        return card(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """All forms at once: a notebook shows the richest it knows, and keeps the others for where it goes next."""
+        return {"text/plain": str(self), "text/markdown": self.to_markdown(), "text/html": self._repr_html_()}
+
+    def to_html(self) -> str:
+        """The report as one HTML file without scripts or network, its per-layer figures drawn inside."""
+        from walkback.exhibits.card import document
+
+        return document(self)
 
     def to_markdown(self) -> str:
         """The report as GitHub Markdown."""
@@ -327,7 +342,11 @@ class Report:
 
     def _below_tables(self) -> list[str]:
         """Paragraphs under the tables, each after an empty line."""
-        about_gamma = []
+        parts = (self._about_stream(), self._about_gamma(), self._about_run(), self._remarks())
+        return [line for part in parts if part for line in ("", *part)]
+
+    def _about_gamma(self) -> list[str]:
+        said = []
         v = self.values
         if v.get("gamma") is not None:
             extra = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
@@ -335,21 +354,24 @@ class Report:
                 extra.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
             if v.get("deep_cosine") is not None:
                 extra.append(f"deep mean {v['deep_cosine']:+.3f}")
-            about_gamma.append("; ".join(extra))
+            said.append("; ".join(extra))
             others = [f"{k} {_number(x, True)}" for k, x in self.aggregates.items() if k != "layers"]
             if others:
-                about_gamma.append(f"Γ averaged in other orders: {', '.join(others)}")
-        about_stream = self._about_stream()
+                said.append(f"Γ averaged in other orders: {', '.join(others)}")
         for name, numbers in self.controls.items():
-            about_gamma.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
-        about_run = []
+            said.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
+        return said
+
+    def _about_run(self) -> list[str]:
         fired, epochs = self.run.get("fired"), self.run.get("epochs")
-        if isinstance(fired, dict) and fired:
-            first = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in fired.items())
-            about_run.append(f"first flagged: {first}" + (f" ({epochs} epochs)" if epochs else ""))
+        if not isinstance(fired, dict) or not fired:
+            return []
+        first = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in fired.items())
+        return [f"first flagged: {first}" + (f" ({epochs} epochs)" if epochs else "")]
+
+    def _remarks(self) -> list[str]:
         untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]
-        notes = [*untested, *(f"note: {text}" for text in self.advisories)]
-        return [line for part in (about_stream, about_gamma, about_run, notes) if part for line in ("", *part)]
+        return [*untested, *(f"note: {text}" for text in self.advisories)]
 
     def _about_stream(self) -> list[str]:
         """Raw values that no table shows: total growth, and stability where the edition has no check for it."""
@@ -420,7 +442,7 @@ _TEX = {
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
     "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
     "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$", "†": r"\dag{}",
-    "²": "$^2$", "₀": "$_0$",
+    "²": "$^2$", "₀": "$_0$", "|": r"\textbar{}",
 }  # fmt: skip
 _TEX |= {
     letter: rf"$\{name}$"

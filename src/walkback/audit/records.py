@@ -145,22 +145,27 @@ def read_records(folder: str | Path) -> Records:
         raise FormatError(f"Expected a folder with runs at {folder}, but there is none.")
     runs: dict[str, Record] = {}
     problems = []
-    for path in _candidates(folder):
+    unreadable: list[OSError] = []
+    for path in _candidates(folder, unreadable):
         try:
             run = _read(path)
-        except WalkbackError as error:
+        except (WalkbackError, OSError) as error:
             problems.append(Problem(path, str(error)))
             continue
         if run.spec.digest in runs:
             problems.append(Problem(path, f"the same spec as {runs[run.spec.digest].path}, which is used"))
         else:
             runs[run.spec.digest] = run
+    for error in unreadable:
+        if Path(error.filename) == folder:
+            raise FormatError(f"Expected to read the runs in {folder}, but: {error.strerror}.")
+        problems.append(Problem(Path(error.filename), f"not readable: {error.strerror}"))
     return Records(folder, tuple(runs.values()), tuple(problems))
 
 
-def _candidates(folder: Path) -> Iterator[Path]:
+def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
     """Folders with the files of a run, and empty ones below `folder`, sorted."""
-    for name, below, files in os.walk(folder):
+    for name, below, files in os.walk(folder, onerror=unreadable.append):
         below[:] = sorted(d for d in below if not d.startswith("."))
         if any(file in files for file in _TRACES) or (not below and not files and Path(name) != folder):
             yield Path(name)

@@ -77,6 +77,10 @@ def setting_of(spec: RunSpec) -> Setting | None:
     """
     if spec.optimiser != Optimiser() or any(spec.rule_options.get(k) == v for k, v in ABLATIONS.items()):
         return None
+    return _setting(spec)
+
+
+def _setting(spec: RunSpec) -> Setting:
     return Setting(
         spec.rule,
         spec.net,
@@ -225,11 +229,39 @@ class Judged:
 @lru_cache(maxsize=512)
 def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds | None = None) -> Judged:
     """Judge a setting in both editions."""
-    limits = thresholds or DiagnosticThresholds()
-    runs = select(records, setting)
+    bp = select(records, replace(setting, rule="bp", penalty=0.0, credit_site="writer"))
+    return _judge(records, setting, select(records, setting), bp, thresholds or DiagnosticThresholds())
+
+
+@lru_cache(maxsize=4)
+def alike(records: Records) -> dict[RunSpec, tuple[Record, ...]]:
+    """All runs, those that differ in their seed only together: spec with seed 0 -> its runs, by seed."""
+    groups: dict[RunSpec, list[Record]] = {}
+    for run in records:
+        groups.setdefault(_seedless(run.spec), []).append(run)
+    return {spec: tuple(sorted(runs, key=lambda run: run.spec.seed)) for spec, runs in groups.items()}
+
+
+def judged_runs(records: Records, runs: Sequence[Record], thresholds: DiagnosticThresholds | None = None) -> Judged:
+    """Judge one run, or some that differ in their seed only, whatever their options and optimiser."""
+    spec = runs[0].spec
+    plain = {"rule": "bp", "rule_options": {}, "penalty": 0.0, "credit_site": "writer"}
+    bp = alike(records).get(_seedless(spec, **plain), ())
+    return _judge(records, _setting(spec), tuple(runs), bp, thresholds or DiagnosticThresholds())
+
+
+def _seedless(spec: RunSpec, **other: Any) -> RunSpec:
+    return RunSpec(**{**spec.model_dump(), "seed": 0, **other})
+
+
+def _judge(
+    records: Records, setting: Setting, runs: tuple[Record, ...], bp: Sequence[Record], limits: DiagnosticThresholds
+) -> Judged:
+    """`bp` are the runs of BP in the same setting, without a penalty: they tell whether its task can show depth."""
     if setting.scope == "frozen":
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
-    reference = _bp(records, setting)
+    known = [(run.accuracy, control.accuracy) for run in bp if (control := records.control(run)) is not None]
+    reference = ([a for a, _ in known], [b for _, b in known]) if known else None
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
     verdicts = {
         edition: tuple(decide(run.measurements, claim, limits, edition) for run in runs)
@@ -243,14 +275,6 @@ def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds 
 
 def _pairs(claim: Claim) -> int:
     return 0 if claim.frozen is None else len(accuracies("frozen_baseline_acc", claim.frozen))
-
-
-def _bp(records: Records, setting: Setting) -> tuple[list[float], list[float]] | None:
-    """Accuracies of BP and its control in the same setting, without a penalty."""
-    same = replace(setting, rule="bp", penalty=0.0, credit_site="writer")
-    pairs = [(run, records.control(run)) for run in select(records, same)]
-    known = [(run.accuracy, control.accuracy) for run, control in pairs if control is not None]
-    return ([a for a, _ in known], [b for _, b in known]) if known else None
 
 
 def _claim(
@@ -290,9 +314,9 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
     """
     seeds: dict[RunSpec, list[int]] = {}
     for spec in specs:
-        alike = seeds.setdefault(RunSpec(**{**spec.model_dump(), "seed": 0}), [])
-        if spec.seed not in alike:
-            alike.append(spec.seed)
+        same = seeds.setdefault(_seedless(spec), [])
+        if spec.seed not in same:
+            same.append(spec.seed)
     return [f"{describe(spec)}, seed {' '.join(map(str, s))}: {_command(spec, s, store)}" for spec, s in seeds.items()]
 
 
@@ -303,7 +327,18 @@ def describe(spec: RunSpec) -> str:
     said += ["frozen blocks"] if spec.scope == "frozen" else []
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
     said += ["reader"] if spec.credit_site == "reader" else []
+    said += other_optimiser(spec)
     return ", ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"])
+
+
+def other_optimiser(spec: RunSpec) -> list[str]:
+    """What differs from the papers' optimiser, in words.
+
+    >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
+    ['lr 0.008', 'schedule constant']
+    """
+    default = Optimiser().model_dump()
+    return [f"{k.replace('_', ' ')} {v}" for k, v in spec.optimiser.model_dump().items() if v != default[k]]
 
 
 def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
@@ -319,6 +354,10 @@ def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
         words += ["--credit-site", "reader"]
     if spec.augment:
         words += ["--augment"]
+    default = Optimiser().model_dump()
+    for name, value in spec.optimiser.model_dump().items():
+        if value != default[name]:
+            words += [f"--{name.replace('_', '-')}", str(value)]
     for name in ("net_options", "rule_options"):
         if getattr(spec, name):
             words += [f"--{name.replace('_', '-')}", json.dumps(getattr(spec, name))]

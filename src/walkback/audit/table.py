@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from math import isfinite, log10, sqrt
 from typing import Any, NamedTuple
 
 from tabulate import tabulate
-
-from walkback.report import tex
 
 NONE = "–"
 
@@ -135,35 +133,32 @@ class Table:
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
 
-    def to_markdown(self) -> str:
-        """GitHub Markdown."""
-        lines = [f"## {_md(self.title)}", "", _md_row(self.columns), "|" + "---|" * len(self.columns)]
-        lines += [_md_row(row) for row in self.rows]
+    def to_markdown(self, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
+        """GitHub Markdown.
+
+        Args:
+            bold: (row, column) of cells.
+            caption: sentences after the title.
+        """
+        lines = [f"## {markdown(self.title)}", "", *([markdown(caption), ""] if caption else [])]
+        lines += [_md_row(self.columns), "|" + "---|" * len(self.columns)]
+        lines += [_md_row(row, {c for r, c in bold if r == i}) for i, row in enumerate(self.rows)]
         if self.notes:
-            lines += ["", *(f"- {_md(note)}" for note in self.notes)]
+            lines += ["", *(f"- {markdown(note)}" for note in self.notes)]
         if self.missing:
             lines += ["", "Missing:", "", *(f"- {_md_missing(line)}" for line in self.missing)]
         return "\n".join(lines)
 
-    def to_latex(self) -> str:
-        """A booktabs table; the notes go into the caption."""
-        caption = ". ".join(tex(text.rstrip(".")) for text in (self.title, *self.notes)) + "."
-        return "\n".join(
-            [
-                r"\begin{table}",
-                r"  \centering",
-                rf"  \caption{{{caption}}}",
-                rf"  \label{{tab:{self.name}}}",
-                rf"  \begin{{tabular}}{{{'l' * len(self.columns)}}}",
-                r"    \toprule",
-                *_tex_rows([self.columns]),
-                r"    \midrule",
-                *_tex_rows(self.rows),
-                r"    \bottomrule",
-                r"  \end{tabular}",
-                r"\end{table}",
-            ]
-        )
+    def to_latex(self, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
+        """Booktabs tables that fit a page, with the notes below: see `walkback.audit.latex`.
+
+        Args:
+            bold: (row, column) of cells.
+            caption: sentences after the title.
+        """
+        from walkback.audit.latex import latex
+
+        return latex(self, bold, caption)
 
     def to_csv(self) -> str:
         """The rows as read, with a head, commas and quotes as RFC 4180 has them."""
@@ -216,21 +211,20 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _md(text: str) -> str:
+def markdown(text: str) -> str:
     """Text that Markdown shows as it is, also in a table."""
     text = re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
 
-def _md_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_md(cell) for cell in cells) + " |"
+def _md_row(cells: Sequence[str], bold: Collection[int] = ()) -> str:
+    return (
+        "| "
+        + " | ".join(f"**{markdown(cell)}**" if i in bold else markdown(cell) for i, cell in enumerate(cells))
+        + " |"
+    )
 
 
 def _md_missing(line: str) -> str:
     what, sep, command = line.partition(": ")
-    return f"{_md(what)}: `{command}`" if sep and "`" not in command else _md(line)
-
-
-def _tex_rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    # Braces: after the \\ of the row before, a bracket would open its optional argument.
-    return ["    {}" + " & ".join(tex(cell) for cell in row) + r" \\" for row in rows]
+    return f"{markdown(what)}: `{command}`" if sep and "`" not in command else markdown(line)

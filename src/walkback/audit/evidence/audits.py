@@ -129,15 +129,20 @@ def _mean(value: Stat | None) -> float | None:
 
 def wide_shallow(records: Records) -> Table:
     """004's representative setting: d=512, L=2."""
+    entries = [
+        Entry((RULES[rule],), Setting(rule, net_options=WIDE_SHALLOW), figures("wide-shallow", rule))
+        for rule in ("bp", "fa", "dfa")
+    ]
+    entries += [
+        Entry((f"frozen, {RULES[rule]} stem",), Setting(rule, net_options=WIDE_SHALLOW, scope="frozen"))
+        for rule in ("bp", "fa", "dfa")
+    ]
     return audit(
         "wide-shallow",
         "ResMLP d=512 L=2 on CIFAR-10, 100 epochs: the latest paper's representative setting",
         records,
         ["rule"],
-        [
-            Entry((RULES[rule],), Setting(rule, net_options=WIDE_SHALLOW), figures("wide-shallow", rule))
-            for rule in ("bp", "fa", "dfa")
-        ],
+        entries,
         ["acc", "gamma", "h_norm", "g_norm", "growth", "depth", "depth_bp", "three", "four"],
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from walkback.audit.agree import agrees_any, answer, published
 from walkback.audit.evidence.audits import networks
@@ -34,6 +35,31 @@ def first_epochs(run: Record, thresholds: DiagnosticThresholds | None = None) ->
             if flags and first[name] is None:
                 first[name] = epoch
     return first
+
+
+class Moment(NamedTuple):
+    """One epoch of a setting over its seeds; 0 is the initialisation."""
+
+    epoch: int
+    acc: Stat | None
+    h_norm: Stat | None
+    g_norm: Stat | None
+
+
+def course(runs: Sequence[Record]) -> list[Moment]:
+    """Accuracy, ‖h_L‖ and ‖g_L‖ along training; a run that ended early is in the epochs it has."""
+    out = []
+    for epoch in range(max((len(run.epochs) for run in runs), default=0)):
+        at = [run.epochs[epoch] for run in runs if epoch < len(run.epochs)]
+        out.append(
+            Moment(
+                at[0][0],
+                stat(acc for _, acc, _ in at),
+                stat(m.h_norm[-1] if m.h_norm else None for *_, m in at),
+                stat(m.g_norm[-1] if m.g_norm else None for *_, m in at),
+            )
+        )
+    return out
 
 
 def _span(epochs: Sequence[int | None]) -> Cell:

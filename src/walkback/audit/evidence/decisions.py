@@ -282,7 +282,7 @@ def sensitivity(records: Records) -> Table:
 def _sweep(records: Records, settings: Sequence[Setting], t: Threshold, kinds: set[str]) -> list:
     default = DiagnosticThresholds()
     limit = getattr(default, t.field)
-    points = _points(records, settings, t)
+    points = threshold_points(records, settings, t)
     n = len(points)
 
     def outcome(value: float) -> tuple:
@@ -352,7 +352,8 @@ def _value(point: Point) -> float:
     return point.value
 
 
-def _points(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Point]:
+def threshold_points(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Point]:
+    """What a threshold is laid on in these settings: every run, for the margin every rule over its seeds."""
     points = []
     for setting in settings:
         j = judged(records, setting)

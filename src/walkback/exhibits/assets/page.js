@@ -1,0 +1,334 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const runs = new Map(data.runs.map((run) => [run.id, run]));
+  const root = document.documentElement;
+  const one = (id) => document.getElementById(id);
+  const every = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const rows = every("#table tbody tr");
+  const sections = every(".run");
+
+  // An element with children; strings become text, never markup.
+  function el(tag, attributes = {}, ...children) {
+    const made = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children.filter((child) => child !== null));
+    return made;
+  }
+
+  // -- filter, sort, download ---------------------------------------------------------------------------------
+
+  const filters = ["rule", "setting", "verdict"];
+
+  function filter() {
+    const fits = (e) => filters.every((name) => !one(name).value || one(name).value === e.dataset[name]);
+    for (const e of [...rows, ...sections]) e.hidden = !fits(e);
+    const shown = (list) => list.filter((e) => !e.hidden).length;
+    one("status").textContent =
+      `${shown(rows)} of ${rows.length} settings and ${shown(sections)} of ${sections.length} runs shown.`;
+  }
+
+  function reset() {
+    for (const name of filters) one(name).value = "";
+    filter();
+  }
+
+  for (const name of filters) one(name).addEventListener("change", filter);
+  one("reset").addEventListener("click", reset);
+
+  // What is not known stands last in either direction.
+  function compare(a, b, down) {
+    if (a === "" || b === "") return (a === "") - (b === "");
+    const [x, y] = [Number(a), Number(b)];
+    const order = Number.isNaN(x) || Number.isNaN(y) ? a.localeCompare(b) : x - y;
+    return down ? -order : order;
+  }
+
+  for (const [column, head] of every("#table thead th").entries()) {
+    head.firstChild.addEventListener("click", () => {
+      const down = head.getAttribute("aria-sort") === "ascending";
+      for (const other of every("#table thead th")) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      rows.sort((a, b) => compare(a.cells[column].dataset.sort, b.cells[column].dataset.sort, down));
+      rows[0].parentNode.append(...rows);
+    });
+  }
+
+  function download(name, text, type) {
+    const link = el("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+    link.click();
+    URL.revokeObjectURL(link.href);
+  }
+
+  // The rows that are shown, in the order they are shown.
+  const chosen = () => rows.filter((row) => !row.hidden).map((row) => Number(row.dataset.index));
+  const csv = () => [data.csv[0], ...chosen().map((i) => data.csv[i + 1])].join("\r\n") + "\r\n";
+  const latex = () => [...data.latex[0], ...chosen().map((i) => data.latex[1][i]), ...data.latex[2]].join("\n") + "\n";
+  one("csv").addEventListener("click", () => download("verdicts.csv", csv(), "text/csv"));
+  one("latex").addEventListener("click", () => download("verdicts.tex", latex(), "application/x-tex"));
+
+  // -- one run ------------------------------------------------------------------------------------------------
+
+  const said = (m) =>
+    el("span", { class: `said ${m.kind}` }, m.mark && el("span", { class: "mark", "aria-hidden": "true" }, m.mark), ` ${m.word}`);
+
+  function table(head, body, kind) {
+    const cells = (row) => row.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)));
+    return el("div", { class: "scroll" },
+      el("table", { class: kind },
+        head ? el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col" }, text)))) : null,
+        el("tbody", {}, ...body.map((row) => el("tr", {}, ...cells(row))))));
+  }
+
+  function layerTable(run) {
+    const made = table(run.layers.head, run.layers.rows, "numbers");
+    made.querySelector("tbody").lastChild.className = "limits";
+    return made;
+  }
+
+  const list = (lines) => el("ul", { class: "about" }, ...lines.map((line) => el("li", {}, line)));
+  const step = (s) =>
+    el("li", { class: { true: "good", false: "bad", null: "none" }[s.holds] },
+      el("b", {}, el("span", { class: "mark" }, String(s.step)), ` ${s.title} ${s.mark}`), s.text);
+
+  function fill(section) {
+    const body = section.querySelector(".body");
+    const run = runs.get(section.id);
+    if (body.firstChild) return;
+    const control = run.verdict.word === "control";
+    body.append(
+      el("p", {}, el("span", { class: "name" }, run.name), " · ", el("a", { href: `#${run.id}` }, "link to this run")),
+      ...(run.notes ? [el("p", { class: "notes" }, run.notes)] : []),
+      ...(control ? [el("p", {}, "A frozen control: what D3 compares with. It claims nothing, so nothing is judged.")] : verdict(run)),
+      el("h4", {}, "Per layer"),
+      ...(run.layers.rows.length ? [figures(layerPanels(run)), layerTable(run)] : ["not measured"]),
+      list(run.about),
+      el("h4", {}, "Training replay"),
+      el("p", {}, fired(run)),
+      figures(replayPanels(run)),
+      epochs(run),
+      el("h4", {}, "Aggregation spread"),
+      ...aggregation(run),
+      el("h4", {}, "Conditions of measurement"),
+      el("div", { class: "columns" },
+        table(null, run.recipe, "pairs"), table(null, run.conditions, "pairs"), table(null, run.machine, "pairs")));
+  }
+
+  function verdict(run) {
+    const check = (c) => [c.check, c.title, said(c.result), c.value, c.flags, c.distance];
+    const frozen = run.control
+      ? ["; its frozen control reaches ", el("a", { href: `#${run.control.id}` }, run.control.acc.toFixed(3))]
+      : ["; its frozen control is not in the store"];
+    return [
+      el("p", {}, el("strong", {}, said({ ...run.verdict, word: run.line })),
+        ...run.questions.flatMap(([name, answer]) => [` · ${name} `, said(answer)])),
+      el("p", {}, `Accuracy ${run.acc.toFixed(3)}`, ...frozen, "."),
+      el("h4", {}, "Walk-back chain"),
+      el("ol", { class: "chain" }, ...run.chain.map(step)),
+      table(["check", "", "result", "value", "flags when", "distance"], run.checks.map(check), "checks"),
+      ...(run.remarks.length ? [list(run.remarks)] : []),
+    ];
+  }
+
+  function fired(run) {
+    const { fired, epoch, diverged } = run.replay;
+    const when = Object.entries(fired).map(([check, at]) => (at === null ? `${check} never flags` : `${check} first flags at epoch ${at}`));
+    const said = when.length ? when.join(", ") : "No check could be replayed";
+    return `${said} (${epoch.at(-1)} epochs; epoch 0 is the initialisation)${diverged ? `; diverged: ${diverged}` : ""}.`;
+  }
+
+  function epochs(run) {
+    const r = run.replay;
+    const columns = { "epoch": r.epoch, "test accuracy": r.acc, "‖h_L‖": r.h_norm, "‖g_L‖": r.g_norm, "growth ρ": r.growth, "Γ": r.gamma };
+    const box = el("details", {}, el("summary", {}, "Every epoch as a table"));
+    box.addEventListener("toggle", () => {
+      if (box.children.length > 1) return;
+      const body = r.epoch.map((_, i) => Object.values(columns).map((values) => String(values[i] ?? "–")));
+      box.append(el("div", { class: "epochs" }, table(Object.keys(columns), body, "numbers")));
+    });
+    return box;
+  }
+
+  function aggregation(run) {
+    const orders = Object.entries(run.aggregates).filter(([, value]) => value !== null);
+    if (!orders.length) return [el("p", {}, "Γ was not measured.")];
+    const values = orders.map(([, value]) => value);
+    const spread = Math.max(...values) - Math.min(...values);
+    const fresh = run.fresh && run.fresh.gamma;
+    const sentence = `Γ runs from ${signed(Math.min(...values))} to ${signed(Math.max(...values))}, a spread of ${spread.toFixed(3)}, ` +
+      "over the order of averaging" +
+      (fresh ? `; with fresh feedback it is ${signed(fresh.mean)} ± ${fresh.std.toFixed(3)} (${run.fresh.draws} draws)` : "") + ".";
+    const body = orders.map(([name, value]) => [name, signed(value)]);
+    return [el("p", {}, sentence),
+      el("div", { class: "columns" }, figures([aggregatePanel(orders, fresh, sentence)]), table(["averaged over", "Γ"], body, "numbers"))];
+  }
+
+  // -- figures ------------------------------------------------------------------------------------------------
+
+  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
+  function short(value) {
+    if (value === null || value === undefined) return "not measured";
+    const plain = value === 0 || (Math.abs(value) >= 1e-2 && Math.abs(value) < 1e4);
+    return plain ? String(Number(value.toPrecision(3))) : value.toExponential(1).replace("e+", "e").replace(".0e", "e");
+  }
+
+  // Whole decades where there are some, else what plotly.js chooses.
+  function decades(traces) {
+    const logs = traces.flatMap((t) => t.y).filter((v) => v > 0).map(Math.log10);
+    const span = Math.max(...logs) - Math.min(...logs);
+    return { type: "log", exponentformat: "power", ...(span > 1.5 ? { dtick: Math.ceil(span / 5) } : { nticks: 5 }) };
+  }
+
+  const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
+  const dashed = (name, x, y) => ({ name, x, y, mode: "lines", line: { dash: "dash", width: 2 }, role: "--bad" });
+  const series = (name, x, y) => ({ name, x, y, mode: x.length > 30 ? "lines" : "lines+markers", marker: { size: 7 }, line: { width: 2 }, role: "--series" });
+
+  function layerPanels(run) {
+    const { h_norm: h, g_norm: g, cosine, cosine_clamped: clamped, null_low: low, null_high: high } = run.per_layer;
+    const known = (values) => values && values.some((value) => value !== null);
+    const limit = run.limits["scale stability"], floor = run.limits["reference validity"];
+    const sites = (values) => values.map((_, i) => i);
+    const told = (name, values) => `${name} by site: ${values.map(short).join(", ")}`;
+    const panels = [];
+    if (known(h)) panels.push({ title: "‖h‖ by site", log: true, x: "site", caption: `${told("‖h‖", h)}. Dashed: ${limit} × the site before, where D1 flags.`,
+      traces: [series("‖h‖", sites(h), h), dashed(`${limit} × before`, sites(h).slice(1), h.slice(0, -1).map((v) => v === null ? null : limit * v))] });
+    if (known(g)) panels.push({ title: "‖g‖ by site", log: true, x: "site", caption: `${told("‖g‖", g)}. Dashed: the floor of ${floor}.`,
+      traces: [series("‖g‖", sites(g), g), dashed(`floor ${floor}`, sites(g), g.map(() => floor))] });
+    if (known(cosine)) {
+      const band = low && high ? [
+        { name: "null band", x: sites(low), y: low, mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip", role: "--sky" },
+        { name: "null band", x: sites(high), y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", role: "--sky" }] : [];
+      panels.push({ title: "cosine by site", x: "site", caption: `${told("cosine", cosine)}. ${run.null ? `${run.null}.` : "Band: the null."}`,
+        traces: [...band, series("cosine", sites(cosine), cosine),
+          ...(known(clamped) ? [{ name: "clamped at ε", x: sites(clamped), y: clamped, mode: "markers", marker: { symbol: "diamond-open", size: 11 }, role: "--open" }] : [])] });
+    } else panels.push({ title: "cosine by site", caption: "cosine: not measured.", traces: [] });
+    return panels.filter((panel) => panel.traces.length);
+  }
+
+  function replayPanels(run) {
+    const r = run.replay, last = r.epoch.at(-1);
+    const limit = run.limits["scale stability"], floor = run.limits["reference validity"];
+    const lines = Object.entries(r.fired).filter(([, at]) => at !== null);
+    const panel = (title, values, more) => ({ title, x: "epoch", lines,
+      caption: `${title} from ${short(values[0])} at epoch 0 to ${short(values.at(-1))} at epoch ${last}.`,
+      traces: [series(title, r.epoch, values), ...more.map(([name, y]) => dashed(name, [0, last], [y, y]))], });
+    return [
+      { ...panel("‖h_L‖", r.h_norm, []), log: true },
+      { ...panel("‖g_L‖", r.g_norm, [[`floor ${floor}`, floor]]), log: true },
+      { ...panel("growth ρ", r.growth, [[`D1 at ${limit}`, limit]]), log: true },
+      panel("test accuracy", r.acc, run.control ? [["frozen control, last epoch", run.control.acc]] : []),
+    ].filter((p) => p.traces[0].y.some((value) => value !== null));
+  }
+
+  function aggregatePanel(orders, fresh, caption) {
+    const names = orders.map(([name]) => name), values = orders.map(([, value]) => value);
+    const traces = [{ name: "Γ", x: values, y: names, mode: "markers", marker: { size: 11 }, role: "--series" }];
+    if (fresh) traces.push({ name: "fresh feedback ± 2 std", x: [fresh.mean], y: ["fresh feedback"], mode: "markers",
+      marker: { size: 10, symbol: "diamond-open" }, error_x: { type: "data", array: [2 * fresh.std] }, role: "--bad" });
+    return { title: "Γ by order of averaging", caption, across: true, traces, quiet: true };
+  }
+
+  function figures(panels) {
+    return el("div", { class: "panels" }, ...panels.map((panel) => {
+      const plot = el("div", { class: "plot", role: "group", "aria-label": panel.caption });
+      plot.panel = panel;
+      waiting.observe(plot);
+      return el("figure", {}, el("b", {}, panel.title), plot, panel.quiet ? null : el("figcaption", {}, panel.caption));
+    }));
+  }
+
+  // plotly.js is large: it becomes a script when the first figure is seen, and a figure is drawn when it is seen.
+  const waiting = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
+  }, { rootMargin: "300px" });
+
+  function draw(plot, width) {
+    if (!window.Plotly) {
+      const script = el("script");
+      script.textContent = one("plotly").textContent;
+      document.head.append(script);
+    }
+    waiting.unobserve(plot);
+    const { traces, log, x, lines = [], across } = plot.panel;
+    const ink = css("--ink"), paper = css("--paper"), grid = "rgba(128,128,128,.28)";
+    const colour = (t) => ({ ...t, line: { ...t.line, color: css(t.role) }, marker: { ...t.marker, color: css(t.role) },
+      ...(t.fill ? { fillcolor: "rgba(86,180,233,.3)" } : {}), ...(t.error_x ? { error_x: { ...t.error_x, color: css(t.role) } } : {}) });
+    const axis = { gridcolor: grid, zerolinecolor: "rgba(128,128,128,.7)", linecolor: grid, automargin: true, hoverformat: ".4g" };
+    const layout = {
+      ...(width ? { width } : { autosize: true }),
+      paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 11, family: "system-ui, DejaVu Sans, sans-serif" },
+      margin: { l: 50, r: 12, t: 30, b: 36 },
+      xaxis: { ...axis, ...(across ? {} : { hoverformat: "d" }), title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
+      yaxis: { ...axis, ...(log ? decades(traces) : {}), ...(across ? { autorange: "reversed" } : {}) },
+      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 10 } },
+      showlegend: traces.length > 1,
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: "rgba(128,128,128,.8)", activecolor: ink },
+      hoverlabel: { bgcolor: paper, bordercolor: ink, font: { color: ink } },
+      shapes: lines.map(([name, at], i) => ({ type: "line", x0: at, x1: at, yref: "paper", y0: 0, y1: 1, line: { color: ink, width: 1.5, dash: i ? "dot" : "dashdot" } })),
+      annotations: lines.map(([name, at], i) => ({ x: at, yref: "paper", y: 0.98 - 0.13 * i, text: name, showarrow: false, xanchor: "left", bgcolor: paper })),
+    };
+    window.Plotly.react(plot, traces.map(colour), layout,
+      { displaylogo: false, showSendToCloud: false, plotlyServerURL: "", responsive: true,
+        modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+    plot.drawn = true;
+  }
+
+  const redraw = () => every(".run[open] .plot").filter((plot) => plot.drawn).forEach((plot) => draw(plot));
+
+  // On paper: light, all figures of the open runs, three beside each other.
+  let theme;
+  window.addEventListener("beforeprint", () => {
+    theme = root.dataset.theme;
+    root.dataset.theme = "light";
+    every(".run[open] .plot").forEach((plot) => draw(plot, 320));
+  });
+  window.addEventListener("afterprint", () => {
+    if (theme) root.dataset.theme = theme;
+    else delete root.dataset.theme;
+    redraw();
+  });
+
+  // -- opening, links, theme ----------------------------------------------------------------------------------
+
+  one("list").addEventListener("toggle", (event) => {
+    if (!event.target.matches(".run") || !event.target.open) return;
+    fill(event.target);
+    history.replaceState(null, "", `#${event.target.id}`);
+  }, true);
+
+  one("open").addEventListener("click", () => sections.filter((s) => !s.hidden).forEach((s) => { s.open = true; }));
+  one("close").addEventListener("click", () => sections.forEach((s) => { s.open = false; }));
+
+  function follow() {
+    const id = decodeURIComponent(location.hash.slice(1));
+    if (!id.startsWith("run-")) return;
+    if (!runs.has(id)) {
+      one("status").textContent = `There is no run ${id} on this page.`;
+      return;
+    }
+    const section = one(id);
+    if (section.hidden) reset();
+    section.open = true;
+    fill(section);
+    section.scrollIntoView();
+    section.firstElementChild.focus({ preventScroll: true });
+  }
+
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+
+  function themed() {
+    one("theme").textContent = dark() ? "Light" : "Dark";
+    redraw();
+  }
+
+  one("theme").addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    themed();
+  });
+  system.addEventListener("change", themed);
+  window.addEventListener("hashchange", follow);
+  filter();
+  themed();
+  follow();
+})();

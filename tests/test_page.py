@@ -1,0 +1,486 @@
+"""The page as text: what is in it, that it is escaped, that its numbers are those of the runs. See test_browser too."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import walkback as wb
+from made_runs import EXPLODED, HEALTHY, write_run
+from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, edit, many, replace_slash, seeded
+from walkback import cli
+from walkback.audit.records import Records, read_records
+from walkback.audit.settings import Setting, alike, commands, judged, judged_runs
+from walkback.checks import paired_margin
+from walkback.errors import FormatError, InputError
+from walkback.exhibits.card import asset, panel
+from walkback.exhibits.page import PLOTLY, page, page_data, render
+from walkback.exhibits.view import distance
+from walkback.judge import judge
+from walkback.report import Report
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+
+LIMIT = 2_000_000  # bytes without the data
+LOADS = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
+
+
+class Parsed(HTMLParser):
+    """Tags, scripts and visible text of a page, as a browser would see them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("script", "style") else ""
+        if tag == "script":
+            self.scripts.append((dict(attrs), ""))
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside == "script":
+            self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
+        elif not self._inside:
+            self.text += data
+
+    @property
+    def data(self) -> dict:
+        return next(json.loads(text) for attrs, text in self.scripts if attrs.get("id") == "data")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    return build(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def records(store) -> Records:
+    return read_records(store)
+
+
+@pytest.fixture(scope="module")
+def html(records) -> str:
+    return page(records)
+
+
+@pytest.fixture(scope="module")
+def parsed(html) -> Parsed:
+    return Parsed(html)
+
+
+def entry(parsed: Parsed, spec: RunSpec) -> dict:
+    return next(run for run in parsed.data["runs"] if run["id"] == f"run-{spec.digest}")
+
+
+def row(parsed: Parsed, rule: str) -> dict:
+    return next(s for s in parsed.data["settings"] if s["rule"] == rule)
+
+
+# -- one file ------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_small_and_loads_nothing(html, parsed):
+    data = next(text for attrs, text in parsed.scripts if attrs.get("id") == "data")
+    assert len(html.encode()) - len(data.encode()) < LIMIT
+    for tag, attrs in parsed.tags:
+        for name in LOADS & set(attrs):
+            assert (attrs[name] or "").startswith(("#", "data:")), f"<{tag} {name}={attrs[name]!r}>"
+        assert not any(name.startswith("on") for name in attrs), f"<{tag}> has a handler"
+    styles = re.findall(r"<style>(.*?)</style>", html, re.S)
+    assert styles
+    assert not any("url(" in style or "@import" in style for style in styles)
+
+
+def test_it_is_html_from_the_first_letter(html):
+    assert html.startswith("<!doctype html>\n<html lang=")
+    assert html.endswith("</html>")
+
+
+def test_only_its_own_scripts_may_run(parsed):
+    policy = next(a["content"] or "" for _, a in parsed.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+    runs = [text for attrs, text in parsed.scripts if attrs.get("type") != "application/json"]
+    assert len(runs) == 2
+    for text in runs:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" in policy
+
+
+def test_plotly_is_inside_with_its_licence(html):
+    assert f"plotly.js (cartesian - minified) v{PLOTLY}" in html
+    assert "MIT" in asset("plotly-LICENSE.txt")
+    assert "\r" not in asset(f"plotly-cartesian-{PLOTLY}.min.js")  # a browser would turn it into \n and refuse the hash
+
+
+def test_the_same_store_gives_the_same_bytes(store, html):
+    assert page(read_records(store)) == html
+
+
+# -- escaping ------------------------------------------------------------------------------------------------------
+
+
+def test_text_of_runs_is_shown_not_run(html, parsed):
+    """Names, notes, folders and conditions: nowhere does `<script>` from a run become an element."""
+    assert len(parsed.scripts) == 3
+    assert "<script>window" not in html
+    assert OTHER.rule.replace("/", "") in parsed.text
+    assert f"half {ATTACK.replace('/', ' ')}" in parsed.text
+    other = entry(parsed, replace_slash(OTHER))
+    assert other["notes"] == NOTE
+    assert other["name"] == replace_slash(OTHER).name
+    assert ["loss", f"cross-entropy {ATTACK}"] in other["conditions"]
+
+
+def test_the_data_can_not_end_its_script(html):
+    data = html.partition('id="data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028\u2029") & set(data)
+    assert json.loads(data)["schema"] == "walkback.page/1"
+
+
+def test_a_folder_name_that_is_no_text_is_shown(tmp_path):
+    folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
+    strange = os.fsdecode(os.fsencode(str(folder)) + b"\xff\xfe")
+    folder.rename(strange)
+    text = page(read_records(tmp_path))
+    assert text.encode()
+    assert "\\udcff" in Parsed(text).data["runs"][0]["name"]
+
+
+# -- the verdict table ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_comes_first_with_a_row_per_rule_and_setting(html, parsed):
+    assert html.index('id="table"') < html.index('id="list"')
+    rows = [attrs for tag, attrs in parsed.tags if tag == "tr" and "data-rule" in attrs]
+    assert [r["data-rule"] for r in rows] == ["BP", "FA", "DFA", OTHER.rule.replace("/", "")]
+    assert [r["data-verdict"] for r in rows] == ["trustworthy", "trustworthy", "walked back", "trustworthy"]
+    heads = [attrs["data-key"] for tag, attrs in parsed.tags if tag == "th" and "data-key" in attrs]
+    assert heads == ["rule", "setting", "seeds", "verdict", "d1", "d2", "d3", "valid", "depth", "acc", "frozen"]
+
+
+def test_a_row_says_what_the_audit_says(records, parsed):
+    """Verdict, flags, values and interval are those of `judged`, which the evidence tables show too."""
+    j = judged(records, Setting("dfa", epochs=DFA.epochs))
+    shown = row(parsed, "DFA")
+    assert shown["verdict"]["word"] == j.word("three-check") == "walked back"
+    assert shown["failed"] == "D1 D2 D3"
+    assert (shown["valid"]["word"], shown["depth"]["word"]) == ("no", "no")
+    growth, reference, acc = (j.stat(what) for what in ("growth", "g_norm", "acc"))
+    assert None not in (growth, reference, acc, j.depth)
+    assert (shown["d1"]["mean"], shown["d2"]["mean"], shown["acc"]["mean"]) == (growth.mean, reference.mean, acc.mean)
+    assert shown["d3"]["value"] == j.depth.value
+    assert shown["d3"]["interval"] == list(j.depth.interval or ())
+    assert shown["d3"]["reason"] == "1 of 2 seeds have their control"
+    assert shown["frozen"]["text"] == "0.350"
+
+
+def test_the_interval_is_the_paired_one(records, parsed):
+    expected = paired_margin([0.60, 0.61], [0.45, 0.45])
+    shown = row(parsed, "BP")["d3"]
+    assert (shown["value"], shown["interval"]) == (expected[0], pytest.approx(expected[1]))
+    assert shown["text"] == "+15.5 pp [+9.1, +21.9]"
+    assert shown["distance"] == "13.5 pp above 2 pp"
+
+
+def test_distances_are_from_the_threshold(parsed):
+    assert row(parsed, "DFA")["d1"]["distance"] == "4× above 50"
+    assert row(parsed, "DFA")["d2"]["distance"] == "25× below 1e−7"
+    assert row(parsed, "BP")["d2"]["distance"] == "4000× above 1e−7"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [([25.0], "2× below 50"), ([100.0, 150.0], "2–3× above 50"), ([10.0, 5.0], "5–10× below 50"),
+     ([25.0, 100.0], "2× below to 2× above 50"), ([0.0], "∞× below 50"), ([None], ""), ([None, 25.0], "2× below 50")],
+)  # fmt: skip
+def test_a_distance_over_seeds_is_a_span(values, said):
+    assert distance(values, {"limit": 50.0, "flags_when": "> 50", "title": "scale stability"}) == said
+
+
+def test_what_is_missing_is_said(parsed):
+    fa = row(parsed, "FA")
+    assert fa["failed"] == "depth not tested"
+    assert (fa["d3"]["value"], fa["d3"]["interval"], fa["frozen"]["mean"]) == (None, None, None)
+    assert fa["d3"]["reason"] == "no frozen control in the store"
+    assert fa["depth"]["word"] == "not tested"
+    assert "the depth of 2 was not tested" in parsed.data["summary"]
+    named = dict(parsed.data["missing"])
+    assert len(named) == 3
+    assert "its frozen control is not in the store" in entry(parsed, FA)["chain"][2]["text"]
+    assert parsed.data["problems"] == [[f"half {ATTACK.replace('/', ' ')}", "unfinished: there is no report.json"]]
+
+
+def test_the_command_for_a_missing_control_trains_it(store, records):
+    line = commands([control_spec(replace_slash(OTHER))], store)[0]
+    assert "--lr 0.008" in line
+    assert "--scope frozen" in line
+
+
+def test_runs_of_another_optimiser_have_their_row(records, parsed):
+    """No evidence table asks for them; the page shows all."""
+    setting = row(parsed, OTHER.rule.replace("/", ""))["setting"]
+    assert setting == "resmlp · cifar10 · lr 0.008 · 12 epochs · plain"
+
+
+def test_groups_differ_in_their_seed_only(records):
+    groups = alike(records)
+    assert sorted(len(runs) for runs in groups.values()) == [1, 1, 1, 2, 2, 2]
+    assert all(len({run.spec.digest for run in runs}) == len(runs) for runs in groups.values())
+    runs = next(runs for spec, runs in groups.items() if spec.rule == "bp" and spec.scope == "all")
+    assert judged_runs(records, runs).depth == judged(records, Setting("bp", epochs=BP.epochs)).depth
+
+
+def test_the_csv_has_the_numbers(parsed):
+    rows = list(csv.DictReader(parsed.data["csv"]))
+    dfa = next(r for r in rows if r["rule"] == "DFA")
+    shown = row(parsed, "DFA")
+    assert float(dfa["growth_mean"]) == shown["d1"]["mean"]
+    assert float(dfa["depth_margin_pp_low"]) == shown["d3"]["interval"][0]
+    assert dfa["seeds"] == "0 1"
+    assert next(r for r in rows if r["rule"] == "FA")["depth_margin_pp"] == ""
+
+
+def test_a_spreadsheet_runs_no_formula_of_a_rule(tmp_path):
+    write_run(tmp_path, RunSpec(rule="=1+1:x", epochs=1), 0.5, **HEALTHY)
+    assert page_data(read_records(tmp_path))["csv"][1].startswith("'=1+1:x,")
+
+
+def test_the_latex_is_a_table_again(parsed):
+    before, rows, after = parsed.data["latex"]
+    text = "\n".join([*before, *rows, *after])
+    assert len(rows) == len(parsed.data["settings"])
+    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
+    assert before[-1].strip() == r"\midrule"
+    assert after[0].strip() == r"\bottomrule"
+    assert "D1 flags at growth $>$ 50" in text
+
+
+# -- one run -------------------------------------------------------------------------------------------------------
+
+
+def test_values_of_a_run_are_those_of_its_files(store, parsed):
+    for spec in (BP, DFA, FA, control_spec(BP), seeded(DFA, 1)):
+        saved = json.loads((store / spec.name / "report.json").read_text())
+        shown = entry(parsed, spec)
+        assert shown["per_layer"] == saved["per_layer"]
+        assert shown["values"] == saved["values"]
+        assert shown["aggregates"] == saved["aggregates"]
+        assert shown["acc"] == saved["headline_acc"]
+        rows = [saved["run"]["initial"]]
+        rows += [json.loads(line) for line in (store / spec.name / "trajectory.jsonl").read_text().splitlines()]
+        replay = shown["replay"]
+        assert replay["epoch"] == list(range(spec.epochs + 1))
+        assert replay["acc"] == [r["test_acc"] for r in rows]
+        assert replay["h_norm"] == [r["per_layer"]["h_norm"][-1] for r in rows]
+        assert replay["g_norm"] == [r["per_layer"]["g_norm"][-1] for r in rows]
+        assert replay["growth"] == [r["values"]["growth"] for r in rows]
+
+
+def test_the_replay_says_when_each_check_fired(parsed):
+    assert entry(parsed, DFA)["replay"]["fired"] == {"D1": 4, "D2": 7}
+    assert entry(parsed, BP)["replay"]["fired"] == {"D1": None, "D2": None}
+
+
+def test_a_run_is_told_in_four_steps_with_its_own_control(parsed):
+    dfa = entry(parsed, DFA)
+    assert [s["step"] for s in dfa["chain"]] == [1, 2, 3, 4]
+    assert "accuracy 0.306" in dfa["chain"][0]["text"]
+    assert "‖g_L‖ = 4e-09 is under the floor of 1e-07" in dfa["chain"][1]["text"]
+    assert "-4.4 pp over frozen blocks" in dfa["chain"][2]["text"]
+    assert "Mode 1" in dfa["chain"][3]["text"]
+    assert dfa["control"] == {"id": f"run-{control_spec(DFA).digest}", "acc": 0.35}
+    assert [c["check"] for c in dfa["checks"]] == ["D1", "D2", "D3"]
+
+
+def test_a_control_is_not_judged(parsed):
+    assert entry(parsed, control_spec(BP))["verdict"]["word"] == "control"
+    assert "control" not in {s["verdict"]["word"] for s in parsed.data["settings"]}
+
+
+def test_the_null_band_is_drawn_or_said_to_be_missing(parsed):
+    assert entry(parsed, BP)["null"] == ""
+    assert entry(parsed, DFA)["null"].startswith("Null band not measured")
+
+
+# -- stores that are not as they should be -------------------------------------------------------------------------
+
+
+def test_controls_alone_make_a_page_without_claims(tmp_path):
+    write_run(tmp_path, control_spec(BP), 0.45, **HEALTHY)
+    seen = Parsed(page(read_records(tmp_path)))
+    assert "there is no claim to judge" in seen.text
+    assert (seen.data["settings"], seen.data["csv"]) == ([], [])
+
+
+def test_numbers_that_are_none_make_that_run_a_problem(tmp_path):
+    write_run(tmp_path, BP, 0.6, **HEALTHY)
+    edit(write_run(tmp_path, DFA, 0.3, **EXPLODED), per_layer={"h_norm": "lost"})
+    data = page_data(read_records(tmp_path))
+    assert len(data["runs"]) == 1
+    assert "Expected h_norm" in data["problems"][0][1]
+
+
+def test_nothing_measured_is_said(tmp_path):
+    folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
+    edit(folder, per_layer={"cosine": None, "cosine_clamped": None}, aggregates={}, values={})
+    run = page_data(read_records(tmp_path))["runs"][0]
+    assert run["per_layer"]["cosine"] is None
+    assert run["aggregates"] == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{store}", "--out", "{tmp}/missing/report.html"], "missing is not. Make it: mkdir -p"),
+        (["{store}", "--out", "{tmp}/report.pdf"], "Expected --out to end in .html"),
+        (["{store}", "--out", "{tmp}/folder.html"], "Expected --out to be a file, but"),
+        (["{tmp}/folder.html", "--out", "{tmp}/r.html"], "there are none. Train some there: walkback demo --out"),
+        (["{tmp}/nowhere", "--out", "{tmp}/r.html"], "Expected a folder with runs at"),
+        (["{half}", "--out", "{tmp}/r.html"], "there are none that can be read (1 can't;"),
+    ],
+)
+def test_a_wrong_call_is_explained(store, tmp_path, capsys, words, said):
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "half" / "run").mkdir(parents=True)
+    (tmp_path / "half" / "run" / "spec.json").write_text("{}")
+    names = {"store": store, "tmp": tmp_path, "half": tmp_path / "half"}
+    assert cli.run(["report", *(word.format(**names) for word in words)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert said in err
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_folders_that_can_not_be_read_are_named(store, monkeypatch):
+    closed: set[Path] = set()
+    scandir = os.scandir
+
+    def locked(path):
+        if Path(path) in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    closed.add(store / BP.name)
+    assert [(p.path.name, p.reason) for p in read_records(store).problems if p.path.name == BP.name] == [
+        (BP.name, "not readable: Permission denied")
+    ]
+    closed.add(store)
+    with pytest.raises(FormatError, match=r"Expected to read the runs in .*: Permission denied"):
+        read_records(store)
+
+
+def test_an_empty_store_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="Expected finished runs under"):
+        page(read_records(tmp_path))
+
+
+def test_the_command_writes_the_page(store, html, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "report.html"
+    assert cli.run(["report", str(store), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(
+        "4 settings: 1 walked back, 3 trustworthy, but the depth of 2 was not tested. 6 runs and"
+    )
+    assert "not read: half" in said.err
+    assert out.read_text(encoding="utf-8") == html + "\n"
+    monkeypatch.chdir(tmp_path)
+    out.unlink()
+    assert cli.run(["report", str(store), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["written"] == {"page": "report.html"}
+    assert [s["verdict"]["word"] for s in printed["settings"]].count("walked back") == 1
+    assert out.exists()
+
+
+def test_five_hundred_runs_have_five_hundred_entries(tmp_path):
+    data = page_data(many(tmp_path, 60))
+    assert len(data["runs"]) == len({run["id"] for run in data["runs"]}) == 60
+    assert len(Parsed(render(data)).data["runs"]) == 60
+
+
+# -- one report ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    net, batches = wb.selftest.exploded(), wb.selftest.batches(3)
+    return wb.diagnose(net, batches, 0.31, 0.35, credit=list_of_grads, method_name=f"DFA {ATTACK}", notes=NOTE)
+
+
+def list_of_grads(trace: wb.Trace) -> list:
+    return list(trace.grads)
+
+
+def test_a_report_is_one_file_without_scripts(report):
+    text = report.to_html()
+    seen = Parsed(text)
+    assert text.startswith("<!doctype html>")
+    assert not seen.scripts
+    assert "http" not in re.sub(r'http-equiv="[\w-]+"', "", text)
+    assert len(text) < 60_000
+    assert f"DFA {ATTACK}" in seen.text
+    assert " ".join(NOTE.split()) in " ".join(seen.text.split())
+    assert "needs walk-back: D1, D2, D3" in seen.text
+
+
+def test_a_report_in_html_has_the_rows_of_the_text(report):
+    cells = " ".join(Parsed(report.to_html()).text.split())
+    for rows in (report._layer_rows()[1], report._finding_rows()[1]):
+        for line in rows:
+            for cell in line:
+                assert cell.lower() in cells.lower()
+    for step in report.chain:
+        assert step["text"] in cells
+    for name in ("‖h‖", "‖g‖", "cosine"):
+        assert f'aria-label="{name}: ' in report.to_html()
+
+
+def test_notebooks_get_every_form(report):
+    bundle = report._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/markdown", "text/html"}
+    assert bundle["text/plain"] == str(report)
+    assert bundle["text/html"] == report._repr_html_()
+    assert "<html" not in report._repr_html_()
+    assert not Parsed(report._repr_html_()).scripts
+
+
+def test_a_report_of_little_still_shows():
+    text = judge({"headline_acc": 0.5, "frozen_baseline_acc": 0.3}).to_html()
+    assert "<svg" not in text
+    assert "trustworthy" in text
+    bare = judge({"per_layer": {"h_norm": [1.0, None, 0.0]}})
+    assert Parsed(bare.to_html()).text.count("not tested") >= 2
+
+
+def test_diagnosis_goes_to_a_html_file(tmp_path, capsys):
+    numbers = tmp_path / "numbers.json"
+    numbers.write_text(json.dumps({"per_layer": {"h_norm": [1.0, 2.0], "g_norm": [1e-3, 1e-3]}}))
+    assert cli.run(["judge", str(numbers), "--out", str(tmp_path / "r.html")]) == 0
+    assert "<svg" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, -1.0], [5.0, 5.0], [1e-300, 1e300], [0.3, None, -0.2]])
+@pytest.mark.parametrize("log", [True, False])
+def test_a_panel_stays_in_its_frame(values, log):
+    drawn = str(panel("x", values, log, [2.0] * len(values), ([-0.1] * len(values), [0.1] * len(values))))
+    for x, y in re.findall(r'<circle cx="([\d.-]+)" cy="([\d.-]+)"', drawn):
+        assert 0 <= float(x) <= 300
+        assert 0 <= float(y) <= 180
+    assert drawn.count("<circle") == sum(v is not None and (not log or v > 0) for v in values)
