@@ -60,6 +60,7 @@ def row(
             "growth_total": h[-1] / h[0],
             "stability": stability,
             "gamma": sum(cosine[:-1]) / (len(cosine) - 1),
+            "gamma_concentration": max(map(abs, cosine[:-1])) / max(sum(map(abs, cosine[:-1])), 1e-12),
             "deep_cosine": sum(deep) / len(deep),
         },
         "aggregates": {"layers": 0.0, "samples": 0.0, "batches": 0.0, "flattened": 0.0},

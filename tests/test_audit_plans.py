@@ -175,7 +175,7 @@ def test_controls_come_along_unless_they_are_not_wanted(tmp_path: Path) -> None:
         ("[[grid]]\nepochs = [1, -1]\n", r"\[\[grid\]\] 1: Expected epochs: .*but got -1"),
         ("[[grid]]\nseed = [1, 1]\n", r"Expected every run once, but resmlp-cifar10-bp-all-s1-\w+ is already"),
         ("[[grid]]\nseed = 1\n[[grid]]\nrule = 'bp'\nseed = 1\n", r"\[\[grid\]\] 2: .*one name would be one run"),
-        ("[[grid]]\nnet_options.when = 2020-01-01\nnet = 'a:b'\n", r"Expected values that JSON can hold"),
+        ("[[grid]]\nnet_options.when = 2020-01-01\nnet = 'a:b'\n", r"Expected net_options: .*not json serializable"),
         ("[fixed]\nnet_options = 3\n[[grid]]\nnet_options.width = 3\n", r"Expected net_options to be a table every"),
         ("[[grid]\n", r"Expected .*mine.toml to be TOML, but"),
     ],

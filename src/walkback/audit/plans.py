@@ -262,8 +262,6 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
         _ = spec.name
     except InputError as error:
         raise InputError(f"{where}{error}") from None
-    except TypeError as error:
-        raise InputError(f"{where}Expected values that JSON can hold, but: {error}.") from None
     for field, table in (("net", NETS), ("rule", RULES), ("data", {**EMBEDDED, **SOURCES})):
         name = getattr(spec, field)
         if name not in table and not is_entry(name):
