@@ -83,7 +83,7 @@ def trained(store: Path, spec: RunSpec, more: float = 0.0, sites: int = 5, shift
     numbers = {"h": h, "g": g, "cosine": cosine, "stability": stability, **last}
     at = course(acc + more + shift, numbers["h"], numbers["g"], numbers["cosine"], 3.0)
     fresh = None if spec.rule in ("bp", "ep") else FRESH
-    put(store, spec, acc + more + shift, frozen + more / 2 + shift, 0.45 + more / 3 + shift, at=at, fresh=fresh,
+    put(store, spec, acc + more + shift, frozen + 0.9 * more + shift, 0.45 + 0.9 * more + shift, at=at, fresh=fresh,
         weights=95.0, **numbers)  # fmt: skip
 
 

@@ -90,12 +90,12 @@ def _published(table: Table) -> list[Part]:
 
 def _laid_out(table: Table, part: Part) -> Part:
     """Upright if it fits, else sideways: the widest columns of text are made narrower until it does."""
-    fixed = [_numeric(table, part, c) for c in part.columns]
     for page in (UPRIGHT, SIDEWAYS):
         widths = [_width(table, part, c) for c in part.columns]
+        least = [_least(table, part, c, page) for c in part.columns]
         while sum(widths) + 2 * len(widths) > page.across / SMALL:
-            widest = max((i for i in range(len(widths)) if not fixed[i]), key=lambda i: widths[i], default=None)
-            if widest is None or widths[widest] <= page.least:
+            widest = max((i for i in range(len(widths)) if widths[i] > least[i]), key=widths.__getitem__, default=None)
+            if widest is None:
                 break
             widths[widest] -= 1
         scale = min(1.0, page.across / (sum(widths) + 2 * len(widths)))
@@ -132,6 +132,14 @@ def _pages(table: Table, part: Part, below: int = 0) -> list[Part]:
 def _numeric(table: Table, part: Part, column: int) -> bool:
     known = [table.rows[r][column] for r in part.rows if table.rows[r][column] != NONE]
     return bool(known) and all(_NUMERIC.fullmatch(text) for text in known)
+
+
+def _least(table: Table, part: Part, column: int, page: Page) -> int:
+    """Numbers and words are not broken."""
+    if _numeric(table, part, column):
+        return _width(table, part, column)
+    words = [word for r in part.rows for word in table.rows[r][column].split()]
+    return max([page.least, *map(_length, words)])
 
 
 def _width(table: Table, part: Part, column: int) -> int:
@@ -206,7 +214,7 @@ def _sentence(note: str) -> str:
 
 
 # A number with a sign or an exponent, which LaTeX sets well only in mathematics.
-_NUMBER = re.compile(r"(?<![\w.])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
+_NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
 _NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?")
 _SYMBOLS = {
     tex("‖h_L‖"): r"$\|h_L\|$",

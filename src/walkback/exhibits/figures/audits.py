@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from walkback.audit.evidence import evidence
 from walkback.audit.records import Records
 from walkback.exhibits.figures.style import (
     GREY,
@@ -25,6 +24,7 @@ from walkback.exhibits.figures.style import (
     look,
     missing_note,
     nothing,
+    numbers,
     ours,
     rule_order,
     short,
@@ -77,7 +77,7 @@ def reporting_pair(records: Records, width: Width = "double") -> Figure:
     """Accuracy and Γ, the standard pair, beside what the pair does not say: the gain over frozen blocks."""
     groups: list[tuple[str, list[Row], dict[str, Row]]] = []
     absent: list[tuple[str, str]] = []
-    tables = [(evidence(name, records), label) for name, label in PAIR]
+    tables = [(numbers(name, records), label) for name, label in PAIR]
     for table, label in tables:
         rows = ours(table)
         for v in variants(rows):
@@ -186,7 +186,7 @@ def _beside(ax: Axes, words: Iterable[tuple[float, str]]) -> None:
 @in_style
 def per_layer(records: Records, width: Width = "double") -> Figure:
     """Cosine, gradient norm and growth of every site: what an average over layers hides."""
-    table = evidence("per-layer", records)
+    table = numbers("per-layer", records)
     rows = ours(table)
     if not rows:
         raise nothing("the state of every layer", table.missing)
@@ -246,7 +246,7 @@ def _within(found: Sequence[Row], name: str) -> list[list[float]]:
 @in_style
 def cross_arch(records: Records, width: Width = "double") -> Figure:
     """Growth, reference and depth on every network: which checks carry over to which architecture."""
-    table = evidence("cross-arch", records)
+    table = numbers("cross-arch", records)
     rows = [r for r in ours(table) if not r["rule"].startswith("frozen")]
     if not rows:
         raise nothing("the networks side by side", table.missing)

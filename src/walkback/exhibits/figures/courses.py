@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from walkback.audit.evidence import evidence
 from walkback.audit.evidence.audits import networks
 from walkback.audit.evidence.build import VECTORS
 from walkback.audit.evidence.courses import Moment, course, first_epochs
@@ -39,6 +38,7 @@ from walkback.exhibits.figures.style import (
     look,
     missing_note,
     nothing,
+    numbers,
     ours,
     rule_order,
     threshold,
@@ -154,7 +154,7 @@ def _power(value: float) -> str:
 @in_style
 def penalty(records: Records, width: Width = "double") -> Figure:
     """What λ‖f‖² does: it contains the stream, lifts the deep cosine only in part, and costs BP some accuracy."""
-    sweep, fresh = evidence("lambda-sweep", records), evidence("fresh-feedback", records)
+    sweep, fresh = numbers("lambda-sweep", records), numbers("fresh-feedback", records)
     rows = ours(sweep)
     if not rows:
         raise nothing("the penalty intervention", sweep.missing)

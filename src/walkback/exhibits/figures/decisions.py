@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from walkback.audit.evidence import evidence
 from walkback.audit.evidence.decisions import THRESHOLDS, Threshold, threshold_points
 from walkback.audit.evidence.interventions import FUNCTIONAL
 from walkback.audit.records import Records
@@ -34,6 +33,7 @@ from walkback.exhibits.figures.style import (
     look,
     missing_note,
     nothing,
+    numbers,
     ours,
     rule_order,
     short,
@@ -69,7 +69,7 @@ def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[
 @in_style
 def decision_utility(records: Records, width: Width = "double") -> Figure:
     """Which reporting strategy walks which result back, in both editions of the protocol."""
-    three, four = evidence("ablation", records), evidence("ablation-four", records)
+    three, four = numbers("ablation", records), numbers("ablation-four", records)
     rows = sorted(ours(three), key=variant)
     rows_four = [r for r in ours(four) if r["rule"] in RULES.values()]
     if not rows:
@@ -135,7 +135,7 @@ _LABELS = {
 @in_style
 def sensitivity(records: Records, width: Width = "double") -> Figure:
     """Where each threshold lies among the runs, the gap that separates them, and how far it can be moved."""
-    table = evidence("sensitivity", records)
+    table = numbers("sensitivity", records)
     rows = [r for r in table.data if r["runs"] == "primary" and r["n"] and r["check"].startswith("(")]
     shown = [v for v in variants(rows) if any(variant(r) == v for r in rows)]
     if not rows:
@@ -235,7 +235,7 @@ def _strip(
 @in_style
 def cosine_rank(records: Records, width: Width = "double") -> Figure:
     """The ranking of four rules by deep cosine against what their credit does: crossing lines are disagreement."""
-    table = evidence("matched-penalty", records)
+    table = numbers("matched-penalty", records)
     texts = [dict(zip(table.columns, row)) for row in table.rows]
     columns = ["deep cos", *(FUNCTIONAL[what][0] for what in FUNCTIONAL)]
     data = [(row, text) for row, text in zip(table.data, texts) if str(row["figures"]).startswith("ours")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import wraps
+from functools import lru_cache, wraps
 from math import ceil, log10
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from walkback.audit.evidence import evidence
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES, SEEDS
 from walkback.audit.table import Table
@@ -195,6 +196,12 @@ def threshold_key(text: str) -> Patch:
 
 
 # -- what is there, and what is not ----------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def numbers(name: str, records: Records) -> Table:
+    """A table of the evidence, made once for both widths."""
+    return evidence(name, records)
 
 
 def ours(table: Table) -> list[dict[str, Any]]:
