@@ -157,6 +157,19 @@ def test_the_template_is_in_the_package():
     assert (resources.files("walkback.exhibits") / "assets" / "reporting-template.md").is_file()
 
 
+def test_the_command_writes_figures_tables_and_the_template(tmp_path, capsys):
+    """On a run that no figure asks for: the diagram is drawn, the others are named."""
+    write_run(tmp_path / "runs", RunSpec(data="teacher", epochs=2), 0.5, **HEALTHY)
+    out = {name: tmp_path / name for name in ("figures", "tables", "template")}
+    words = [word for name, path in out.items() for word in (f"--{name}", str(path))]
+    assert cli.run(["report", str(tmp_path / "runs"), *words]) == 0
+    said = capsys.readouterr()
+    assert {p.suffix for p in out["figures"].iterdir()} == {".pdf", ".svg", ".png"}
+    assert "not drawn: per-layer: Expected finished runs" in said.err
+    assert (out["tables"] / "primary.tex").is_file()
+    assert "on teacher, 2 epochs" in out["template"].read_text(encoding="utf-8")
+
+
 # -- the checklist -------------------------------------------------------------------------------------------------
 
 CHECKLIST = (ROOT / "CHECKLIST.md").read_text(encoding="utf-8")

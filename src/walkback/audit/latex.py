@@ -1,7 +1,7 @@
 """A Table as LaTeX that fits a page: Table -> booktabs.
 
-What is published stands in a table of its own below ours; wide tables are set sideways, with long text in lines, and
-where that is not enough scaled down; long ones come in parts.
+What is published stands in a table of its own below ours, and rows without a run are left out. Wide tables are set
+sideways, with long text in lines, and where that is not enough scaled down; long ones come in parts.
 """
 
 from __future__ import annotations
@@ -54,9 +54,12 @@ def latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "
         bold: (row, column) of the cells to be set in bold.
         caption: sentences after the title of ours.
     """
-    ours = _pages(table, _laid_out(table, _ours(table)), ceil(sum(len(note) for note in table.notes) / 110))
+    whole, notes = _ours(table), table.notes
+    if any(row.get("n") == 0 for i, row in enumerate(table.data) if i not in whole.rows):
+        notes = (*notes, "rows without a run are left out")
+    ours = _pages(table, _laid_out(table, whole), ceil(sum(len(note) for note in notes) / 110))
     theirs = [page for part in _published(table) for page in _pages(table, _laid_out(table, part))]
-    floats = [_float(table, part, bold, caption, table.notes if part is ours[-1] else ()) for part in ours]
+    floats = [_float(table, part, bold, caption, notes if part is ours[-1] else ()) for part in ours]
     floats += [_float(table, part) for part in theirs]
     missing = [f"% Missing: {tex(line)}" for line in table.missing]
     return "\n".join([f"% Needs {PACKAGES}", *missing, *floats])
@@ -67,7 +70,9 @@ def latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "
 
 def _ours(table: Table) -> Part:
     columns = [i for i, head in enumerate(table.columns) if not head.startswith("published")]
-    return Part("", "", [i for i, row in enumerate(table.data) if row.get("figures") != "published"], columns)
+    rows = [i for i, row in enumerate(table.data) if row.get("figures") != "published"]
+    with_runs = [i for i in rows if table.data[i].get("n") != 0]
+    return Part("", "", with_runs or rows, columns)
 
 
 def _published(table: Table) -> list[Part]:
