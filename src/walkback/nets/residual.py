@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from torch import Tensor, nn
 
 
-class Residual(nn.Module):
+class Residual(nn.Module, ABC):
     """h_0 = stem(x), h_l = h_{l-1} + block_l(h_{l-1}), logits = readout(h_L). Subclasses name their stem."""
 
     stem_name = "embed"
     blocks: nn.ModuleList
 
+    @abstractmethod
     def readout(self, h: Tensor) -> Tensor:
         """h_L to logits (B, C)."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
         """(B, …) to logits (B, C), with h_0…h_L when asked."""
