@@ -75,7 +75,13 @@ def measure(
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
 ) -> Measurements:
-    """All numbers of the protocol, before any threshold. Arguments as in `diagnose`."""
+    """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
+
+    >>> import walkback as wb
+    >>> m = measure(wb.selftest.exploded(), wb.selftest.batches(2))
+    >>> m.growth > 50, len(m.g_norm), m.cosine, m.reasons["cosine"]
+    (True, 5, [], 'no credit was given')
+    """
     asked = wanted(probes)
     kept: list[Trace] = []
     meter = Meter()

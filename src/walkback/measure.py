@@ -159,6 +159,11 @@ class Measurements:
     """The numbers of one network on one probe set. Lists run over sites 0…L; None was not measured.
 
     `reasons` says why a field is None; `conditions` says under what it was measured.
+
+    >>> import walkback as wb
+    >>> m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(2))
+    >>> len(m.h_norm), m.gamma, m.reasons["gamma"]
+    (5, None, 'no credit was given')
     """
 
     h_norm: Numbers = field(default_factory=list)

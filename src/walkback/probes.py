@@ -32,6 +32,12 @@ class Perturbation:
         step: ε as a share of ‖h_l‖.
         samples: at least this many samples are used (whole batches).
         seed: of the directions and the random control.
+
+    >>> import walkback as wb
+    >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    >>> report = wb.diagnose(net, batches, credit=wb.rules.BP(), probes=[Perturbation(count=16)])
+    >>> all(rho > 0.99 for rho in report.per_layer["perturbation"])
+    True
     """
 
     directions: str = "isotropic"
@@ -54,6 +60,12 @@ class Nudging:
     Args:
         eta: the step.
         samples: at least this many samples are used (whole batches).
+
+    >>> import walkback as wb
+    >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    >>> report = wb.diagnose(net, batches, credit=wb.rules.BP(), probes=[Nudging(eta=0.01)])
+    >>> all(change < 0 for change in report.per_layer["nudging"])
+    True
     """
 
     eta: float = 0.01

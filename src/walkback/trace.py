@@ -45,6 +45,12 @@ class Trace:
         pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
+
+    >>> import walkback as wb
+    >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
+    ...     trace = tracer.trace(*wb.selftest.batches(1)[0])
+    >>> len(trace.states), trace.grads[-1].shape == trace.states[-1].shape
+    (5, True)
     """
 
     states: tuple[Tensor, ...]
