@@ -69,10 +69,8 @@ def main() -> None:
     stem, blocks, head = 3072 * 256, 8 * 256 * 256, 256 * 10
     usual, made = 2 * 128 * 3 * (stem + blocks + head), 2 * 128 * (2 * stem + 3 * (blocks + head))
     bp = min(times["bp"]) / steps
-    print(
-        f"\nGEMM {peak / 1e9:.1f} GFLOP/s; a BP step, optimiser included, runs at {usual / bp / peak:.0%} of it counting"
-    )
-    print(f"6 FLOPs per weight and sample, at {made / bp / peak:.0%} counting only the products it makes")
+    print(f"\nGEMM {peak / 1e9:.1f} GFLOP/s; a BP step, optimiser included, runs at {usual / bp / peak:.0%} of it")
+    print(f"counting 6 FLOPs per weight and sample, at {made / bp / peak:.0%} counting only the products it makes")
     for rule, values in times.items():
         best = min(values) / steps
         print(f"  {rule:14} {1e3 * best:7.2f} ms per step   {best / bp:5.2f}x BP")
