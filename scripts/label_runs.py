@@ -2,7 +2,7 @@
 
     python scripts/label_runs.py RUNS --root DATA --out results/outcomes.json
 
-RUNS holds finished runs with their weights; runs that are labelled already are kept. `walkback calibrate` reads the file.
+RUNS holds finished runs with their weights; runs that have a label keep it. `walkback calibrate` reads the file.
 """
 
 from __future__ import annotations
