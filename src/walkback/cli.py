@@ -496,6 +496,58 @@ def report(
 
 
 @app.command
+def calibrate(
+    *,
+    count: int = 240,
+    seed: int = 0,
+    nets: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    dtypes: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    results: Path | None = None,
+    thresholds: Path | None = None,
+    refit: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Count every check's errors on generated networks whose answers are known.
+
+    Parameters
+    ----------
+    count
+        How many networks to generate; 240 take about two minutes.
+    seed
+        Of what is done to them.
+    nets
+        Families: resmlp, student, vit-mini; all unless given.
+    dtypes
+        float32, float64, bfloat16, float16; all unless given, half of the networks in the first.
+    results
+        A folder with finished runs, which are scored as well.
+    thresholds
+        JSON or TOML file with other limits than the published ones.
+    refit
+        Write the thresholds with the fewest errors here: a JSON file that `--thresholds` takes.
+    json
+        Print the scores as JSON.
+    """
+    from walkback import calibration
+    from walkback.checks import DiagnosticThresholds
+
+    if count < 1:
+        raise InputError(f"Expected count to be at least 1, but got {count}.")
+    limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
+    chosen = {"nets": nets or tuple(calibration.NETS), "dtypes": dtypes or calibration.DTYPES}
+    done = calibration.calibrate(count, seed, **chosen, results=results, thresholds=limits)
+    if refit is not None:
+        done.fitted.save(refit)
+    if json:
+        _print_json(done.to_dict())
+    else:
+        _print(str(done))
+        if refit is not None:
+            _print(f"\nwrote {refit}")
+    return 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 

@@ -15,7 +15,7 @@ from walkback.calibration.zoo import DTYPES, NETS, Specimen, Strength, specimen,
 from walkback.checks import DiagnosticThresholds
 from walkback.progress import track
 
-__all__ = ["Calibration", "Case", "Score", "Specimen", "Strength", "calibrate", "specimen", "zoo"]
+__all__ = ["DTYPES", "NETS", "Calibration", "Case", "Score", "Specimen", "Strength", "calibrate", "specimen", "zoo"]
 
 
 @dataclass(frozen=True)
