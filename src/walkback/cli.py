@@ -617,9 +617,9 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
     """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
+    from walkback.batch import pairs
     from walkback.data import Dataset, load
     from walkback.data.dataset import checked
-    from walkback.diagnose import pairs
     from walkback.entry import call_entry, is_entry
     from walkback.training.loop import probe_batches
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from walkback.batch import mapped
 from walkback.errors import InputError
 from walkback.progress import track
 from walkback.trace import Trace, Tracer, no_autocast
@@ -200,8 +201,8 @@ class _Replayer:
     def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses with `delta` added to the stream at `site`."""
         x = trace.inputs
-        if self.weights is not None and x.is_floating_point():
-            x = x.double()
+        if self.weights is not None:
+            x = mapped(x, lambda t: t.double() if t.is_floating_point() else t)
         return self.tracer.replay(x, trace.labels, site, delta, self.weights)
 
 
