@@ -527,17 +527,26 @@ class Tracer:
             tokens = self._batch_first(states[-1]).shape[1]
             if not -tokens <= self.pool < tokens:
                 raise AnatomyError(f"Expected pool to be one of {tokens} tokens, but got {self.pool}.")
-        self._say_what_was_guessed(x, y)
+        self.anatomy = self._as_called()
+        self._look_at_labels(x, y)
         self._checked = self.branch is not None
         self._first_made = None
 
-    def _say_what_was_guessed(self, x: Inputs, y: Tensor) -> None:
-        """Stem and readout against the order of the run; labels that count padding, as the model's own loss would."""
-        if self._misplaced:
-            told = ", ".join(f"{name} is called {where} the blocks" for name, where in self._misplaced.items())
-            self.guesses.append(f"{BY_ORDER}, but {told}")
-            self.notes.append(f"guessed: {self.guesses[-1]}")
-            self._misplaced = {}
+    def _as_called(self) -> Anatomy:
+        """Stem and readout as the network called them, where their places were guessed from the registration."""
+        old = self.anatomy
+        if BY_ORDER not in old.guesses:
+            return old
+        blocks = slice(len(old.stems), len(old.stems) + len(self.blocks))
+        placed = [(name, self._misplaced.get(name, "before")) for name in old.names[: blocks.start]]
+        placed += [(name, self._misplaced.get(name, "after")) for name in old.names[blocks.stop :]]
+        stem, readout = (tuple(name for name, where in placed if where == w) for w in ("before", "after"))
+        return Anatomy(
+            stem, self.blocks, readout, old.pool, old.branch, guesses=tuple(g for g in old.guesses if g != BY_ORDER)
+        ).resolve(self.model)
+
+    def _look_at_labels(self, x: Inputs, y: Tensor) -> None:
+        """Labels of padding count, as they do in the model's own loss; that should be said."""
         mask = real_tokens(x, len(y))
         if self.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
             self.notes.append(
