@@ -741,13 +741,21 @@ def test_a_frozen_model_with_adapters() -> None:
         for name, p in model.named_parameters():
             if "lora_B" in name:
                 p.normal_(std=0.3)
-    parts = (
-        by_hand(model, x, "base_model.model.vit.layernorm", lambda z: F.cross_entropy(z, y, reduction="none"))
-        if all(p.requires_grad for p in model.parameters())
-        else None
-    )
-    assert parts is None, "its backbone is frozen"
+    assert not model.base_model.model.vit.embeddings.cls_token.requires_grad
     m = wb.measure(model, [(x, y)])
     model.requires_grad_(True)
     parts = by_hand(model, x, "base_model.model.vit.layernorm", lambda z: F.cross_entropy(z, y, reduction="none"))
     agrees(m, [parts], [token(0)])
+
+
+def test_a_language_model_with_adapters_still_learns_the_next_token() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    plain = made(lambda: GPT2LMHeadModel(gpt2()))
+    config = LoraConfig(target_modules=["c_attn"], r=2, task_type="CAUSAL_LM", fan_in_fan_out=True)
+    model = get_peft_model(made(lambda: GPT2LMHeadModel(gpt2())), config).double().eval()
+    x = tokens(padded=False)
+    batch = {**x, "labels": x["input_ids"]}
+    m = wb.measure(model, [batch])
+    assert m.conditions["loss"] == "cross-entropy of the next token"
+    assert m.g_norm == pytest.approx(wb.measure(plain, [batch]).g_norm)

@@ -100,7 +100,8 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     """Candidates for the blocks of `model`, best first: spelled ones, then runs; longer ones first."""
     spelled, runs = list(_spelled(model)), list(_runs(model))
     stacks = _distinct([*spelled, *runs])
-    kept = [s for s in stacks if not any(_gives_way(s, other) for other in stacks if other is not s)]
+    whole = [s for s in stacks if not any(_holds_the_stack(s, other) for other in stacks)]
+    kept = [s for s in whole if not any(_is_detail(s, other) for other in whole)]
     return sorted(kept, key=lambda s: (not s.spelled, -len(s)))
 
 
@@ -220,19 +221,21 @@ def _kinds(blocks: Iterable[nn.Module]) -> str:
 def _distinct(stacks: list[Stack]) -> list[Stack]:
     """Without those whose blocks are all in one that came before or is longer."""
     out: list[Stack] = []
-    for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled)):
+    for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled, not s.pattern)):
         if not any(set(stack.paths) <= set(other.paths) for other in out):
             out.append(stack)
     return out
 
 
-def _gives_way(stack: Stack, other: Stack) -> bool:
-    """Of two stacks, one in the blocks of the other, the outer one is meant, unless only the inner one is spelled."""
-    if within := _inside(stack, other):
-        return within == 1 and (other.spelled or not stack.spelled or len(stack) <= len(other))
-    if within := _inside(other, stack):  # what reaches over several of its blocks shows that they are stages
-        return not stack.spelled and other.spelled and (within > 1 or len(other) > len(stack))
-    return False
+def _holds_the_stack(outer: Stack, inner: Stack) -> bool:
+    """Modules of no known name that hold a spelled stack: stages, if it reaches over several, or whole networks."""
+    within = 0 if outer.spelled or not inner.spelled else _inside(inner, outer)
+    return within > 1 or (within == 1 and len(inner) > len(outer))
+
+
+def _is_detail(inner: Stack, outer: Stack) -> bool:
+    """A stack inside one block of another: experts, heads, the layers of a block."""
+    return _inside(inner, outer) == 1
 
 
 def _inside(inner: Stack, outer: Stack) -> int:

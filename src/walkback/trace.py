@@ -968,7 +968,7 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     if given.shape != made.shape:
         return "state" if new.shape == made.shape else None
     if new.shape != made.shape:
-        if new.ndim != 2:
+        if new.ndim != 2 or made.ndim != 3:
             return None
         errors = [_which(given[:, t], made[:, t], new) for t in (0, -1)]
         return next((e for e in errors if e in ("branch", "state")), None)
