@@ -152,9 +152,9 @@ def test_a_wrapper_of_unknown_name_only_adds_to_the_paths():
 def test_printing_names_every_part_in_order():
     lines = str(wb.Anatomy.of(build())).splitlines()
     assert [line.split() for line in lines] == [
-        ["stem", "embed", "Linear"],
-        *(["block", str(i), f"blocks.{i - 1}", "Branch"] for i in (1, 2, 3)),
-        ["readout", "out_ln", "LayerNorm"],
+        ["stem", "embed", "Linear", "writes", "h_0"],
+        *(["block", str(i), f"blocks.{i - 1}", "Branch", "writes", f"h_{i}"] for i in (1, 2, 3)),
+        ["readout", "out_ln", "LayerNorm", "reads", "h_3"],
         ["readout", "out_head", "Linear"],
     ]
     assert len({line.index(kind) for line, kind in zip(lines, ["Linear", "Branch", "Branch"])}) == 1
@@ -344,11 +344,11 @@ def test_other_networks_are_read_too_and_what_was_guessed_is_said(name):
 def test_a_long_stack_is_folded_and_still_exact():
     lines = str(wb.Anatomy.of(Encoder(60))).splitlines()
     assert [line.split() for line in lines[:5]] == [
-        ["stem", "enter", "Linear"],
-        ["block", "1", "layers.0", "State"],
-        ["…", "58", "more:", "layers.1", "…", "58", "State"],
-        ["block", "60", "layers.59", "State"],
-        ["readout", "leave", "Linear"],
+        ["stem", "enter", "Linear", "writes", "h_0"],
+        ["block", "1", "layers.0", "State", "writes", "h_1"],
+        ["…", "58", "more:", "layers.1", "…", "58", "State", "writes", "h_2", "…", "h_59"],
+        ["block", "60", "layers.59", "State", "writes", "h_60"],
+        ["readout", "leave", "Linear", "reads", "h_60"],
     ]
     assert len(list(wb.Anatomy.of(Encoder(60)).rows())) == 62
     assert len(str(wb.Anatomy.of(Encoder(8))).splitlines()) == 11, "short ones are printed whole"

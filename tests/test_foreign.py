@@ -367,8 +367,10 @@ def test_a_stack_with_the_batch_second_probes_and_credits_in_the_layout_of_the_t
 def test_a_bare_transformer_encoder() -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
     model = made(lambda: nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
-    assert str(wb.Anatomy.of(model)).splitlines() == [
-        f"block {i + 1}  layers.{i}  TransformerEncoderLayer" for i in range(3)
+    picture = [line.split() for line in str(wb.Anatomy.of(model)).splitlines()]
+    assert " ".join(picture[0]) == "stem (none named) h_0 is what block 1 receives"
+    assert picture[1:] == [
+        ["block", f"{i}", f"layers.{i - 1}", "TransformerEncoderLayer", "writes", f"h_{i}"] for i in (1, 2, 3)
     ]
     x, y = torch.randn(6, 4, 16, dtype=torch.float64), torch.randint(16, (6, 4))
     m = wb.measure(model, [(x, y)])

@@ -46,10 +46,10 @@ class Anatomy:
     >>> net.enter, net.tower = torch.nn.Linear(4, 8), torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in "ab")
     >>> net.leave = torch.nn.Linear(8, 3)
     >>> print(wb.Anatomy.of(net, stem="enter", blocks="tower", readout="leave"))
-    stem     enter    Linear
-    block 1  tower.0  Linear
-    block 2  tower.1  Linear
-    readout  leave    Linear
+    stem     enter    Linear  writes h_0
+    block 1  tower.0  Linear  writes h_1
+    block 2  tower.1  Linear  writes h_2
+    readout  leave    Linear  reads h_2
     """
 
     stem: Part | tuple[Part, ...] | None
@@ -160,21 +160,35 @@ class Anatomy:
             yield role, name, type_name(part) if isinstance(part, nn.Module) else str(part)
 
     def __str__(self) -> str:
-        rows = _folded(list(self.rows()))
-        widths = [max(len(row[i]) for row in rows) for i in range(2)]
-        lines = [f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows]
+        rows = _folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
+        if self.names and not self.stems:
+            rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
+    def _sites(self) -> list[str]:
+        """What each part has to do with the stream; nothing is known of paths that wait for their model."""
+        if isinstance(self.blocks, str):
+            return [""] * (len(self.stems) + 1 + len(self.readout))
+        depth = len(self.blocks)
+        before = [""] * (len(self.stems) - 1) + ["writes h_0"] * bool(self.stems)
+        after = [f"reads h_{depth}"] * bool(self.readout) + [""] * (len(self.readout) - 1)
+        return [*before, *(f"writes h_{i}" for i in range(1, depth + 1)), *after]
 
-def _folded(rows: list[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
+
+Row = tuple[str, str, str, str]
+
+
+def _folded(rows: list[Row]) -> list[Row]:
     """Long rows of blocks of one type in one container as the first, how many more, and the last."""
-    out: list[tuple[str, str, str]] = []
+    out: list[Row] = []
     for _, run in groupby(rows, key=lambda row: (row[0].partition(" ")[0], row[1].rpartition(".")[0], row[2])):
         alike = list(run)
         if alike[0][0].startswith("block ") and len(alike) > _FOLD:
-            first, last = alike[1], alike[-2]
-            more = f"{len(alike) - 2} more: {first[1]} … {last[1].rpartition('.')[2]}"
-            alike = [alike[0], ("…", more, first[2]), alike[-1]]
+            (_, first, kind, start), (_, last, _, end) = alike[1], alike[-2]
+            more = f"{len(alike) - 2} more: {first} … {last.rpartition('.')[2]}"
+            alike = [alike[0], ("…", more, kind, f"{start} … {end.removeprefix('writes ')}"), alike[-1]]
         out += alike
     return out
 
