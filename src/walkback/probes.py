@@ -180,7 +180,10 @@ class _Replayer:
         self.weights: dict[str, Tensor] | None = None
         native = trace.states[0].dtype
         self.dtype = str(native).removeprefix("torch.")
-        if trace.losses.device.type != "mps" and native != torch.float64:
+        if any(type(p).__name__ == "DTensor" for p in tracer.model.parameters()):
+            if native != torch.float64:
+                tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
+        elif trace.losses.device.type != "mps" and native != torch.float64:
             model = tracer.model
             self.weights = {
                 name: t.detach().double() if t.is_floating_point() else t.detach()

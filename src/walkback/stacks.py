@@ -100,8 +100,10 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     """Candidates for the blocks of `model`, best first: spelled ones, then runs; longer ones first."""
     spelled, runs = list(_spelled(model)), list(_runs(model))
     stacks = _distinct([*spelled, *runs])
-    whole = [s for s in stacks if not any(_holds_the_stack(s, other) for other in stacks)]
-    kept = [s for s in whole if not any(_is_detail(s, other) for other in whole)]
+    nested = list(_nested(stacks))
+    holders = {outer for inner, outer, within in nested if _holds_the_stack(outer, inner, within)}
+    details = {inner for inner, outer, within in nested if outer not in holders and within == 1}
+    kept = [s for s in stacks if s not in holders | details]
     return sorted(kept, key=lambda s: (not s.spelled, -len(s)))
 
 
@@ -219,26 +221,38 @@ def _kinds(blocks: Iterable[nn.Module]) -> str:
 
 
 def _distinct(stacks: list[Stack]) -> list[Stack]:
-    """Without those whose blocks are all in one that came before or is longer."""
+    """Without those whose blocks are all in one that is spelled or longer."""
     out: list[Stack] = []
+    having: dict[str, list[frozenset[str]]] = {}
     for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled, not s.pattern)):
-        if not any(set(stack.paths) <= set(other.paths) for other in out):
+        own = frozenset(stack.paths)
+        if not any(own <= other for other in having.get(stack.paths[0], ())):
             out.append(stack)
+            for path in own:
+                having.setdefault(path, []).append(own)
     return out
 
 
-def _holds_the_stack(outer: Stack, inner: Stack) -> bool:
-    """Modules of no known name that hold a spelled stack: stages, if it reaches over several, or whole networks."""
-    within = 0 if outer.spelled or not inner.spelled else _inside(inner, outer)
-    return within > 1 or (within == 1 and len(inner) > len(outer))
+def _nested(stacks: list[Stack]) -> Iterator[tuple[Stack, Stack, int]]:
+    """(inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
+    owners: dict[str, list[Stack]] = {}
+    for stack in stacks:
+        for path in stack.paths:
+            owners.setdefault(path, []).append(stack)
+    for inner in stacks:
+        homes: dict[Stack, list[str]] = {}
+        for path in inner.paths:
+            while path := path.rpartition(".")[0]:
+                for outer in owners.get(path, ()):
+                    homes.setdefault(outer, []).append(path)
+        for outer, found in homes.items():
+            if len(found) == len(inner):
+                yield inner, outer, len(set(found))
 
 
-def _is_detail(inner: Stack, outer: Stack) -> bool:
-    """A stack inside one block of another: experts, heads, the layers of a block."""
-    return _inside(inner, outer) == 1
+def _holds_the_stack(outer: Stack, inner: Stack, within: int) -> bool:
+    """Modules of no known name that hold a spelled stack: stages, if it reaches over several, or whole networks.
 
-
-def _inside(inner: Stack, outer: Stack) -> int:
-    """How many blocks of `outer` hold the blocks of `inner`; 0 unless all of these are in some."""
-    homes = [next((o for o in outer.paths if i.startswith(f"{o}.")), None) for i in inner.paths]
-    return 0 if None in homes else len(set(homes))
+    What else lies in one block of another stack are experts, heads, the layers of a block.
+    """
+    return not outer.spelled and inner.spelled and (within > 1 or len(inner) > len(outer))
