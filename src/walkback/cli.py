@@ -143,7 +143,7 @@ def anatomy(target: str, *, json: Flag = False) -> int:
         value = call_entry(target)
         if isinstance(value, (tuple, list)) and len(value) == 2:
             value = {"model": value[0], "eval_batches": value[1]}
-        given = dict(value) if isinstance(value, dict) else {"model": value}
+        given: dict[str, Any] = dict(value) if isinstance(value, dict) else {"model": value}
         if "model" not in given:
             raise InputError(
                 f"Expected {target} to return a model, (model, batches) or a dict with model, but got a dict with "

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -866,13 +866,13 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
 
 def logits_of(output: Any) -> Tensor:
     """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
-    found = output
+    found: Any = output
     if isinstance(output, Mapping) and "logits" in output:
         found = output["logits"]
-    elif is_dataclass(output) and getattr(output, "logits", None) is None:
+    elif getattr(output, "logits", None) is not None:
+        found = getattr(output, "logits")  # noqa: B009  # of any type
+    elif is_dataclass(output):
         found = _first_tensor(_members(output))
-    elif hasattr(output, "logits"):
-        found = output.logits
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
     if not isinstance(found, Tensor):
@@ -954,13 +954,16 @@ def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
     """What a block returned, with `changed` in the place of `made`."""
     if isinstance(output, Tensor):
         return changed
-    if is_dataclass(output) and not isinstance(output, type):
-        return replace(output, **{f.name: changed for f in fields(output) if getattr(output, f.name) is made})
+    if is_dataclass(output):
+        return replace(
+            cast(Any, output), **{f.name: changed for f in fields(output) if getattr(output, f.name) is made}
+        )
     if isinstance(output, Mapping):
         swapped = copy(output)
         swapped.update({key: changed for key, value in output.items() if value is made})  # type: ignore[attr-defined]
         return swapped
-    return getattr(output, "_make", type(output))(changed if v is made else v for v in output)
+    make: Any = getattr(output, "_make", type(output))
+    return make(changed if v is made else v for v in cast(Sequence[Any], output))
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
