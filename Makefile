@@ -41,6 +41,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
+	$(BIN)/python benchmarks/bench_depth.py
 	$(BIN)/python benchmarks/bench_training.py
 	$(BIN)/python benchmarks/bench_audit.py
 

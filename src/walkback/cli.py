@@ -51,6 +51,7 @@ def diagnose(
     edition: Edition | None = None,
     thresholds: Path | None = None,
     probes: Probes = (),
+    chunk: int | None = None,
     method: str = "",
     notes: str = "",
     out: Path | None = None,
@@ -80,6 +81,8 @@ def diagnose(
         JSON or TOML file with other limits.
     probes
         Extra measurements: perturbation, nudging.
+    chunk
+        Run batches in parts of at most so many samples: the same numbers in less memory.
     method
         Name shown in the report.
     notes
@@ -105,6 +108,7 @@ def diagnose(
             ("thresholds", limits),
             ("edition", edition),
             ("probes", probes),
+            ("chunk", chunk),
             ("method_name", method),
             ("notes", notes),
         ):
@@ -118,6 +122,39 @@ def diagnose(
             )
         report = run(**wanted)
     return _finish(report, out, json)
+
+
+@app.command
+def anatomy(target: str, *, json: Flag = False) -> int:
+    """What would be measured on a network, as a picture: stem, blocks, readout, and what had to be guessed.
+
+    Parameters
+    ----------
+    target
+        `module:function` that returns a model, (model, batches), or a dict of `walkback.diagnose` arguments. With
+        batches the first one is run, which shows more: shapes, where the readout reads, what blocks return.
+    json
+        Print it as JSON.
+    """
+    from walkback.entry import call_entry
+    from walkback.picture import picture
+
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        value = call_entry(target)
+        if isinstance(value, (tuple, list)) and len(value) == 2:
+            value = {"model": value[0], "eval_batches": value[1]}
+        given: dict[str, Any] = dict(value) if isinstance(value, dict) else {"model": value}
+        if "model" not in given:
+            raise InputError(
+                f"Expected {target} to return a model, (model, batches) or a dict with model, but got a dict with "
+                f"{', '.join(map(str, given)) or 'nothing'}."
+            )
+        found = picture(given["model"], given.get("anatomy"), given.get("eval_batches"), given.get("loss"))
+    if json:
+        _print_json(found.to_dict())
+    else:
+        _print(str(found))
+    return 0
 
 
 @app.command
@@ -669,9 +706,9 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
     """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
+    from walkback.batch import pairs
     from walkback.data import Dataset, load
     from walkback.data.dataset import checked
-    from walkback.diagnose import pairs
     from walkback.entry import call_entry, is_entry
     from walkback.training.loop import probe_batches
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from walkback.anatomy import Anatomy
+from walkback.batch import pairs
 from walkback.checks import Accuracy, DiagnosticThresholds
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.measure import Measurements, Meter, deep_sites, mean
+from walkback.options import whole_numbers
 from walkback.probes import Probe, run_probes, wanted
 from walkback.progress import track
 from walkback.report import Report
@@ -23,7 +24,7 @@ from walkback.trace import Credit, Loss, Trace, Tracer
 
 def diagnose(
     model: nn.Module,
-    eval_batches: Iterable[tuple[Tensor, Tensor]],
+    eval_batches: Iterable[Any],
     headline_acc: Accuracy = None,
     frozen_baseline_acc: Accuracy = None,
     credit: Credit | None = None,
@@ -35,13 +36,15 @@ def diagnose(
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
     bp_acc: Accuracy = None,
+    chunk: int | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
     Args:
         model: a residual network that `Anatomy.of` can read, on the device of the batches.
         eval_batches: (inputs (B, ...), labels) pairs; at least 8 disjoint, shuffled batches of about 128.
-            Labels are classes (B,), probabilities (B, C), or tokens (B, T).
+            Labels are classes (B,), probabilities (B, C), or tokens (B, T). Inputs may be a dict of the model's
+            keywords, and a dict with "labels" in it is a pair too.
         headline_acc: the accuracy you would publish, a fraction; one per seed judges D3 on an interval.
         frozen_baseline_acc: the same network with its blocks frozen at random initialisation, same seeds.
         credit: trace -> one tensor per site, shaped like `trace.states`: the rule's credit a_l.
@@ -53,6 +56,8 @@ def diagnose(
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
         probes: "perturbation", "nudging", or their objects with options: extra passes, only when asked.
         bp_acc: BP's accuracy on the same task; where it does not beat frozen blocks, D3 is not tested.
+        chunk: run each batch in parts of at most this many samples, for long sequences and large batches: the same
+            numbers, since each belongs to one sample, with the memory of one part.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
@@ -62,18 +67,19 @@ def diagnose(
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
-    measurements = measure(model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes)
+    measurements = measure(model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes, chunk=chunk)
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
 
 def measure(
     model: nn.Module,
-    eval_batches: Iterable[tuple[Tensor, Tensor]],
+    eval_batches: Iterable[Any],
     *,
     credit: Credit | None = None,
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
+    chunk: int | None = None,
 ) -> Measurements:
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
 
@@ -83,14 +89,13 @@ def measure(
     (True, 5, [], 'no credit was given')
     """
     asked = wanted(probes)
+    if chunk is not None:
+        whole_numbers(chunk=chunk)
     kept: list[Trace] = []
     meter = Meter()
     with Tracer(model, anatomy, loss) as tracer:
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
-            trace = tracer.trace(x, y, credit)
-            meter.add(trace)
-            if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
-                kept.append(trace)
+            meter.add(_keeping(tracer.parts(x, y, credit, chunk), kept, max((p.samples for p in asked), default=0)))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
@@ -102,7 +107,9 @@ def measure(
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
         "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
-        "loss": "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "guessed": tracer.guesses,
+        "chunk": chunk,
+        "loss": tracer.loss_name,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
@@ -179,21 +186,13 @@ def make_report(
     )
 
 
-def pairs(batches: Iterable[Any]) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches as (inputs, labels), with an error that shows what arrived instead."""
-    if isinstance(batches, (Tensor, str, Path)) or not isinstance(batches, Iterable):
-        raise InputError(
-            f"Expected eval_batches to be an iterable of (inputs, labels) pairs, but got {type(batches).__name__}. "
-            "Wrap a single batch in a list: [(x, y)]."
-        )
-    for index, batch in enumerate(batches):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            got = (
-                f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            )
-            hint = " Wrap a single batch in a list: [(x, y)]." if isinstance(batch, Tensor) else ""
-            raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.{hint}")
-        yield batch[0], batch[1]
+def _keeping(parts: Iterable[Trace], kept: list[Trace], samples: int) -> Iterator[Trace]:
+    """The same traces; the first ones, until they have so many samples, are kept for the probes."""
+    for trace in parts:
+        if sum(len(t.losses) for t in kept) < samples:
+            kept.append(trace)
+        yield trace
+        del trace
 
 
 def _length(batches: Iterable[Any]) -> int | None:

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from walkback.batch import mapped
 from walkback.errors import InputError
 from walkback.progress import track
 from walkback.trace import Trace, Tracer, no_autocast
@@ -191,7 +192,10 @@ class _Replayer:
         self.weights: dict[str, Tensor] | None = None
         native = trace.states[0].dtype
         self.dtype = str(native).removeprefix("torch.")
-        if trace.losses.device.type != "mps" and native != torch.float64:
+        if any(type(p).__name__ == "DTensor" for p in tracer.model.parameters()):
+            if native != torch.float64:
+                tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
+        elif trace.losses.device.type != "mps" and native != torch.float64:
             model = tracer.model
             self.weights = {
                 name: t.detach().double() if t.is_floating_point() else t.detach()
@@ -212,8 +216,8 @@ class _Replayer:
     def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses with `delta` added to the stream at `site`."""
         x = trace.inputs
-        if self.weights is not None and x.is_floating_point():
-            x = x.double()
+        if self.weights is not None:
+            x = mapped(x, lambda t: t.double() if t.is_floating_point() else t)
         return self.tracer.replay(x, trace.labels, site, delta, self.weights)
 
 
