@@ -166,27 +166,26 @@ class Watch:
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
-        decide(Measurements(), Claim(), self.thresholds, edition)  # a wrong edition should not cost an epoch
         self._how: dict[str, Any] = {"credit": credit, "anatomy": anatomy, "loss": loss}
         self._device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self._log, self._live, self._to = None if log is None else Path(log), live, tuple(to)
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._start = clock, clock()
         self.steps = self.epochs = 0
-        self._next = 1  # with "auto": the step at which the budget is looked at again
+        self._calls, self._next = 0, 1  # of step(); with "auto" the budget is looked at again at call `_next`
         self._numbers: dict[str, float | None] = {}
         self._everyone = _sharded(model)
-        if isinstance(eval_batches, Iterator):  # it would be used up by the first measurement
-            with untouched(model):  # a loader draws from the random state
-                eval_batches = list(eval_batches)
-        self._batches = eval_batches
-        self._spent, before = _together(self._begin, self._everyone)
-        self._cost = self._spent * _length(eval_batches)  # of a measurement: guessed from one batch, then known
-        self._resumed = bool(before)
         self._rows: list[Row] = []
         self._flags: list[tuple[Fired, ...]] = []
-        for row in before:
-            self._add(row)
+        with untouched(model):  # loaders, and loggers later on, draw from the random state
+            decide(Measurements(), Claim(), self.thresholds, edition)  # a wrong edition should not cost an epoch
+            # An iterator would be used up by the first measurement.
+            self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
+            self._spent, before = _together(self._begin, self._everyone)
+            for row in before:
+                self._add(row)
+        self._cost = self._spent * _length(self._batches)  # of a measurement: guessed from one batch, then known
+        self._resumed = bool(before)
 
     # -- while training ----------------------------------------------------------------------------------------
 
@@ -198,9 +197,10 @@ class Watch:
             numbers: put into the next row: `acc` (a fraction), losses, learning rates.
         """
         before, self.steps = self.steps, _counted("steps", number, self.steps)
+        self._calls += 1
         # Trainers with several optimisers take more than one step at a time, so multiples of n may be jumped over.
         passed = self._unit == "step" and self.steps // self._n > before // self._n
-        return self._turn(passed or (self._unit == "auto" and self.steps >= self._next), numbers)
+        return self._turn(passed or (self._unit == "auto" and self._calls >= self._next), numbers)
 
     def epoch(self, number: int | None = None, **numbers: float) -> Row | None:
         """Say that an epoch has ended. Measures if it is time for it, and then returns the row.
@@ -216,7 +216,7 @@ class Watch:
     def measure(self, **numbers: float) -> Row:
         """Measure now, whatever the cadence and its budget say."""
         self._note(numbers)
-        return self._record()
+        return self._measure_now()
 
     @property
     def should_stop(self) -> bool:
@@ -266,7 +266,7 @@ class Watch:
         self._note(numbers)
         if due and self.max_overhead is not None:
             due, self._next = _together(self._afford)
-        return self._record() if due else None
+        return self._measure_now() if due else None
 
     def _note(self, numbers: Mapping[str, Any]) -> None:
         for name, value in numbers.items():
@@ -279,16 +279,20 @@ class Watch:
             self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
 
     def _afford(self) -> tuple[bool, int]:
-        """(whether a measurement fits into the budget now, the step at which to look again)."""
+        """(whether a measurement fits into the budget now, the call of step() at which to look again)."""
         assert self.max_overhead is not None
         elapsed = self._clock() - self._start
         # Measured now, it must fit into the time that will have passed when it is done.
         wait = (self._spent + self._cost) / self.max_overhead - self._cost - elapsed
         if wait <= 0:
-            return True, self.steps + 1
-        each = (elapsed - self._spent) / self.steps if self.steps else 0.0
+            return True, self._calls + 1
+        each = (elapsed - self._spent) / self._calls if self._calls else 0.0
         guess = math.ceil(wait / each) if each > 0 else 1
-        return False, self.steps + max(1, min(guess, self.steps))  # never far ahead on the pace of the first steps
+        return False, self._calls + max(1, min(guess, self._calls))  # not far ahead on the pace of the first steps
+
+    def _measure_now(self) -> Row:
+        with untouched(self.model):  # also what loggers draw
+            return self._record()
 
     def _record(self) -> Row:
         began = self._now()
@@ -377,7 +381,7 @@ class Watch:
         """(seconds that measuring one batch took, the rows a log already holds)."""
         rows = [] if self._log is None else reopen(self._log)
         began = self._now()
-        with untouched(self.model), quietly():
+        with quietly():
             first = next(iter(self._moved()), None)
             measure(self.model, [] if first is None else [first], **self._how)
         return self._now() - began, rows
@@ -398,9 +402,7 @@ def cadence(every: str | int) -> tuple[str, int]:
         return "auto", 1
     said = re.fullmatch(r"(?:([1-9]\d*) )?(epoch|step)s?", every) if isinstance(every, str) else None
     if said is None:
-        raise InputError(
-            f'Expected every to be "epoch", "5 epochs", a number of steps, or "auto", but got {every!r}.'
-        )
+        raise InputError(f'Expected every to be "epoch", "5 epochs", a number of steps, or "auto", but got {every!r}.')
     return said[2], int(said[1] or 1)
 
 
@@ -545,3 +547,8 @@ def scalars(row: Row) -> dict[str, float]:
         found |= {f"walkback/{name}/{site}": value for site, value in enumerate(values or ())}
     found |= {f"walkback/flagged/{check}": flagged for check, flagged in row["flagged"].items()}
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def where(row: Row) -> int:
+    """The place of a row on a logger's axis: steps done, or epochs where steps are not counted."""
+    return row["step"] or row["epoch"]
