@@ -679,8 +679,8 @@ def test_another_file_is_not_written_to(tmp_path):
         with pytest.raises(wb.FormatError, match=r"Expected .*log\.jsonl to be a history to go on with"):
             Watch(fresh(), BATCHES, log=tmp_path / "log.jsonl")
         assert (tmp_path / "log.jsonl").read_text() == text
+    (tmp_path / "folder.jsonl").mkdir()
     with pytest.raises(wb.FormatError, match="Is a directory"):
-        (tmp_path / "folder.jsonl").mkdir()
         Watch(fresh(), BATCHES, log=tmp_path / "folder.jsonl")
 
 
@@ -696,8 +696,8 @@ def test_numbers_of_a_wrong_kind(numbers, words):
     watch = Watch(fresh(), BATCHES[:1])
     with pytest.raises(wb.InputError, match=words):
         watch.epoch(**numbers)
+    watch.step(5)
     with pytest.raises(wb.InputError, match="Expected the number of steps as a whole number from 5 on, but got 3"):
-        watch.step(5)
         watch.step(3)
     with pytest.raises(wb.InputError, match="nothing was measured yet"):
         watch.report()

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from test_watch import BATCHES, DATA, fresh, norms_by_hand, same, state
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import walkback as wb
+from test_watch import BATCHES, DATA, fresh, norms_by_hand, same, state
 from walkback.training import watch as module
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])

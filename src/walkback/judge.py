@@ -140,7 +140,7 @@ def replay(
     per check `fired` (None for never), `layer` and `left`; `lost` is where the edition first walked the claim back,
     and `lost_left` what was left then. A row at epoch 3 stands for 3 epochs done.
 
-    >>> rows = [{"epoch": 1, "h_norm": [1.0, 2.0]}, {"epoch": 2, "h_norm": [1.0, 90.0]}, {"epoch": 8, "h_norm": [1, 99]}]
+    >>> rows = [{"epoch": e, "h_norm": h} for e, h in ((1, [1.0, 2.0]), (2, [1.0, 90.0]), (8, [1.0, 99.0]))]
     >>> found = replay(rows, [measurements(row) for row in rows], DiagnosticThresholds())
     >>> found["fired"], found["layer"], found["left"], found["total"]
     ({'D1': 2}, {'D1': 1}, {'D1': 6}, 8)
