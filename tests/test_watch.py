@@ -593,6 +593,7 @@ def test_a_trajectory_that_ends_in_nan_fires():
         ([{"step": 5}, {"step": 10}, {"step": 40}], "step", 40, 30),
         ([{}, {}, {}], "epoch", 3, 1),
         ([{"epoch": 1}, {"epoch": 2}, {"epoch": 3, "total_epochs": 100}], "epoch", 100, 98),
+        ([{"epoch": e, "step": 10 * e, "total_steps": 90} for e in (1, 2, 3)], "step", 90, 70),
         ([{"epoch": 1}, {"epoch": 2}, {"epoch": 2}], "epoch", None, None),
     ],
 )

@@ -146,7 +146,7 @@ def replay(
     ({'D1': 2}, {'D1': 1}, {'D1': 6}, 8)
     """
     unit, at, done = _positions(rows)
-    planned = _count(rows[-1].get(f"total_{unit}s"))
+    planned = _planned(rows, unit)
     total = None if done is None else done[-1] if planned is None else max(planned, done[-1])
     verdicts = [decide(m, Claim(), thresholds, edition) for m in numbers]
     first = fired(enumerate(numbers), thresholds, edition)
@@ -196,14 +196,22 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any], list[float] | None]:
     """What rows are counted in, the name of each, and how much of the run each stands for (None: can't be told)."""
+    counts = {}
     for unit in ("epoch", "step"):
-        named = [_count(row.get(unit)) for row in rows]
-        known = [v for v in named if v is not None]
-        if len(known) == len(rows) and known[0] >= 0 and all(a < b for a, b in pairwise(known)):
-            return unit, known, known
+        known = [n for row in rows if (n := _count(row.get(unit))) is not None and n >= 0]
+        if len(known) == len(rows) and all(a < b for a, b in pairwise(known)):
+            counts[unit] = known
+    if counts:  # in the unit whose end is known, if there is one
+        unit = next((unit for unit in counts if _planned(rows, unit) is not None), next(iter(counts)))
+        return unit, counts[unit], counts[unit]
     named = [index if row.get("epoch") is None else row["epoch"] for index, row in enumerate(rows)]
     counted = all(row.get("epoch") is None for row in rows)
     return "epoch", named, [index + 1.0 for index in range(len(rows))] if counted else None
+
+
+def _planned(rows: Sequence[Mapping[str, Any]], unit: str) -> int | None:
+    """How long the run was meant to be, where its last row says so."""
+    return _count(rows[-1].get(f"total_{unit}s"))
 
 
 def _count(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from walkback.errors import InputError
 from walkback.integrations.library import library, part
-from walkback.training.watch import Watch, scalars
+from walkback.training.watch import Row, Watch, scalars
 
 _NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -43,15 +43,23 @@ def lightning_callback(
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             lengths = {"total_epochs": trainer.max_epochs, "total_steps": trainer.estimated_stepping_batches}
             planned = {name: int(n) for name, n in lengths.items() if n is not None and 0 < n < math.inf}
-            self.watch = Watch(part(pl_module, network), eval_batches, every, **{**planned, **options})
+
+            def log(row: Row) -> None:
+                for logger in trainer.loggers:
+                    logger.log_metrics(scalars(row), step=trainer.global_step)
+
+            how = {**planned, **options, "to": [*options.get("to", ()), log]}
+            self.watch = Watch(part(pl_module, network), eval_batches, every, **how)
             self.watch.steps, self.watch.epochs = trainer.global_step, trainer.current_epoch
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if trainer.global_step > self.watch.steps:  # not while gradients are still being accumulated
-                self._told(trainer, self.watch.step(trainer.global_step))
+                self.watch.step(trainer.global_step)
+                self._maybe_stop(trainer)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self._told(trainer, self.watch.epoch(trainer.current_epoch + 1, **self._accuracy(trainer)))
+            self.watch.epoch(trainer.current_epoch + 1, **self._accuracy(trainer))
+            self._maybe_stop(trainer)
 
         def _accuracy(self, trainer: Any) -> dict[str, float]:
             logged = trainer.callback_metrics
@@ -62,11 +70,7 @@ def lightning_callback(
                 raise InputError(f"Expected accuracy to name a logged metric, but {accuracy!r} is not among: {names}.")
             return {"acc": float(logged[accuracy])}
 
-        def _told(self, trainer: Any, row: Any) -> None:
-            if row is None:
-                return
-            for logger in trainer.loggers:
-                logger.log_metrics(scalars(row), step=trainer.global_step)
+        def _maybe_stop(self, trainer: Any) -> None:
             if stop and self.watch.should_stop:
                 trainer.should_stop = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,7 +32,9 @@ def trainer_callback(
         watch: Watch
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            planned = {"total_epochs": round(state.num_train_epochs), "total_steps": state.max_steps}
+            planned: dict[str, int] = {"total_steps": state.max_steps}
+            if args.max_steps <= 0:  # else the number of epochs is only a bound
+                planned["total_epochs"] = math.ceil(state.num_train_epochs)
             self.watch = Watch(part(model, network), eval_batches, every, **{**planned, **options})
             self.watch.steps, self.watch.epochs = state.global_step, int(state.epoch or 0)
 
