@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +32,10 @@ warnings.filterwarnings("ignore", module=r"lightning\.")
 class DirectFeedback(pl.LightningModule):
     """Local losses ⟨output, a_l⟩ with a_l = B_lᵀ(softmax − onehot); only the readout sees its true gradient."""
 
-    def __init__(self, net: nn.Module, width: int, classes: int) -> None:
+    def __init__(self, net: Any, width: int, classes: int) -> None:
         super().__init__()
         self.net = net
-        sites = len(net.blocks) + 1  # type: ignore[arg-type]
-        self.register_buffer("feedback", torch.randn(sites, classes, width))
+        self.feedback = nn.Buffer(torch.randn(len(net.blocks) + 1, classes, width))
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """Sum of the readout's loss and every local one."""

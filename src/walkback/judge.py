@@ -183,11 +183,12 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
         return int(bad[1])
     if finding.title == "scale stability":
         shapes = m.conditions.get("state_shapes")
-        whole = isinstance(shapes, list) and len(shapes) == len(m.h_norm)
+        if not isinstance(shapes, list) or len(shapes) != len(m.h_norm):
+            shapes = [None] * len(m.h_norm)
         ratios = {
             site: after / before
             for site, (before, after) in enumerate(pairwise(m.h_norm), 1)
-            if before and after is not None and (not whole or shapes[site - 1] == shapes[site])
+            if before and after is not None and shapes[site - 1] == shapes[site]
         }
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
     sites = max(len(m.h_norm), len(m.g_norm))
@@ -218,7 +219,8 @@ def _count(value: Any) -> Any:
     """A finite number as it is, whole ones as int; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
         return None
-    return int(value) if float(value).is_integer() else float(value)
+    number = float(value)
+    return int(number) if number.is_integer() else number
 
 
 # -- reading ------------------------------------------------------------------------------------------------

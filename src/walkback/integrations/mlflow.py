@@ -18,14 +18,16 @@ def mlflow_logger(run_id: str | None = None, tracking_uri: str | None = None) ->
         tracking_uri: where it is, such as sqlite:///mlflow.db; by default what MLflow is set to.
     """
     mlflow = library("mlflow", "mlflow")
-    active = mlflow.active_run() if run_id is None else None
-    if run_id is None and active is None:
-        raise InputError("Expected an active run of MLflow, but there is none. Call mlflow.start_run() first.")
-    run, client = run_id or active.info.run_id, mlflow.MlflowClient(tracking_uri)
+    if run_id is None:
+        active = mlflow.active_run()
+        if active is None:
+            raise InputError("Expected an active run of MLflow, but there is none. Call mlflow.start_run() first.")
+        run_id = active.info.run_id
+    client = mlflow.MlflowClient(tracking_uri)
 
     def log(row: Row) -> None:
         now, at = int(1000 * time.time()), where(row)
         metrics = [mlflow.entities.Metric(name, value, now, at) for name, value in scalars(row).items()]
-        client.log_batch(run, metrics=metrics)
+        client.log_batch(run_id, metrics=metrics)
 
     return log

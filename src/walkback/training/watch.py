@@ -177,10 +177,11 @@ class Watch:
             decide(Measurements(), Claim(), self.thresholds, edition)  # a wrong edition should not cost an epoch
             # An iterator would be used up by the first measurement.
             self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
-            self._spent, before = _together(self._begin, self._everyone)
+            self._spent, one, before = _together(self._begin, self._everyone)
             for row in before:
                 self._add(row)
-        self._cost = self._spent * _length(self._batches)  # of a measurement: guessed from one batch, then known
+        self._cost = one * _length(self._batches)  # of a measurement: guessed from one batch, then known
+        self._last = clock()  # the end of the last measurement
         self._resumed = bool(before)
 
     # -- while training ----------------------------------------------------------------------------------------
@@ -277,9 +278,12 @@ class Watch:
     def _afford(self) -> tuple[bool, int]:
         """(whether a measurement fits into the budget now, the call of step() at which to look again)."""
         assert self.max_overhead is not None
-        elapsed = self._clock() - self._start
-        # Measured now, it must fit into the time that will have passed when it is done.
-        wait = (self._spent + self._cost) / self.max_overhead - self._cost - elapsed
+        now, share = self._clock(), self.max_overhead
+        elapsed = now - self._start
+        # It must fit into the time that will have passed when it is done, in all and since the last one: what was
+        # saved so far is not spent on many measurements in a row.
+        in_all, since = (self._spent + self._cost) / share - elapsed, self._cost / share - (now - self._last)
+        wait = max(in_all, since) - self._cost
         if wait <= 0:
             return True, self._calls + 1
         each = (elapsed - self._spent) / self._calls if self._calls else 0.0
@@ -301,7 +305,7 @@ class Watch:
         if self._resumed and self._rows:  # measured again from an earlier point: what came after it does not stand
             kept = sum(position(old) < position(row) for old in self._rows)
             self._rows, self._flags, self._resumed = self._rows[:kept], self._flags[:kept], False
-        self._cost = row["seconds"]
+        self._cost, self._last = row["seconds"], self._clock()
         self._add(row)
         if not _distributed() or dist.get_rank() == 0:
             self._publish(row)
@@ -373,14 +377,16 @@ class Watch:
             getattr(torch, self._device.type).synchronize()
         return self._clock()
 
-    def _begin(self) -> tuple[float, list[Row]]:
-        """(seconds that measuring one batch took, the rows a log already holds)."""
+    def _begin(self) -> tuple[float, float, list[Row]]:
+        """(seconds spent on measuring one batch twice, seconds of the second time, the rows a log already holds)."""
         rows = [] if self._log is None else reopen(self._log)
-        began = self._now()
-        with quietly():
+        times = [self._now()]
+        for _ in range(2):  # the first time is slow: it loads code
             first = next(iter(self._moved()), None)
-            measure(self.model, [] if first is None else [first], **self._how)
-        return self._now() - began, rows
+            with quietly():
+                measure(self.model, [] if first is None else [first], **self._how)
+            times.append(self._now())
+        return times[2] - times[0], times[2] - times[1], rows
 
 
 # -- cadence ---------------------------------------------------------------------------------------------------
@@ -494,7 +500,7 @@ def reopen(path: Path) -> list[Row]:
         )
     if len(whole) < len(data):
         os.truncate(path, len(whole))
-    return [row for row, _ in standing([(row, "") for row in rows])]
+    return [dict(row) for row, _ in standing([(row, "") for row in rows])]
 
 
 # -- tables and scalars -----------------------------------------------------------------------------------------
