@@ -26,6 +26,7 @@ _HOMES = {
     "Trace": "walkback.trace",
     "Tracer": "walkback.trace",
     "WalkbackError": "walkback.errors",
+    "Watch": "walkback.training.watch",
     "RunSpec": "walkback.training.spec",
     "audit": "walkback.audit",
     "certify": "walkback.certify",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from walkback.training.control import frozen_baseline as frozen_baseline
     from walkback.training.loop import train as train
     from walkback.training.spec import RunSpec as RunSpec
+    from walkback.training.watch import Watch as Watch
 
 
 class _FrontDoor(ModuleType):

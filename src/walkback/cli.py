@@ -176,7 +176,8 @@ def judge(
     Parameters
     ----------
     numbers
-        A report or dict as .json, or one row per epoch as .jsonl or .csv (columns h_norm_0, g_norm_0, …).
+        A report or dict as .json, or one row per epoch or step as .jsonl or .csv (columns h_norm_0, g_norm_0, …), such
+        as a Watch's history or a run's trajectory.jsonl: then it also tells when each check fired, and what was left.
     headline_acc
         Accuracy, 0…1, where the file has none; several for several seeds.
     frozen_acc
