@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -172,6 +173,13 @@ def test_what_can_not_be_shown_is_told_in_words(
     assert "Traceback" not in err
     for text in words:
         assert text in err
+
+
+def test_the_docs_show_the_picture_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent / "docs/custom-networks.md").read_text(encoding="utf-8")
+    code, shown = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "text"))
+    exec(compile(code, "docs/custom-networks.md", "exec"), {"__name__": "docs"})
+    assert capsys.readouterr().out == shown
 
 
 def test_looking_leaves_no_trace() -> None:
