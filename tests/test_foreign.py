@@ -235,7 +235,10 @@ def test_language_models_learn_the_next_token(name: str, padded: bool) -> None:
     agrees(m, parts, [averaged(x["attention_mask"]) for x in inputs], rel=1e-9 if name == "gpt2" else 1e-5)
     assert m.conditions["loss"] == "cross-entropy of the next token"
     assert m.conditions["token_averages"] == "over the tokens that count"
-    if not padded:  # then all samples have as many tokens, and the model's own loss is the mean of ours
+    if not padded:
+        plain = [(b["input_ids"], b["labels"]) for b in batches]
+        assert wb.measure(model, plain).g_norm == pytest.approx(m.g_norm, rel=1e-5), "inputs may be a tensor too"
+        # All samples have as many tokens here, so the model's own loss is the mean of ours.
         own = torch.stack([model(**b).loss for b in batches])
         ours = torch.stack([next_token(b["labels"])(model(**x).logits).mean() for b, x in zip(batches, inputs)])
         assert torch.allclose(own.double(), ours, rtol=1e-5)

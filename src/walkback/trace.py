@@ -295,6 +295,9 @@ class Tracer:
             states, grads, logits, losses = self._pass(x, y, index)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
+            if isinstance(error, AnatomyError):
+                for text in self.guesses:
+                    error.add_note(f"(guessed: {text})")
             raise
         if self._found_pool and isinstance(self.pool, int):
             self._check_pool(grads[-1], self.pool, index)
