@@ -387,6 +387,23 @@ def test_the_error_shows_the_tree_the_candidates_and_a_line_that_works():
     assert len(here["report"].per_layer["h_norm"]) == 4
 
 
+def test_a_guess_that_the_run_disproves_is_told_with_the_error():
+    class Sides(nn.Module):
+        """Two towers of one type side by side look like a stack of two."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = Branch(16), Branch(16)
+            self.leave = nn.Linear(16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(self.left(x) + self.right(2 * x))
+
+    with pytest.raises(wb.AnatomyError, match="what the next block receives is neither") as info:
+        wb.diagnose(Sides(), BATCHES)
+    assert any("(guessed: the blocks are the longest run of one type, left to right" in n for n in info.value.__notes__)
+
+
 def test_experts_inside_the_blocks_are_not_the_stream():
     class Experts(State):
         def __init__(self, width: int) -> None:

@@ -19,6 +19,7 @@ from transformers import (
     BertModel,
     DeiTConfig,
     DeiTForImageClassification,
+    DeiTForImageClassificationWithTeacher,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
@@ -169,6 +170,19 @@ def test_hugging_face_classifiers_with_a_cls_token(name: str) -> None:
     agrees(m, parts, [token(0)] * 2)
 
 
+def test_two_tokens_that_are_read_are_the_ones_averaged() -> None:
+    """DeiT with its teacher reads the cls and the distillation token; the others say nothing of the readout."""
+    config = DeiTConfig(**SMALL, image_size=16, patch_size=4, num_labels=5)
+    model = made(lambda: DeiTForImageClassificationWithTeacher(config))
+    x, y = {"pixel_values": torch.randn(6, 3, 16, 16, dtype=torch.float64)}, torch.randint(5, (6,))
+    m = wb.measure(model, [(x, y)])
+    parts = by_hand(model, x, "deit.layernorm", lambda z: F.cross_entropy(z, y, reduction="none"))
+    both = torch.zeros(6, 18)
+    both[:, :2] = 1
+    agrees(m, [parts], [averaged(both)])
+    assert (m.conditions["pool"], m.conditions["tokens_read"]) == ("mean", [0, 1])
+
+
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
 def test_hugging_face_resnet_has_stages_that_change_width(kind: str) -> None:
     model = made(lambda: ResNetForImageClassification(resnet(layer_type=kind)))
@@ -220,8 +234,11 @@ def test_language_models_learn_the_next_token(name: str, padded: bool) -> None:
     # Llama's norm computes in float32 inside, in another order after a backward.
     agrees(m, parts, [averaged(x["attention_mask"]) for x in inputs], rel=1e-9 if name == "gpt2" else 1e-5)
     assert m.conditions["loss"] == "cross-entropy of the next token"
-    assert m.conditions["padding"] == "left out of token averages"
-    if not padded:  # then all samples have as many tokens, and the model's own loss is the mean of ours
+    assert m.conditions["token_averages"] == "over the tokens that count"
+    if not padded:
+        plain = [(b["input_ids"], b["labels"]) for b in batches]
+        assert wb.measure(model, plain).g_norm == pytest.approx(m.g_norm, rel=1e-5), "inputs may be a tensor too"
+        # All samples have as many tokens here, so the model's own loss is the mean of ours.
         own = torch.stack([model(**b).loss for b in batches])
         ours = torch.stack([next_token(b["labels"])(model(**x).logits).mean() for b, x in zip(batches, inputs)])
         assert torch.allclose(own.double(), ours, rtol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -172,6 +173,24 @@ def test_what_can_not_be_shown_is_told_in_words(
     assert "Traceback" not in err
     for text in words:
         assert text in err
+
+
+def test_diagnose_takes_a_chunk(entries: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for chunk in ([], ["--chunk", "4"]):
+        assert cli.run(["diagnose", f"{entries}:pair", "--json", *chunk]) in (0, 3)
+        found.append(json.loads(capsys.readouterr().out))
+    assert [report["conditions"]["chunk"] for report in found] == [None, 4]
+    assert found[1]["conditions"]["batch_size"] == 6
+    assert cli.run(["diagnose", f"{entries}:pair", "--chunk", "0"]) == 2
+    assert "Expected chunk to be a whole number >= 1, but got 0" in capsys.readouterr().err
+
+
+def test_the_docs_show_the_picture_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parent.parent / "docs/custom-networks.md").read_text(encoding="utf-8")
+    code, shown = (re.search(rf"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "text"))
+    exec(compile(code, "docs/custom-networks.md", "exec"), {"__name__": "docs"})
+    assert capsys.readouterr().out == shown
 
 
 def test_looking_leaves_no_trace() -> None:

@@ -209,6 +209,14 @@ def test_memory_added_is_at_most_the_states_of_one_batch() -> None:
     assert chunked < 0.4 * ours, "a quarter of a batch at a time, and what does not depend on the batch"
 
 
+def test_probes_keep_no_batch() -> None:
+    net = Tower(3, WIDE).double()
+    batches = [(torch.randn(8, LONG, WIDE).double(), torch.randint(5, (8,))) for _ in range(4)]
+    floor = peak(lambda: bare(net, batches))
+    probed = peak(lambda: wb.measure(net, batches, probes=["nudging"]))
+    assert probed - floor <= 4 * 8 * LONG * WIDE * 8, "the states of one batch, of four that were probed"
+
+
 def test_memory_does_not_grow_with_the_number_of_batches() -> None:
     net = Tower(3, WIDE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from inspect import signature
 from pathlib import Path
@@ -707,7 +707,7 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
     """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
-    from walkback.batch import pairs
+    from walkback.batch import mapped, pairs
     from walkback.data import Dataset, load
     from walkback.data.dataset import checked
     from walkback.entry import call_entry, is_entry
@@ -720,7 +720,8 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
 
     def fitting() -> Iterator[tuple[Any, Any]]:
         for batch in pairs(batches):
-            x, y = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+            known = (torch.Tensor, Mapping)
+            x, y = (mapped(part, lambda t: t.to(device)) if isinstance(part, known) else part for part in batch)
             if shape is not None and isinstance(x, torch.Tensor) and x.shape[1:] != tuple(shape):
                 raise InputError(
                     f"Expected inputs of shape {tuple(shape)}, for which the network of {bundle.path} was built, but "

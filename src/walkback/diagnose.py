@@ -16,7 +16,7 @@ from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.measure import Measurements, Meter, deep_sites, mean
 from walkback.options import whole_numbers
-from walkback.probes import Probe, run_probes, wanted
+from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
 from walkback.report import Report
 from walkback.trace import Credit, Loss, Trace, Tracer
@@ -91,23 +91,24 @@ def measure(
     asked = wanted(probes)
     if chunk is not None:
         whole_numbers(chunk=chunk)
-    kept: list[Trace] = []
     meter = Meter()
     with Tracer(model, anatomy, loss) as tracer:
+        probing = Probing(asked, tracer)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
-            meter.add(_keeping(tracer.parts(x, y, credit, chunk), kept, max((p.samples for p in asked), default=0)))
+            meter.add(_probed(tracer.parts(x, y, credit, chunk), probing))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
                 "gives nothing: pass a list or a fresh loader."
             )
-        found = run_probes(asked, tracer, kept) if asked else {}
+        found = probing.result()
     m = meter.result()
     conditions = {
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
         "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
         "guessed": tracer.guesses,
+        "tokens_read": tracer.read_tokens,
         "chunk": chunk,
         "loss": tracer.loss_name,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
@@ -186,11 +187,10 @@ def make_report(
     )
 
 
-def _keeping(parts: Iterable[Trace], kept: list[Trace], samples: int) -> Iterator[Trace]:
-    """The same traces; the first ones, until they have so many samples, are kept for the probes."""
+def _probed(parts: Iterable[Trace], probing: Probing) -> Iterator[Trace]:
+    """The same traces, after the probes have seen them."""
     for trace in parts:
-        if sum(len(t.losses) for t in kept) < samples:
-            kept.append(trace)
+        probing.add(trace)
         yield trace
         del trace
 

@@ -340,7 +340,7 @@ class Meter:
                 "state_shape": list(self.shapes[-1]),
                 "state_shapes": [list(shape) for shape in self.shapes],
                 "pool": self.pool,
-                "padding": "left out of token averages" if self.masked else None,
+                "token_averages": "over the tokens that count" if self.masked else None,
                 "g_norm_batch_size": PUBLISHED_BATCH,
                 "stability_group": PUBLISHED_BATCH,
                 "layer_index": "site 0 is written by the stem, site l by block l",

@@ -107,6 +107,7 @@ class Tracer:
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
         self.pool = self.anatomy.pool
+        self.read_tokens: list[int] | None = None  # where the readout averages over a few of them
         self._found_pool = False
         self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]  # a run shows whether that is right
         self.notes: list[str] = [f"guessed: {text}" for text in self.guesses]
@@ -300,11 +301,14 @@ class Tracer:
             states, grads, logits, losses = self._pass(x, y, index)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
+            if isinstance(error, AnatomyError):
+                for text in self.guesses:
+                    error.add_note(f"(guessed: {text})")
             raise
         if self._found_pool and isinstance(self.pool, int):
             self._check_pool(grads[-1], self.pool, index)
         trace = Trace(
-            states, grads, None, losses, logits, y, x, prints, self.pool, index, real_tokens(x, len(y))
+            states, grads, None, losses, logits, y, x, prints, self.pool, index, self._mask(x, grads[-1], index)
         )  # fmt: skip
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
@@ -529,6 +533,8 @@ class Tracer:
             self._compare_declared(declared, states)
         if states[-1].ndim == 3 and self.pool is None:
             self.pool, self._found_pool = self._find_pool(self._batch_first(grads[-1])), True
+            if self.pool == "mean" and logits_of(output).ndim == 2:
+                self.read_tokens = _few_tokens(self._batch_first(grads[-1]))
         if states[-1].ndim == 3 and isinstance(self.pool, int):
             tokens = self._batch_first(states[-1]).shape[1]
             if not -tokens <= self.pool < tokens:
@@ -649,6 +655,19 @@ class Tracer:
                 '(padding of different length?). Say it: Anatomy.of(model, ..., pool="readout") reads each sample at '
                 "the token its own gradient shows."
             )
+
+    def _mask(self, x: Inputs, deepest: Tensor, index: int) -> Tensor | None:
+        """(B, T) the tokens that count in averages: those the readout reads if they are few, else all but padding."""
+        if self.read_tokens is None:
+            return real_tokens(x, len(deepest))
+        mask = torch.zeros(deepest.shape[:2], dtype=torch.bool, device=deepest.device)
+        mask[:, [t for t in self.read_tokens if t < mask.shape[1]]] = True
+        if bool((deepest != 0).any(-1)[~mask].any()):
+            raise AnatomyError(
+                f"Expected the readout to use tokens {self.read_tokens}, as the first batch showed, but batch {index} "
+                'uses others. Say it: Anatomy.of(model, ..., pool="mean") averages over all tokens.'
+            )
+        return mask
 
     def _find_pool(self, deepest: Tensor) -> int | str:
         used = (deepest != 0).any(-1)
@@ -970,6 +989,14 @@ def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
         return swapped
     make: Any = getattr(output, "_make", type(output))
     return make(changed if v is made else v for v in cast(Sequence[Any], output))
+
+
+def _few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
+    """The tokens with a gradient, where all samples have the same few of many (as a cls and a distillation token)."""
+    used = (deepest != 0).any(-1)
+    used = used[used.any(1)]
+    same = len(used) > 0 and bool((used == used[0]).all())
+    return used[0].nonzero().flatten().tolist() if same and 2 * int(used[0].sum()) < used.shape[1] else None
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
