@@ -9,7 +9,7 @@ import torch
 from walkback.pitfalls.shown import Shown
 from walkback.pitfalls.trained import Trained, train
 
-DRAWS = 10
+DRAWS = 8
 
 
 def trained(seed: int) -> Trained:

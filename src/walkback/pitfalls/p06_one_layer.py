@@ -8,7 +8,7 @@ from walkback.pitfalls.trained import Trained, train
 
 def trained(seed: int) -> Trained:
     """DFA at a high learning rate: the stream explodes and the deep sites lose their alignment."""
-    return train("dfa", epochs=4, lr=8e-3, seed=seed)
+    return train("dfa", epochs=6, lr=1.2e-2, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:

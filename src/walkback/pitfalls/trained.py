@@ -16,7 +16,7 @@ from walkback.rules import make
 from walkback.rules.rule import Parts, Rule, set_up
 from walkback.training.step import Step
 
-CLASSES, TRAIN, TEST = 8, 8192, 2048
+CLASSES, TRAIN, TEST = 8, 4096, 1024
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def train(
     scope: str = "all",
     epochs: int = 6,
     penalty: float = 0.0,
-    lr: float = 2e-3,
+    lr: float = 4e-3,
     seed: int = 0,
     **options: Any,
 ) -> Trained:
