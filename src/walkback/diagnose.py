@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
 from walkback.checks import Accuracy, DiagnosticThresholds
 from walkback.editions import Claim, decide, is_concentrated
@@ -78,11 +79,12 @@ def measure(
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`."""
     asked = wanted(probes)
     kept: list[Trace] = []
-    meter = Meter()
+    meter, witness = Meter(), Witness(custom_loss=loss is not None)
     with Tracer(model, anatomy, loss) as tracer:
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             trace = tracer.trace(x, y, credit)
             meter.add(trace)
+            witness.add(trace)
             if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
                 kept.append(trace)
         if not meter.batches:
@@ -91,18 +93,20 @@ def measure(
                 "gives nothing: pass a list or a fresh loader."
             )
         found = run_probes(asked, tracer, kept) if asked else {}
-    m = meter.result()
+        m = meter.result()
+        odd = witness.notes(tracer, anatomy, m.conditions["distinct_samples"])
     conditions = {
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
         "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
         "loss": "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "probe_accuracy": witness.accuracy,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
     }
     reasons = {**m.reasons, **found.pop("reasons", {})}
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes))
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes, *odd))
 
 
 def make_report(
@@ -140,7 +144,7 @@ def make_report(
             reasons[name] = "not measured"
     if depth.reason and depth.value is None:
         reasons["depth_margin_pp"] = depth.reason
-    advisories = [*m.nonfinite, *m.notes]
+    advisories = [*m.nonfinite, *m.notes, *on_claim(m, claim, thresholds)]
     if v.measurement_valid is False and not v.failed:
         advisories.append(
             "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"

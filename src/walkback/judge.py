@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from walkback.advisories import RENEWED, earlier_epoch
 from walkback.checks import Accuracy, DiagnosticThresholds, read_table
 from walkback.diagnose import make_report
 from walkback.editions import Claim, decide
@@ -99,6 +100,8 @@ def judge(
     if len(rows) > 1:
         named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
         steps = [(epoch, m) for epoch, (m, _) in zip(named, parsed)]
+        told = earlier_epoch(claim.headline, named, [_logged_accuracy(row) for row, _ in rows])
+        m = m if told is None else replace(m, notes=(*m.notes, told))
         run |= {"epochs": len(rows), "fired": fired(steps, limits, by)}
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
@@ -223,6 +226,11 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
         raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
 
 
+def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
+    value = next((row[s] for s in _ACCURACIES["headline_acc"] if row.get(s) is not None), None)
+    return float(value) if isinstance(value, Real) else None
+
+
 def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
     found = {}
     for name, spellings in _ACCURACIES.items():
@@ -306,7 +314,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         dtype=_dtype(conditions),
         conditions=conditions,
         reasons=reasons,
-        notes=tuple(text for text in said if not _NOT_FINITE.match(text) and not _RENEWED.match(text)),
+        notes=tuple(t for t in said if not any(p.match(t) for p in (_NOT_FINITE, _RENEWED, RENEWED))),
     )
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))

@@ -28,6 +28,10 @@ from walkback.untouched import untouched
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _FEW = 16  # samples that show what blocks return
+_DRAWS = (
+    "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another gradient, "
+    "and the numbers are those of one draw per batch"
+)
 
 
 @dataclass(frozen=True)
@@ -344,7 +348,10 @@ class Tracer:
         self._inputs, version = x, x._version
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
+        drawn = None if self._checked else _random_state(x.device)
         output = self.model(x, return_hidden=True) if ask else self.model(x)
+        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, _random_state(x.device)):
+            self.notes.append(_DRAWS)
         self._clone_inputs = self._clone_inputs or x._version != version
         return output
 
@@ -815,6 +822,14 @@ def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
 
 
 # -- small helpers ---------------------------------------------------------------------------------------
+
+
+def _random_state(device: torch.device) -> Tensor:
+    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    if device.type not in ("cuda", "mps"):
+        return torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
+    return torch.cat([torch.get_rng_state(), own.cpu()])
 
 
 def _first_tensor(values: Sequence[Any]) -> Tensor | None:
