@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 import torch
@@ -86,13 +86,13 @@ class Witness:
         self._labels: list[Tensor] = []
         self._right = self._samples = self._batches = 0
         self._span = 0.0
-        self._loss = ""
+        self._losses: list[tuple[Tensor, Tensor] | None] = []
 
     @torch.no_grad()
     def add(self, trace: Trace) -> None:
         """Look at one batch."""
-        if self._custom_loss and not self._batches:
-            self._loss = _loss_units(trace)
+        if self._custom_loss:
+            self._losses.append(_beside_cross_entropy(trace))
         logits, labels = trace.logits, trace.labels
         self._batches += 1
         self._samples += len(labels)
@@ -122,7 +122,7 @@ class Witness:
             _too_few(self._batches, self._samples),
             _repeated(self._samples, distinct),
             class_sorted(torch.cat(self._labels)) if self.accuracy is not None else None,
-            self._loss,
+            _loss_units(self._losses) if self._custom_loss else None,
             _saturated(self._span / self._samples),
             _left_out(tracer, given),
         ]
@@ -145,25 +145,27 @@ def _repeated(samples: int, distinct: int) -> str | None:
     return f"{share:.0%} of the samples occur more than once: intervals and stability need disjoint batches"
 
 
-def _loss_units(trace: Trace) -> str:
-    """How a loss of the user's own relates to cross-entropy, which the published floor belongs to."""
-    other = "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
+def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
+    """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
     try:
-        usual = cross_entropy(trace.logits, trace.labels).double()
+        usual = cross_entropy(trace.logits, trace.labels).double().cpu()
     except (WalkbackError, RuntimeError):  # no classification: nothing to compare with
-        return other
-    ours = trace.losses.double()
-    if len(ours) > 1 and bool((ours == ours[0]).all()):  # a mean, spread over its samples
-        usual = usual.mean().expand_as(usual)
-    if not bool(torch.isfinite(ours).all()) or float(usual.abs().min()) == 0.0:
-        return other
-    ratios = ours / usual
-    factor = float(ratios.median())
-    if float((ratios - factor).abs().max()) > 1e-3 * abs(factor) or factor == 0.0:
-        return other
-    if abs(factor - 1) < 1e-3:
-        return ""
-    return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
+        return None
+    ours = trace.losses.double().cpu()
+    return (ours[:1], usual.mean()[None]) if bool((ours == ours[0]).all()) else (ours, usual)
+
+
+def _loss_units(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> str:
+    """How a loss of the user's own relates to cross-entropy, which the published floor belongs to."""
+    known = [pair for pair in pairs if pair is not None]
+    if known and len(known) == len(pairs):
+        ours, usual = (torch.cat(side) for side in zip(*known))
+        factor = float(ours.sum() / usual.sum())
+        if isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max()):
+            if abs(factor - 1) < 1e-3:
+                return ""
+            return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
+    return "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
 
 
 def _saturated(span: float) -> str | None:
