@@ -229,6 +229,8 @@ CALM = {
         "h = F.normalize(h)\nh = block(h)\nprint(h.norm(dim=1))",
         "r = h / other.norm(dim=1)\nprint(r.norm())",
         "weights = w / w.sum()\nprint(weights.norm())",
+        "v = v / v.norm()",
+        "v = f(x)\nfor _ in range(9):\n    v = v / (v.norm() + 1e-9)",
     ],
     "P13": [
         "loss = F.cross_entropy(z, y, reduction='sum')\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -319,3 +320,36 @@ def test_the_command_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_call_is_exit_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["pitfalls", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+# -- the pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("entry", pitfalls.CATALOGUE, ids=lambda e: e.code)
+def test_a_page_says_what_is_wrong_and_right_and_its_example_runs(entry: pitfalls.Entry) -> None:
+    text = (ROOT / entry.page).read_text(encoding="utf-8")
+    assert text.startswith(f"# {entry.code}: ")
+    headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert headings == ["How to do it right", "How Walkback avoids it", "What lint finds"]
+    assert ("Nothing: " in text) == ("lint" not in entry.detector)
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert "assert" in example
+    with torch.random.fork_rng(devices=[]):
+        exec(compile(example, entry.page, "exec"), {"__name__": "docs"})
+
+
+def test_the_index_lists_every_page_and_shows_what_is_printed(shown: dict[str, pitfalls.Pitfall]) -> None:
+    text = (ROOT / "docs/pitfalls/index.md").read_text(encoding="utf-8")
+    for e in pitfalls.CATALOGUE:
+        assert f"| {e.code} | [{e.title}]({Path(e.page).name}) | {e.detector} |" in text
+    (printed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+    ours = pitfalls.table(list(shown.values())).splitlines()
+    # Last digits of trained networks may differ between machines; names and quantities may not.
+    words = [re.sub(r"[-+×÷]?\d[\d.e+-]*|, and the sign changes|\s+|-{2,}", "", line) for line in printed.splitlines()]
+    assert words == [re.sub(r"[-+×÷]?\d[\d.e+-]*|, and the sign changes|\s+|-{2,}", "", line) for line in ours]
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    for page in (ROOT / "docs/pitfalls").glob("*.md"):
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -391,7 +391,8 @@ def _fallbacks(script: Script) -> Found:
 def _missing(test: ast.AST) -> tuple[bool, bool]:
     """(true where the feedback is missing, true where it is there)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        return _missing(test.operand)[::-1]
+        missing, there = _missing(test.operand)
+        return there, missing
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and any(map(_is_feedback, _words(test))):
         op = test.ops[0]
         none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
@@ -592,6 +593,8 @@ def sorted_batches(script: Script) -> Found:
     fix = "shuffle: x[torch.randperm(len(x), generator=…)], or DataLoader(…, shuffle=True)"
     why = "batches in the order of their labels share a direction, which looks like a drifting reference"
     folders = set()
+    if not any(name.startswith("torch") for name in script.aliases.values()):
+        return
     for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             if _method(node.value) in ("ImageFolder", "DatasetFolder"):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor)
-Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
@@ -27,6 +27,15 @@ _KEEP = {
 _GATHER = ("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "list", "tuple", "reversed", "numpy.asarray")
 
 
+@dataclass(frozen=True, eq=False)
+class Assigned:
+    """A value that a name gets: at which line it is made, from which line on it is seen."""
+
+    made: int
+    seen: int
+    value: ast.AST
+
+
 class Script:
     """A syntax tree with parents, scopes, imports, and what was assigned where."""
 
@@ -35,7 +44,7 @@ class Script:
         self.nodes = list(ast.walk(tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self.aliases = dict(_imports(self.nodes))
-        self._assigned: dict[tuple[Scope, str], list[tuple[int, Callable[[Kinds], bool]]]] = {}
+        self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -90,35 +99,42 @@ class Script:
         called = self.name(node.func)
         return called in COSINES or _COSINE_NAME.fullmatch(called.rpartition(".")[2]) is not None
 
-    def assignments(self, scope: Scope, name: str) -> list[tuple[int, Callable[[Kinds], bool]]]:
-        """(line, what it holds) of every assignment to a name in a scope."""
+    def assignments(self, scope: Scope, name: str) -> list[Assigned]:
+        """Every assignment to a name in a scope."""
         return self._assigned.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:
+        scope = self.scope(node)
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                self._bind(target, node.value, self.scope(node), node.lineno)
+                self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._bind(node.target, node.value, self.scope(node), node.lineno)
+            self._bind(node.target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
         elif isinstance(node, _LOOPS):
-            self._bind(node.target, node.iter, self.scope(node), node.lineno)
-        elif isinstance(node, ast.comprehension):
-            self._bind(node.target, node.iter, self.scope(node), node.iter.lineno)
+            self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
+        elif isinstance(node, ast.comprehension):  # its element stands before it
+            first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
+            self._bind(node.target, node.iter, scope, first, first)
 
-    def _bind(self, target: ast.AST, value: ast.AST, scope: Scope, line: int) -> None:
+    def _bind(self, target: ast.AST, value: ast.AST, scope: Scope, made: int, seen: int) -> None:
         if isinstance(target, ast.Starred):
             target = target.value
         if isinstance(target, ast.Name):
-            self._assigned.setdefault((scope, target.id), []).append((line, lambda kinds: kinds.holds(value)))
+            self._assigned.setdefault((scope, target.id), []).append(Assigned(made, seen, value))
         elif isinstance(target, (ast.Tuple, ast.List)):
-            zipped = isinstance(value, ast.Call) and self.name(value.func) == "zip"
-            parts = value.args if zipped else value.elts if isinstance(value, (ast.Tuple, ast.List)) else None
-            if isinstance(value, ast.Call) and self.name(value.func) == "enumerate" and len(target.elts) == 2:
-                self._bind(target.elts[1], value.args[0], scope, line) if value.args else None
-                return
-            for i, element in enumerate(target.elts):
-                part = value if parts is None or len(parts) != len(target.elts) else parts[i]
-                self._bind(element, part, scope, line)
+            for element, part in zip(target.elts, self._parts(value, len(target.elts))):
+                self._bind(element, part, scope, made, seen)
+
+    def _parts(self, value: ast.AST, count: int) -> list[ast.AST]:
+        """What each of `count` targets gets: of zip and enumerate their own part, of anything else all of it."""
+        parts: list[ast.AST] = []
+        if isinstance(value, (ast.Tuple, ast.List)):
+            parts = list(value.elts)
+        elif isinstance(value, ast.Call) and self.name(value.func) == "zip":
+            parts = list(value.args)
+        elif isinstance(value, ast.Call) and self.name(value.func) == "enumerate":
+            parts = [ast.Constant(0), *value.args[:1]]
+        return parts if len(parts) == count else [value] * count
 
 
 class Kinds:
@@ -127,25 +143,24 @@ class Kinds:
     def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool]) -> None:
         self.script, self._kind = script, kind
         self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
-        self._open: set[str] = set()
+        self._open: list[Assigned] = []
 
     def holds(self, node: ast.AST) -> bool:
         """Does it?"""
         return self._kind(self, node)
 
     def assigned(self, name: str) -> bool | None:
-        """Of the last assignment to a name; None where it has none, as a parameter."""
-        if name in self._open:
-            return None
-        found = [a for a in self.script.assignments(self.scope, name) if a[0] <= self.line]
+        """Of the last assignment to a name before here; None where it has none, as a parameter."""
+        found = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
         if not found:
             return None
-        self._open.add(name)
-        line, (self.line, value) = self.line, max(found, key=lambda a: a[0])
+        last = max(found, key=lambda a: a.seen)
+        line, self.line = self.line, last.made
+        self._open.append(last)
         try:
-            return value(self)
+            return self.holds(last.value)
         finally:
-            self._open.discard(name)
+            self._open.pop()
             self.line = line
 
 

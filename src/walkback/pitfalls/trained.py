@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,24 +34,22 @@ class Trained:
         return measure(self.net, self.batches, credit=rule or self.rule)
 
 
-@lru_cache(maxsize=16)
 def train(
-    rule: str,
-    scope: str = "all",
-    epochs: int = 6,
-    penalty: float = 0.0,
-    lr: float = 4e-3,
-    seed: int = 0,
-    **options: Any,
+    rule: str, scope: str = "all", epochs: int = 6, penalty: float = 0.0, lr: float = 4e-3, seed: int = 0
 ) -> Trained:
-    """A ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128."""
+    """A ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128; trained once."""
+    return _train(rule, scope, epochs, penalty, lr, seed)
+
+
+@lru_cache(maxsize=16)
+def _train(rule: str, scope: str, epochs: int, penalty: float, lr: float, seed: int) -> Trained:
     data = load("teacher")
     x, y = data.train.x[:TRAIN], data.train.y[:TRAIN] * CLASSES // data.classes
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = build("resmlp", data.input_shape, CLASSES, width=64, depth=4)
     generator = torch.Generator().manual_seed(seed + 1)
-    learner = make(rule, **options)
+    learner = make(rule)
     set_up(learner, net, x[:2], CLASSES, generator)
     frozen = scope == "frozen"
     step = Step(Parts.of(net), learner, rule == "bp" and not frozen, frozen, penalty, reader=False)
