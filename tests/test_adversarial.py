@@ -278,6 +278,31 @@ def test_9_the_note_is_made_anew_by_judge_and_not_doubled() -> None:
     assert corrected.advisories == ()
 
 
+def test_9_what_is_no_classification_has_no_accuracy() -> None:
+    class Binary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = wb.selftest.ResidualNet(16, 32, 2, 1)
+            self.embed, self.blocks = self.net.embed, self.net.blocks
+            self.out_ln, self.out_head = self.net.out_ln, self.net.out_head
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    def bce(z: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(z[:, 0], y.float(), reduction="none")
+
+    batches = [(x, y % 2) for x, y in wb.selftest.batches(8)]
+    report = wb.diagnose(Binary(), batches, headline_acc=0.97, loss=bce)
+    assert report.conditions["probe_accuracy"] is None
+    assert [text.partition(":")[0] for text in report.advisories] == ["the loss is not cross-entropy"]
+    soft = [(x, nn.functional.one_hot(y, 10).float()) for x, y in wb.selftest.batches(8)]
+    several = wb.measure(wb.selftest.healthy(), soft, loss=lambda z, y: (z.sigmoid() - y).pow(2).sum(1))
+    assert several.conditions["probe_accuracy"] is None
+    hard = wb.measure(wb.selftest.healthy(), wb.selftest.batches(8))
+    assert wb.measure(wb.selftest.healthy(), soft).conditions["probe_accuracy"] == hard.conditions["probe_accuracy"]
+
+
 def test_9_several_seeds_need_one_that_fits() -> None:
     here = accuracy(wb.selftest.healthy(), wb.selftest.batches(8))
     assert honest(headline_acc=[here, 0.5, 0.6]).advisories == ()

@@ -96,14 +96,21 @@ class Witness:
         logits, labels = trace.logits, trace.labels
         self._batches += 1
         self._samples += len(labels)
-        top, low = logits.amax(-1).double(), logits.amin(-1).double()
-        self._span += float((top - low).mean()) * len(labels)
-        if logits.ndim != 2 or labels.shape[:1] != logits.shape[:1] or labels.ndim > 2:
-            return
-        classes = labels.argmax(1) if labels.is_floating_point() and labels.shape == logits.shape else labels
-        if classes.ndim == 1 and not classes.is_floating_point():
+        span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
+        self._span += float(span) * len(labels)
+        classes = self._classes(logits, labels)
+        if classes is not None:
             self._labels.append(classes.cpu())
             self._right += int((logits.argmax(1) == classes).sum())
+
+    def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """(B,) one class per sample, where that is what the labels are: not for tokens, several labels, numbers."""
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            return None
+        if labels.is_floating_point():
+            return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
+        fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
+        return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
 
     @property
     def accuracy(self) -> float | None:
@@ -148,10 +155,10 @@ def _repeated(samples: int, distinct: int) -> str | None:
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
     """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
     try:
-        usual = cross_entropy(trace.logits, trace.labels).double().cpu()
+        usual = cross_entropy(trace.logits, trace.labels).cpu().double()
     except (WalkbackError, RuntimeError):  # no classification: nothing to compare with
         return None
-    ours = trace.losses.double().cpu()
+    ours = trace.losses.cpu().double()
     return (ours[:1], usual.mean()[None]) if bool((ours == ours[0]).all()) else (ours, usual)
 
 
@@ -214,8 +221,8 @@ def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> str | None:
 def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[float | None]) -> str | None:
     """Whether an accuracy is that of an earlier epoch than the last: the best one, usually.
 
-    >>> earlier_epoch(0.41, [1, 2, 3], [0.30, 0.41, 0.35])
-    'the headline accuracy 0.410 is that of epoch 2, not of the last, 0.350: ...'
+    >>> print(earlier_epoch(0.41, [1, 2, 3], [0.30, 0.41, 0.35]))
+    the headline accuracy 0.410 is that of epoch 2, not of the last, 0.350: take the last epoch's, never the best
     """
     last = logged[-1]
     if not isinstance(claimed, float) or last is None or abs(claimed - last) < 5e-4:
