@@ -120,6 +120,8 @@ TRIPS = {
         "loss = F.cross_entropy(model(x), y)\n(g,) = torch.autograd.grad(loss, h)\nprint(g.norm(dim=1).mean())",
         "def f(logits, y, h):\n    g = torch.autograd.grad(F.cross_entropy(logits, y, reduction='mean'), h)[0]\n"
         "    return torch.linalg.vector_norm(g.flatten(1), dim=1)",
+        "for g in torch.autograd.grad(F.cross_entropy(z, y), hidden):\n    norms.append(g.norm(dim=1).mean())\n"
+        "print(sum(norms) / len(norms))",
     ],
     "P14": [
         "order = y.argsort()\nx, y = x[order], y[order]",
@@ -302,6 +304,27 @@ def test_the_wrong_examples_of_the_pages_are_found(tmp_path: Path) -> None:
             continue
         text = (ROOT / entry.page).read_text(encoding="utf-8")
         assert entry.code in codes("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), tmp_path, head="")
+
+
+EVALUATION = """
+model = ResMLP()
+model.load_state_dict(torch.load("dfa.pt"))
+Bs = [torch.randn(10, 256) for _ in range(5)]
+
+def gamma(model, x, y):
+    logits, hidden = model(x, return_hidden=True)
+    grads = torch.autograd.grad(F.cross_entropy(logits, y), hidden)
+    e = logits.softmax(1) - F.one_hot(y, 10)
+    cosines = []
+    for B, g in zip(Bs, grads):
+        cosines.append(F.cosine_similarity(e @ B, g).mean())
+        print(g.norm(-1), g.norm(dim=1).mean())
+    return sum(cosines) / len(cosines)
+"""
+
+
+def test_a_whole_evaluation_that_gets_everything_wrong(tmp_path: Path) -> None:
+    assert codes(EVALUATION, tmp_path) == ["P04", "P10", "P02", "P01", "P13", "P06"]
 
 
 # -- places, comments, files ---------------------------------------------------------------------------------------

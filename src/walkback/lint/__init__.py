@@ -83,7 +83,7 @@ def lint(path: str | Path) -> Linted:
         if isinstance(source, Problem):
             problems.append(source)
         else:
-            findings += _look(source)
+            findings += sorted(_look(source), key=lambda f: (f.cell or 0, f.line, f.code))
     return Linted(len(files), tuple(findings), tuple(problems))
 
 

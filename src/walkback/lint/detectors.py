@@ -568,6 +568,8 @@ def _reduces_otherwise(call: ast.Call) -> bool:
 def _scales_by_size(node: ast.AST) -> bool:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, (ast.Mult, ast.Div)):
         return False
+    if isinstance(node.left, ast.Call) and _method(node.left) == "sum":
+        return False  # the mean of a list
     sizes = [n for side in (node.left, node.right) for n in ast.walk(side)]
     return any(
         (isinstance(n, ast.Call) and _method(n) in ("len", "size", "numel"))
