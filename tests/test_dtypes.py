@@ -217,7 +217,7 @@ def test_float16_branches_beside_a_float32_stream_keep_its_gradient() -> None:
     torch.manual_seed(0)
     model = Mixed(16, 32, 3, 10)
     x, y = wb.selftest.batches(1)[0]
-    with torch.autocast("cpu", dtype=torch.float16):
+    with torch.autocast("cpu", dtype=torch.float16):  # walkback: ignore[P03]
         m = wb.measure(model, [(x, y)], loss=lambda z, t: 1e-4 * F.cross_entropy(z, t, reduction="none"))
         states = [model.embed(x).float().detach().requires_grad_()]
         for block in model.blocks:

@@ -35,15 +35,17 @@ _HOMES = {
     "frozen_baseline": "walkback.training.control",
     "judge": "walkback.judge",
     "load_bundle": "walkback.training.bundle",
+    "lint": "walkback.lint",
     "measure": "walkback.diagnose",
     "nets": "walkback.nets",
+    "pitfalls": "walkback.pitfalls",
     "rules": "walkback.rules",
     "train": "walkback.training.loop",
     "save_bundle": "walkback.training.bundle",
     "selftest": "walkback.selftest",
 }
 
-_MODULES = ("audit", "data", "nets", "rules", "selftest")
+_MODULES = ("audit", "data", "nets", "pitfalls", "rules", "selftest")
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from walkback import audit as audit
     from walkback import data as data
     from walkback import nets as nets
+    from walkback import pitfalls as pitfalls
     from walkback import rules as rules
     from walkback import selftest as selftest
     from walkback.anatomy import Anatomy as Anatomy
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
     from walkback.judge import judge as judge
+    from walkback.lint import lint as lint
     from walkback.measure import Measurements as Measurements
     from walkback.probes import Nudging as Nudging
     from walkback.probes import Perturbation as Perturbation

@@ -586,6 +586,66 @@ def calibrate(
 
 
 @app.command
+def pitfalls(
+    action: Literal["run"] | None = None, name: str | None = None, *, seed: int = 0, json: Flag = False
+) -> int:
+    """Fourteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
+
+    Parameters
+    ----------
+    action
+        run: compute them here and now; without it they are listed.
+    name
+        With run: a pitfall by name, number or code, or all.
+    seed
+        Of everything that is drawn.
+    json
+        Print as JSON.
+    """
+    from walkback.pitfalls import CATALOGUE, find, run, table
+    from walkback.progress import track
+
+    if action is None:
+        rows = [{"number": e.number, "name": e.name, "title": e.title, "found_by": e.detector} for e in CATALOGUE]
+        width = max(len(e.name) for e in CATALOGUE)
+        told = "\n".join(f"{e.code}  {e.name:{width}}  {e.title}" for e in CATALOGUE)
+        _print_json({"pitfalls": rows}) if json else _print(
+            f"{told}\n\nwalkback pitfalls run NAME|all shows the numbers"
+        )
+        return 0
+    if name is None:
+        raise InputError("Expected a pitfall to run, by name, number or code, or all, but got none.")
+    wanted = CATALOGUE if name == "all" else [find(name)]
+    shown = [run(entry.name, seed) for entry in track(wanted, "running the pitfalls", len(wanted))]
+    if json:
+        _print_json({"seed": seed, "pitfalls": [one.to_dict() for one in shown]})
+    else:
+        why = "" if name == "all" else f"\n\n{shown[0].title}: {shown[0].explanation}\n{find(name).page}"
+        _print(table(shown) + why)
+    return 0
+
+
+@app.command
+def lint(path: Path, *, json: Flag = False) -> int:
+    """Scan evaluation scripts for pitfalls, without running them. Exit 0: nothing found, 1: findings, 2: not readable.
+
+    Parameters
+    ----------
+    path
+        A .py or .ipynb file, or a folder with such files. `# walkback: ignore[P02]` on a line silences P02 there.
+    json
+        Print the findings as JSON.
+    """
+    from walkback.lint import lint as run
+
+    found = run(path)
+    _print_json(found.to_dict()) if json else _print(str(found))
+    for problem in found.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return USAGE if found.problems else 1 if found.findings else 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
 from walkback.batch import pairs
 from walkback.checks import Accuracy, DiagnosticThresholds
@@ -91,18 +92,19 @@ def measure(
     asked = wanted(probes)
     if chunk is not None:
         whole_numbers(chunk=chunk)
-    meter = Meter()
+    meter, witness = Meter(), Witness(custom_loss=loss is not None)
     with Tracer(model, anatomy, loss) as tracer:
         probing = Probing(asked, tracer)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
-            meter.add(_probed(tracer.parts(x, y, credit, chunk), probing))
+            meter.add(_seen(tracer.parts(x, y, credit, chunk), probing, witness))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
                 "gives nothing: pass a list or a fresh loader."
             )
         found = probing.result()
-    m = meter.result()
+        m = meter.result()
+        odd = witness.notes(tracer, anatomy, m.conditions["distinct_samples"])
     conditions = {
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
@@ -111,12 +113,13 @@ def measure(
         "tokens_read": tracer.read_tokens,
         "chunk": chunk,
         "loss": tracer.loss_name,
+        "probe_accuracy": witness.accuracy,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
     }
     reasons = {**m.reasons, **found.pop("reasons", {})}
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes))
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes, *odd))
 
 
 def make_report(
@@ -154,7 +157,7 @@ def make_report(
             reasons[name] = "not measured"
     if depth.reason and depth.value is None:
         reasons["depth_margin_pp"] = depth.reason
-    advisories = [*m.nonfinite, *m.notes]
+    advisories = [*m.nonfinite, *m.notes, *on_claim(m, claim, thresholds)]
     if v.measurement_valid is False and not v.failed:
         advisories.append(
             "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
@@ -187,10 +190,11 @@ def make_report(
     )
 
 
-def _probed(parts: Iterable[Trace], probing: Probing) -> Iterator[Trace]:
-    """The same traces, after the probes have seen them."""
+def _seen(parts: Iterable[Trace], probing: Probing, witness: Witness) -> Iterator[Trace]:
+    """The same traces, after the probes and the witness have seen them."""
     for trace in parts:
         probing.add(trace)
+        witness.add(trace)
         yield trace
         del trace
 

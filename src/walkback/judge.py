@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from walkback.advisories import RENEWED, earlier_epoch
 from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
 from walkback.diagnose import make_report
 from walkback.editions import Claim, decide
@@ -103,6 +104,10 @@ def judge(
     run = plain(_part(last, "run", where))
     if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
+    if len(rows) > 1:
+        named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
+        told = earlier_epoch(claim.headline, named, [_logged_accuracy(row) for row, _ in rows])
+        m = m if told is None else replace(m, notes=(*m.notes, told))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
 
@@ -342,6 +347,11 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
         raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
 
 
+def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
+    value = next((row[s] for s in _ACCURACIES["headline_acc"] if row.get(s) is not None), None)
+    return float(value) if isinstance(value, Real) else None
+
+
 def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
     found = {}
     for name, spellings in _ACCURACIES.items():
@@ -429,7 +439,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         dtype=_dtype(conditions),
         conditions=conditions,
         reasons=reasons,
-        notes=tuple(text for text in said if not _NOT_FINITE.match(text) and not _RENEWED.match(text)),
+        notes=tuple(t for t in said if not any(p.match(t) for p in (_NOT_FINITE, _RENEWED, RENEWED))),
     )
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))

@@ -31,6 +31,10 @@ from walkback.untouched import untouched
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _FEW = 16  # samples that show what blocks return
+_DRAWS = (
+    "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another gradient, "
+    "and the numbers are those of one draw per batch"
+)
 
 
 @dataclass(frozen=True)
@@ -391,7 +395,10 @@ class Tracer:
         versions = [t._version for t in tensors(x).values()]
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
+        drawn = None if self._checked else _random_state(self._device)
         output = call(self.model, x, **({"return_hidden": True} if ask else {}))
+        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, _random_state(self._device)):
+            self.notes.append(_DRAWS)
         self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
         return output
 
@@ -969,6 +976,14 @@ def _members(output: Any) -> Sequence[Any]:
     if is_dataclass(output):
         return [getattr(output, field.name) for field in fields(output)]
     return list(output.values()) if isinstance(output, Mapping) else (output,)
+
+
+def _random_state(device: torch.device | None) -> Tensor:
+    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    if device is None or device.type not in ("cuda", "mps"):
+        return torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
+    return torch.cat([torch.get_rng_state(), own.cpu()])
 
 
 def _first_tensor(values: Sequence[Any]) -> Tensor | None:
