@@ -83,25 +83,33 @@ def navigation(nav: Any, pages: list[str], named: set[str]) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put in what is generated, and let links lead to where their files are on the site."""
     here = Path(page.file.abs_src_path)
-
-    def moved(match: re.Match[str]) -> str:
-        path = Path(os.path.normpath(here.parent / match[1]))
-        if not path.is_relative_to(ROOT) or not path.is_file():
-            return match[0]  # mkdocs reports it
-        start = os.path.dirname(page.file.src_uri) or "."  # noqa: PTH120  # a place on the site, not a file
-        return f"]({os.path.relpath(uri(path), start)}{match[2]})"
-
-    markdown = LINK.sub(moved, markdown)
+    markdown = LINK.sub(lambda match: relinked(match, here, here), markdown)
     markdown = INCLUDE.sub(lambda match: included(match[1], here), markdown)
     return markdown.replace(NAMES, reference()) if NAMES in markdown else markdown
 
 
 def included(name: str, page: Path) -> str:
-    """A generated table; its heading, one level down, is the page's."""
+    """A generated table with its heading below the page's own; what it misses is folded away."""
     path = ROOT / name
     if not path.is_file():
         raise PluginError(f"{uri(page)} includes {name}, which is not there: `make evidence` makes the tables.")
-    return re.sub(r"^#", "##", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    text = LINK.sub(lambda match: relinked(match, path, page), path.read_text(encoding="utf-8"))
+    text, _, missing = re.sub(r"^#+", "####", text, flags=re.MULTILINE).partition("\nMissing:\n")
+    if not missing:
+        return text
+    folded = (
+        f'<details markdown="1"><summary>Missing, and the commands that would train it</summary>\n{missing}\n</details>'
+    )
+    return f"{text}\n{folded}\n"
+
+
+def relinked(match: re.Match[str], source: Path, page: Path) -> str:
+    """A link as `source` writes it, as `page` has to write it; both are files of the repository."""
+    path = Path(os.path.normpath(source.parent / match[1]))
+    if not path.is_relative_to(ROOT) or not path.is_file():
+        return match[0]  # mkdocs reports it
+    start = os.path.dirname(uri(page)) or "."  # noqa: PTH120  # a place on the site, not a file
+    return f"]({os.path.relpath(uri(path), start)}{match[2]})"
 
 
 def reference() -> str:

@@ -122,7 +122,8 @@ class Tracer:
         try:
             self._stack.enter_context(untouched(self.model))
             for i, block in enumerate(self.blocks):
-                before = block.register_forward_pre_hook(self._before(i), with_kwargs=True)
+                # First of all hooks: those of sharded modules (FSDP) hand the block a copy of what it is given.
+                before = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
                 after = block.register_forward_hook(self._after(i))
                 self._stack.callback(before.remove)
                 self._stack.callback(after.remove)
@@ -666,7 +667,7 @@ class Tracer:
             return _swapped(output, made, made + delta)
 
         if site == 0:
-            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
+            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True, prepend=True)
         else:
             handle = self.blocks[site - 1].register_forward_hook(at_block)
         try:
