@@ -26,9 +26,9 @@ class Decoder(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
             for _ in range(depth)
-        )  # fmt: skip
+        )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(TOKENS))
 
@@ -44,9 +44,8 @@ def times(depth: int, rounds: int = 4) -> dict[str, float]:
     """Seconds per batch of a training pass, of the bare states and gradients, and of measuring."""
     torch.manual_seed(0)
     model = Decoder(depth).eval()
-    batches = [
-        (torch.randint(VOCABULARY, (BATCH, TOKENS)), torch.randint(VOCABULARY, (BATCH, TOKENS))) for _ in range(2)
-    ]
+    tokens = torch.randint(VOCABULARY, (4, BATCH, TOKENS))
+    batches = [(tokens[0], tokens[1]), (tokens[2], tokens[3])]
     feedback = [torch.randn(VOCABULARY, WIDTH) for _ in range(depth + 1)]
 
     def training() -> None:

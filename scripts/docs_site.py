@@ -89,12 +89,12 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def included(name: str, page: Path) -> str:
-    """A generated table with its heading below the page's own; what it misses is folded away."""
+    """A generated table, its heading as text (the page has its own); what it misses is folded away."""
     path = ROOT / name
     if not path.is_file():
         raise PluginError(f"{uri(page)} includes {name}, which is not there: `make evidence` makes the tables.")
     text = LINK.sub(lambda match: relinked(match, path, page), path.read_text(encoding="utf-8"))
-    text, _, missing = re.sub(r"^#+", "####", text, flags=re.MULTILINE).partition("\nMissing:\n")
+    text, _, missing = re.sub(r"^#+ (.*)", r"**\1**", text, flags=re.MULTILINE).partition("\nMissing:\n")
     if not missing:
         return text
     folded = (
@@ -143,7 +143,8 @@ def mathml(tex: str, block: bool) -> str:
     >>> mathml("a_l", block=False)
     '<math ...><mrow><msub><mi>a</mi><mi>l</mi></msub></mrow></math>'
     """
-    return convert(html.unescape(tex).strip(), display="block" if block else "inline")
+    drawn = convert(html.unescape(tex).strip(), display="block" if block else "inline")
+    return drawn.replace("<mo>&#x02016;</mo>", '<mo stretchy="false">&#x02016;</mo>')  # ‖ as tall as its line
 
 
 class Examples(griffe.Extension):

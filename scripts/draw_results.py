@@ -26,7 +26,7 @@ def coverage(records: Records) -> str:
     rows = [[f"[{name}](tables/{name}.md)", *counts(evidence(name, records))] for name in TABLES]
     total = ["all", *(sum(row[column] for row in rows) for column in range(1, len(head)))]
     table = tabulate([*rows, total], head, tablefmt="pipe", disable_numparse=True)
-    return f"# What is there, and what is not yet\n\nFrom {len(records)} finished runs.\n\n{table}\n"
+    return f"# Rows of every table\n\nFrom {len(records)} finished runs.\n\n{table}\n"
 
 
 def counts(table: Table) -> list[int]:
