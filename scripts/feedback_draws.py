@@ -1,4 +1,4 @@
-"""How much of DFA's explosion is the draw of B? Seven runs of four epochs on CIFAR-10 that differ in nothing else.
+"""How much of DFA's explosion is the draw of B? Nine runs of four epochs on CIFAR-10, by seed, draw and scale of B.
 
     python scripts/feedback_draws.py --root DIR
 
@@ -26,6 +26,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "seed 42, a second draw of B": {"rule": f"{HERE}:OtherDraw", "rule_options": {"number": 1}},
     "seed 42, a third draw of B": {"rule": f"{HERE}:OtherDraw", "rule_options": {"number": 2}},
     "seed 123": {"seed": 123},
+    "seed 123, the second draw of B": {"seed": 123, "rule": f"{HERE}:OtherDraw", "rule_options": {"number": 1}},
+    "seed 123, the third draw of B": {"seed": 123, "rule": f"{HERE}:OtherDraw", "rule_options": {"number": 2}},
     "seed 42, one B for all sites": {"rule": f"{HERE}:OneForAll"},
     "seed 42, B ten times larger": {"rule_options": {"scale": 10.0}},
     "seed 42, B ten times smaller": {"rule_options": {"scale": 0.1}},
