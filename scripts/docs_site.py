@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import os
 import re
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
@@ -114,6 +115,7 @@ def relinked(match: re.Match[str], source: Path, page: Path) -> str:
 
 def reference() -> str:
     """A mkdocstrings section for every public name of walkback, and for all functions of its public modules."""
+    sys.path.insert(0, str(ROOT / "src"))  # the names of this checkout, whatever is installed
     import walkback
 
     modules = [n for n in walkback.__all__ if n in walkback._MODULES]

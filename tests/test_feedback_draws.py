@@ -51,3 +51,24 @@ def test_the_runs_differ_in_nothing_but_what_their_names_say(draws) -> None:
             k: specs[0][k] for k in specs[0] if k not in ("seed", "rule", "rule_options")
         }
     assert len({str(spec) for spec in specs}) == len(specs)
+
+
+def test_the_page_on_replication_says_what_the_table_says() -> None:
+    root = Path(SCRIPTS).parent
+    table = (root / "results" / "feedback-draws.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+    ]
+    h = {row[0]: float(row[1]) for row in rows[2:]}
+    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    for name, words in {
+        "seed 123": "‖h_L‖ of {} under the B that this seed draws",
+        "seed 123, the second draw of B": "and with {} under another",
+        "seed 42, a second draw of B": "seed 42 has {} under that other B",
+        "seed 42, one B for all sites": "with one B for all sites it is {}",
+    }.items():
+        assert words.format(f"{h[name]:.1e}".replace("e+0", "e")) in page, name
+    same = ("seed 42", "seed 42, B ten times larger", "seed 42, B ten times smaller")
+    scaled = [row[1:] for row in rows[2:] if row[0] in same]
+    assert len(scaled) == 3
+    assert scaled[0] == scaled[1] == scaled[2]
