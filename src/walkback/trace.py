@@ -807,7 +807,7 @@ class Tracer:
             return _swapped(output, made, made + delta)
 
         if site == 0:
-            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
+            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True, prepend=True)
         else:
             handle = self.blocks[site - 1].register_forward_hook(at_block)
         try:
