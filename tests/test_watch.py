@@ -111,7 +111,7 @@ def scaled(net, optimiser, watch):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     for x, y in DATA:
         optimiser.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.float16):
             loss = nn.functional.cross_entropy(net(x), y)
         scaler.scale(loss).backward()
         watch.step()  # while `.grad` is 4096 times too large
