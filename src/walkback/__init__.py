@@ -36,6 +36,7 @@ _HOMES = {
     "load_bundle": "walkback.training.bundle",
     "measure": "walkback.diagnose",
     "nets": "walkback.nets",
+    "recorded": "walkback.recorded",
     "rules": "walkback.rules",
     "train": "walkback.training.loop",
     "save_bundle": "walkback.training.bundle",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from walkback.measure import Measurements as Measurements
     from walkback.probes import Nudging as Nudging
     from walkback.probes import Perturbation as Perturbation
+    from walkback.recorded import recorded as recorded
     from walkback.report import Report as Report
     from walkback.trace import Trace as Trace
     from walkback.trace import Tracer as Tracer

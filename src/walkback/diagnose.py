@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy
+from walkback.backward import BackwardCheck, check_backward
 from walkback.checks import Accuracy, DiagnosticThresholds
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.measure import Measurements, Meter, deep_sites, mean
 from walkback.probes import Probe, run_probes, wanted
 from walkback.progress import track
+from walkback.recorded import Recorded
 from walkback.report import Report
 from walkback.trace import Credit, Loss, Trace, Tracer
 
@@ -35,6 +37,7 @@ def diagnose(
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
     bp_acc: Accuracy = None,
+    reference: nn.Module | str | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -53,6 +56,9 @@ def diagnose(
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
         probes: "perturbation", "nudging", or their objects with options: extra passes, only when asked.
         bp_acc: BP's accuracy on the same task; where it does not beat frozen blocks, D3 is not tested.
+        reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
+            backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
+            names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
@@ -62,7 +68,9 @@ def diagnose(
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
-    measurements = measure(model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes)
+    measurements = measure(
+        model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes, reference=reference
+    )
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
 
@@ -74,14 +82,22 @@ def measure(
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
+    reference: nn.Module | str | None = None,
 ) -> Measurements:
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`."""
     asked = wanted(probes)
+    if isinstance(credit, Recorded) and reference is None:
+        reference = "derived"
     kept: list[Trace] = []
     meter = Meter()
-    with Tracer(model, anatomy, loss) as tracer:
+    with Tracer(model, anatomy, loss, reference) as tracer:
+        if isinstance(credit, Recorded):
+            credit = credit.bound(tracer.anatomy, loss)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             trace = tracer.trace(x, y, credit)
+            if not meter.batches:
+                backward = check_backward(tracer, trace)
+                _refuse_wrong_reference(tracer, backward, isinstance(credit, Recorded))
             meter.add(trace)
             if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
                 kept.append(trace)
@@ -97,12 +113,55 @@ def measure(
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
         "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
         "loss": "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "reference": _REFERENCES[tracer.reference],
+        "backward_error": backward.error,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
     }
     reasons = {**m.reasons, **found.pop("reasons", {})}
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes))
+    if backward.error is None:
+        reasons["backward_error"] = backward.why
+    altered = () if backward.agrees is not False else (_altered(backward),)
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*altered, *tracer.notes, *m.notes))
+
+
+_REFERENCES = {
+    "own": "the network's own backward pass",
+    "derived": "derived from the forward pass alone",
+    "twin": "a plain twin of the network",
+}
+
+
+def _altered(check: BackwardCheck) -> str:
+    sites = ", ".join(map(str, check.sites)) or "all together"
+    return (
+        "the network's own backward pass is not the derivative of its loss (finite differences disagree by "
+        f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
+        'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
+    )
+
+
+def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool) -> None:
+    """A reference that was asked for must be the derivative; with recorded credits this must have been seen."""
+    if tracer.reference != "own" and check.agrees is False:
+        which = "the derived reference" if tracer.reference == "derived" else "the twin's gradient"
+        remedy = (
+            "The forward pass leaves torch on its way (numpy, .data, a kernel of its own). Pass a plain twin of the "
+            "network with the same weights: reference=twin."
+            if tracer.reference == "derived"
+            else "Its backward pass is altered too: build it from plain layers."
+        )
+        raise InputError(
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
+            f"(limit {check.limit:.1%}). {remedy}"
+        )
+    if recorded and check.agrees is None:
+        raise InputError(
+            "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
+            f"pass that may be altered, but {check.why}. Measure a float32 copy with one loss per sample, or give "
+            "the credits as a function of the trace."
+        )
 
 
 def make_report(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from walkback.errors import InputError
 from walkback.progress import track
@@ -171,6 +171,12 @@ def _nudging(probe: Nudging, replayer: _Replayer, traces: Sequence[Trace], found
             found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
 
 
+def double_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, in float64 where they are floating point."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: t.detach().double() if t.is_floating_point() else t.detach() for name, t in named}
+
+
 class _Replayer:
     """Losses with a changed stream, in float64 where the device and the network allow it."""
 
@@ -180,11 +186,7 @@ class _Replayer:
         native = trace.states[0].dtype
         self.dtype = str(native).removeprefix("torch.")
         if trace.losses.device.type != "mps" and native != torch.float64:
-            model = tracer.model
-            self.weights = {
-                name: t.detach().double() if t.is_floating_point() else t.detach()
-                for name, t in (*model.named_parameters(), *model.named_buffers())
-            }
+            self.weights = double_weights(tracer.model)
             try:
                 with torch.no_grad(), no_autocast(trace.losses.device):
                     self.losses(trace, 0, torch.zeros_like(self.wide(trace.states[0])))
@@ -202,7 +204,7 @@ class _Replayer:
         x = trace.inputs
         if self.weights is not None and x.is_floating_point():
             x = x.double()
-        return self.tracer.replay(x, trace.labels, site, delta, self.weights)
+        return self.tracer.replay(x, trace.labels, {site: delta}, self.weights)
 
 
 def _first(traces: Sequence[Trace], samples: int) -> list[Trace]:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
+from walkback.derived import Tape, carry_gradient
 from walkback.errors import AnatomyError, CreditError, InputError
 from walkback.untouched import untouched
 
@@ -45,6 +46,8 @@ class Trace:
         pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
+        reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
+            alone, or a "twin".
     """
 
     states: tuple[Tensor, ...]
@@ -57,6 +60,7 @@ class Trace:
     prints: Int[Tensor, " batch"] | None = None
     pool: int | str | None = None
     index: int = 0
+    reference: str = "own"
 
 
 Credit = Callable[[Trace], Sequence[Tensor]]
@@ -74,7 +78,11 @@ class Tracer:
     """
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None = None, loss: Loss | None = None
+        self,
+        model: nn.Module,
+        anatomy: Anatomy | Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        reference: nn.Module | str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
@@ -112,8 +120,21 @@ class Tracer:
         self._modules = tuple(self.model.modules())
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
+        self._tape: Tape | None = None
+        self._derive = isinstance(reference, str) and reference == "derived"
+        self._twin = None if reference is None or self._derive else self._tracer_of(reference)
+        self.reference = "derived" if self._derive else "own" if self._twin is None else "twin"
         self._stack = ExitStack()
         self._open = False
+
+    def _tracer_of(self, twin: object) -> Tracer:
+        if not isinstance(twin, nn.Module):
+            raise InputError(
+                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
+                f"{twin!r}."
+            )
+        names = tuple(self._name(i) for i in range(len(self.blocks)))
+        return Tracer(twin, Anatomy(None, names, (), self.pool, self.branch), self._loss)
 
     # -- the session ---------------------------------------------------------------------------------
 
@@ -121,6 +142,8 @@ class Tracer:
         self._stack.__enter__()
         try:
             self._stack.enter_context(untouched(self.model))
+            if self._twin is not None:
+                self._stack.enter_context(self._twin)
             for i, block in enumerate(self.blocks):
                 before = block.register_forward_pre_hook(self._before(i), with_kwargs=True)
                 after = block.register_forward_hook(self._after(i))
@@ -164,7 +187,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._recording:
                 return None  # activation checkpointing runs blocks again during the backward pass
-            stream = _first_tensor((*args, *kwargs.values()))
+            stream = first_tensor((*args, *kwargs.values()))
             if stream is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor, but it got "
@@ -182,10 +205,12 @@ class Tracer:
             self._given[i] = self._keep(stream)
             if i == 1:
                 self._second = stream.grad_fn
+                if self._tape is not None and stream.requires_grad:
+                    self._tape.mark("second", stream)
             if i > 0:
                 return None
             handed = self._safe(stream)
-            self._edges[0] = get_gradient_edge(handed)
+            self._mark(0, handed)
             if handed is stream:
                 return None
             self._handed_copy = True
@@ -198,7 +223,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not self._recording:
                 return None
-            made = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            made = first_tensor(output if isinstance(output, (tuple, list)) else (output,))
             if made is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
@@ -209,13 +234,18 @@ class Tracer:
             handed = self._safe(made)
             if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
-            self._edges[i + 1] = get_gradient_edge(handed)
+            self._mark(i + 1, handed)
             if i == 0 and not self._checked:
                 self._first_made = handed
             self._made[i] = self._keep(handed)
             return None if handed is made else _swapped(output, made, handed)
 
         return hook
+
+    def _mark(self, site: int, tensor: Tensor) -> None:
+        self._edges[site] = get_gradient_edge(tensor)
+        if self._tape is not None:
+            self._tape.mark(site, tensor)
 
     def _safe(self, tensor: Tensor) -> Tensor:
         """The tensor itself, or a copy in the graph of a view that the network may write in place.
@@ -234,15 +264,12 @@ class Tracer:
             self._read = args[0].detach()
 
     def _seed(self, stream: Tensor) -> None:
-        """Make a tensor that needs no gradient carry one, in place: the network keeps using this very object.
-
-        Adding −0.0 changes no bit of it, and unlike `requires_grad_` lets the network write it in place.
-        """
+        """Make a tensor that needs no gradient carry one; never the user's own inputs."""
         if stream.untyped_storage().data_ptr() == self._inputs.untyped_storage().data_ptr():
             self._clone_inputs = True
             if not self._own_inputs:
                 raise _AgainError
-        stream.add_(torch.full((), -0.0, dtype=stream.dtype, device=stream.device, requires_grad=True))
+        carry_gradient(stream)
 
     def _name(self, i: int) -> str:
         offset = 0 if self.anatomy.stem is None else 1
@@ -259,12 +286,14 @@ class Tracer:
             prints = fingerprints(x)  # while the inputs are in the cache
             x, y = (t.clone() if t.is_inference() else t for t in (x, y))  # neither can be saved for backward
             states, grads, logits, losses = self._pass(x, y, index)
+            if self._twin is not None:
+                grads = self._twin_grads(self._twin, x, y, states)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
             raise
         if self._found_pool and isinstance(self.pool, int) and index:
             self._check_pool(grads[-1], self.pool, index)
-        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index)
+        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, self.reference)
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
@@ -280,8 +309,10 @@ class Tracer:
 
     def _pass(self, x: Tensor, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
         while True:
+            self._tape = Tape() if self._derive else None
             try:
-                output = self._forward(x)
+                with self._tape or nullcontext():
+                    output = self._forward(x)
                 self._check_calls()
                 written = any(t._version != version for t, version in self._versions)
                 if not written:
@@ -293,7 +324,11 @@ class Tracer:
                 self._recording = False
                 self._versions = []
         logits = logits_of(output)
-        losses = self.losses(logits, y)
+        with self._tape or nullcontext():
+            losses = self.losses(logits, y)
+        if self._tape is not None:
+            losses = self._derived(self._tape, losses)
+            self._tape = None
         if not losses.requires_grad:
             raise InputError(
                 "Expected a loss that depends on the network, but it carries no gradient. "
@@ -339,7 +374,7 @@ class Tracer:
         x = x.detach()
         # The first batch shows whether the network writes its input: the user's must stay as it is.
         self._own_inputs = self._clone_inputs or not self._checked
-        if self._own_inputs:
+        if self._own_inputs or self._tape is not None:
             x = x.clone()
         self._inputs, version = x, x._version
         self._start()
@@ -347,6 +382,34 @@ class Tracer:
         output = self.model(x, return_hidden=True) if ask else self.model(x)
         self._clone_inputs = self._clone_inputs or x._version != version
         return output
+
+    def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
+        """The losses again, and the gradient edges of all sites, on a graph that follows the forward pass alone."""
+        try:
+            twin, marks = tape.rerun()
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
+                f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
+                "reference=twin."
+            ) from error
+        self._edges = {site: marks[site][1] for site in range(len(self.blocks) + 1)}
+        self._second = marks["second"][1].node if "second" in marks else None
+        self._first_made = marks[1][0]
+        return twin(losses)
+
+    def _twin_grads(self, twin: Tracer, x: Tensor, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The gradients of a plain network that computes the same."""
+        other = twin.trace(x, y)
+        for site, (ours, theirs) in enumerate(zip(states, other.states)):
+            same = ours.shape == theirs.shape
+            if not same or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * largest(ours), equal_nan=True):
+                how = f"they differ at site {site}" if same else f"site {site} has shape {tuple(theirs.shape)}"
+                raise InputError(
+                    f"Expected the reference to compute the states the network computes, but {how}. Give it the same "
+                    "weights: reference.load_state_dict(model.state_dict())."
+                )
+        return other.grads
 
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
@@ -625,7 +688,7 @@ class Tracer:
             raise CreditError(
                 "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
             )
-        if weights != [p._version for p in self._parameters]:
+        if weights != [p._version for p in self._parameters] and not getattr(credit, "restores_weights", False):
             raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
         for module in self._modules:
             if module.training:  # the next batch is measured in eval mode too
@@ -651,33 +714,36 @@ class Tracer:
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
     @torch.no_grad()
-    def replay(self, x: Tensor, y: Tensor, site: int, delta: Tensor, weights: dict[str, Tensor] | None) -> Tensor:
-        """(B,) losses of the same batch with `delta` (shaped like h_site) added to the stream at `site`."""
+    def replay(self, x: Tensor, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+        """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
 
         def at_stem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = _first_tensor((*args, *kwargs.values()))
+            stream = first_tensor((*args, *kwargs.values()))
             assert stream is not None
-            stream.add_(delta)  # in place: the skip connection must carry it too
+            stream.add_(deltas[0])  # in place: the skip connection must carry it too
 
-        def at_block(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            made = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
-            assert made is not None
-            return _swapped(output, made, made + delta)
+        def at_block(delta: Tensor) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+                made = first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+                assert made is not None
+                return _swapped(output, made, made + delta)
 
-        if site == 0:
-            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
-        else:
-            handle = self.blocks[site - 1].register_forward_hook(at_block)
-        try:
+            return hook
+
+        with ExitStack() as hooks:
+            for site, delta in deltas.items():
+                if site == 0:
+                    handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
+                else:
+                    handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
+                hooks.callback(handle.remove)
             x = x.detach().clone()
             kwargs = {"return_hidden": True} if self._hidden == "required" else {}
             if weights is None:
                 output = self.model(x, **kwargs)
             else:
                 output = torch.func.functional_call(self.model, weights, (x,), kwargs)
-        finally:
-            handle.remove()
         return self.losses(logits_of(output), y).double()
 
 
@@ -817,7 +883,8 @@ def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
 # -- small helpers ---------------------------------------------------------------------------------------
 
 
-def _first_tensor(values: Sequence[Any]) -> Tensor | None:
+def first_tensor(values: Sequence[Any]) -> Tensor | None:
+    """The first floating point tensor among what a module was given, or returned."""
     return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
 
 
@@ -851,6 +918,11 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     if as_state == as_branch:
         return None
     return "branch" if as_branch < as_state else "state"
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value, NaN aside."""
+    return float(x.abs().nan_to_num().max())
 
 
 def _widest(x: Tensor) -> torch.dtype:
