@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -78,6 +79,57 @@ class Tape(TorchDispatchMode):
                     pairs = zip(tree_leaves(result), tree_leaves(new))
                     again.update({id(old): t for old, t in pairs if isinstance(old, Tensor)})
         return twin, marks
+
+
+class Spy(TorchFunctionMode):
+    """Sees whether a forward pass uses what can part the backward pass from it; `saw` says so.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> with Spy() as spy:
+    ...     y = x + (x.round() - x).detach()  # straight through
+    >>> spy.saw
+    True
+    """
+
+    saw = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the calls that count, and run them."""
+        self.saw = self.saw or func in _PARTING
+        return func(*args, **(kwargs or {}))
+
+
+_PARTING = frozenset(
+    [
+        Tensor.register_hook,
+        Tensor.detach,
+        Tensor.detach_,
+        torch.detach,
+        torch.detach_,
+        Tensor.data.__get__,  # pyright: ignore[reportAttributeAccessIssue]
+        torch._C._set_grad_enabled,
+    ]
+)
+
+
+def has_custom_backward(losses: Tensor) -> bool:
+    """Is there a node written in Python in the graph: a custom autograd Function, or a module's backward hook?
+
+    >>> net = torch.nn.Linear(2, 2)
+    >>> _ = net.register_full_backward_hook(lambda *_: None)
+    >>> has_custom_backward(torch.ones(1, 2).mm(net.weight)), has_custom_backward(net(torch.ones(1, 2)))
+    (False, True)
+    """
+    seen, todo = set(), [losses.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        seen.add(node)
+        todo += [below for below, _ in node.next_functions]
+    return False
 
 
 def carry_gradient(tensor: Tensor) -> None:

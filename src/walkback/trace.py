@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
-from walkback.derived import Tape, carry_gradient
+from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, CreditError, InputError
 from walkback.untouched import untouched
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _FEW = 16  # samples that show what blocks return
+_detached = torch.ops.aten.detach  # as Tensor.detach, which the network's own forward pass is watched for
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class Tracer:
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._tape: Tape | None = None
+        self.suspect = False  # something in the forward pass could make the backward pass another function's
         self._derive = isinstance(reference, str) and reference == "derived"
         self._twin = None if reference is None or self._derive else self._tracer_of(reference)
         self.reference = "derived" if self._derive else "own" if self._twin is None else "twin"
@@ -179,9 +181,9 @@ class Tracer:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if self._copy:
-            return tensor.detach().clone()
+            return _detached(tensor).clone()
         self._versions.append((tensor, tensor._version))
-        return tensor.detach()
+        return _detached(tensor)
 
     def _before(self, i: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -261,7 +263,7 @@ class Tracer:
 
     def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
-            self._read = args[0].detach()
+            self._read = _detached(args[0])
 
     def _seed(self, stream: Tensor) -> None:
         """Make a tensor that needs no gradient carry one; never the user's own inputs."""
@@ -311,7 +313,7 @@ class Tracer:
         while True:
             self._tape = Tape() if self._derive else None
             try:
-                with self._tape or nullcontext():
+                with self._tape or nullcontext(), Spy() if not self._checked else nullcontext() as spy:
                     output = self._forward(x)
                 self._check_calls()
                 written = any(t._version != version for t, version in self._versions)
@@ -326,6 +328,8 @@ class Tracer:
         logits = logits_of(output)
         with self._tape or nullcontext():
             losses = self.losses(logits, y)
+        if spy is not None:
+            self.suspect = self.suspect or spy.saw or has_custom_backward(losses)
         if self._tape is not None:
             losses = self._derived(self._tape, losses)
             self._tape = None
