@@ -82,7 +82,10 @@ class Tape(TorchDispatchMode):
 
 
 class Spy(TorchFunctionMode):
-    """Sees whether a forward pass uses what can part the backward pass from it; `saw` says so.
+    """Sees whether a forward pass parts its backward pass from itself, by tensor hooks or by cutting the graph.
+
+    `saw` is True when a tensor got a hook, or when a number cut off its graph (`detach`, `.data`, `no_grad`) was used
+    again where gradients flow. A cut that is only logged is none.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with Spy() as spy:
@@ -91,25 +94,26 @@ class Spy(TorchFunctionMode):
     True
     """
 
-    saw = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.saw = False
+        self._cut: dict[int, Tensor] = {}  # kept, so that an id stays theirs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the calls that count, and run them."""
-        self.saw = self.saw or func in _PARTING
-        return func(*args, **(kwargs or {}))
-
-
-_PARTING = frozenset(
-    [
-        Tensor.register_hook,
-        Tensor.detach,
-        Tensor.detach_,
-        torch.detach,
-        torch.detach_,
-        Tensor.data.__get__,  # pyright: ignore[reportAttributeAccessIssue]
-        torch._C._set_grad_enabled,
-    ]
-)
+        """Run one call and look at what came of its gradients."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        used = any(id(t) in self._cut for t in given)
+        self.saw = self.saw or func is Tensor.register_hook
+        for made in tree_leaves(result):
+            if not isinstance(made, Tensor) or not made.is_floating_point():
+                continue
+            if made.requires_grad:
+                self.saw = self.saw or used
+            elif used or any(t.requires_grad for t in given):
+                self._cut[id(made)] = made
+        return result
 
 
 def has_custom_backward(losses: Tensor) -> bool:

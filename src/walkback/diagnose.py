@@ -96,9 +96,8 @@ def measure(
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             trace = tracer.trace(x, y, credit)
             if not meter.batches:
-                backward = (
-                    _UNSUSPECTED if tracer.reference == "own" and not tracer.suspect else check_backward(tracer, trace)
-                )
+                doubtful = tracer.suspect or tracer.reference != "own"
+                backward = check_backward(tracer, trace) if doubtful else _UNSUSPECTED
                 _refuse_wrong_reference(tracer, backward, isinstance(credit, Recorded))
             meter.add(trace)
             if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
@@ -129,8 +128,7 @@ def measure(
 
 
 _UNSUSPECTED = BackwardCheck(
-    None,
-    why="not needed: nothing in the forward pass can alter the backward pass: no custom autograd Function, hook or detach",
+    None, why="not needed: the forward pass has no custom autograd Function, no hook, and no cut in its graph"
 )
 _REFERENCES = {
     "own": "the network's own backward pass",

@@ -29,7 +29,6 @@ from walkback.untouched import untouched
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _FEW = 16  # samples that show what blocks return
-_detached = torch.ops.aten.detach  # as Tensor.detach, which the network's own forward pass is watched for
 
 
 @dataclass(frozen=True)
@@ -181,9 +180,9 @@ class Tracer:
 
     def _keep(self, tensor: Tensor) -> Tensor:
         if self._copy:
-            return _detached(tensor).clone()
+            return tensor.detach().clone()
         self._versions.append((tensor, tensor._version))
-        return _detached(tensor)
+        return tensor.detach()
 
     def _before(self, i: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -263,7 +262,7 @@ class Tracer:
 
     def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
-            self._read = _detached(args[0])
+            self._read = args[0].detach()
 
     def _seed(self, stream: Tensor) -> None:
         """Make a tensor that needs no gradient carry one; never the user's own inputs."""
