@@ -46,9 +46,9 @@ class RandomFeedbackHead(nn.Linear):
         super().__init__(width, classes)
         self.register_buffer("feedback", torch.randn(classes, width) / width**0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(B, d) to (B, C)."""
-        return RandomFeedback.apply(x, self.weight, self.feedback) + self.bias
+        return RandomFeedback.apply(input, self.weight, self.feedback) + self.bias
 
 
 def build() -> nn.Module:
@@ -61,8 +61,8 @@ def build() -> nn.Module:
         image_size=12,
         patch_size=4,
         num_channels=1,
-        num_labels=CLASSES,
     )
+    config.num_labels = CLASSES
     model = ViTForImageClassification(config)
     model.classifier = RandomFeedbackHead(config.hidden_size, CLASSES)
     return model

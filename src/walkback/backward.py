@@ -74,6 +74,7 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
         return BackwardCheck(None, why="the loss returns a mean; finite differences need one loss per sample")
     size = 8 * sum(t.numel() for t in (*tracer.model.parameters(), *tracer.model.buffers()))
     wide = torch.float64 in dtypes or (device.type != "mps" and size <= COPY_LIMIT)
+    why = ""
     for dtype in (torch.float64, torch.float32) if wide else (torch.float32,):
         try:
             with no_autocast(device):
@@ -107,8 +108,8 @@ def _compare(tracer: Tracer, trace: Trace, dtype: torch.dtype) -> BackwardCheck:
             raise _OtherLossError
         near = (up - down) / (2 * step)
         far = (losses(2 * step, sites) - losses(-2 * step, sites)) / (4 * step)
-        said = sum((grads[site] * ways[site]).flatten(1).sum(1).double() for site in sites)
-        scale = sum((_norms(grads[site]) * _norms(ways[site])).double() for site in sites)
+        said = torch.stack([(grads[s] * ways[s]).flatten(1).sum(1).double() for s in sites]).sum(0)
+        scale = torch.stack([(_norms(grads[s]) * _norms(ways[s])).double() for s in sites]).sum(0)
         usable = (near - far).abs() <= limit * scale  # a kink, noise or rounding makes the two steps disagree
         if 2 * int(usable.sum()) < len(scale) or not bool((scale[usable] > 0).any()):
             return None

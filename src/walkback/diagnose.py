@@ -90,14 +90,15 @@ def measure(
         reference = "derived"
     kept: list[Trace] = []
     meter = Meter()
+    backward = _UNSUSPECTED
     with Tracer(model, anatomy, loss, reference) as tracer:
         if isinstance(credit, Recorded):
             credit = credit.bound(tracer.anatomy, loss)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             trace = tracer.trace(x, y, credit)
             if not meter.batches:
-                doubtful = tracer.suspect or tracer.reference != "own"
-                backward = check_backward(tracer, trace) if doubtful else _UNSUSPECTED
+                if tracer.suspect or tracer.reference != "own":
+                    backward = check_backward(tracer, trace)
                 _refuse_wrong_reference(tracer, backward, isinstance(credit, Recorded))
             meter.add(trace)
             if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
