@@ -4,35 +4,44 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test browser latex lint bench evidence clean
+.PHONY: demo test browser latex docs pictures lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
 	$(BIN)/walkback demo --out runs/demo
 
-test: lint
-	$(BIN)/python -m pytest -n 2
+# In CI a missing browser or LaTeX is a failure; elsewhere their tests are skipped, with a line that says so.
+NEEDED := $(if $(filter-out false 0,$(CI)),WALKBACK_NEEDS_BROWSER=1 WALKBACK_NEEDS_LATEX=1)
 
-# The page is tested in a real browser: installed where we may, else its tests are skipped, unless WALKBACK_NEEDS_BROWSER is set.
+test: lint browser latex
+	$(NEEDED) $(BIN)/python -m pytest -n 2
+
+# $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.
+APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::http::Timeout=20 -o Acquire::Retries=1
+define ensure
+	@if ! ($(1)) >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "Installing $(2) ..."; \
+	    ($(APT) update && $(APT) install -y --no-install-recommends $(2)) >/dev/null || echo "apt-get did not install it."; \
+	  fi; \
+	  ($(1)) >/dev/null 2>&1 || echo "Not tested here: $(3). It needs (Debian): $(2)."; \
+	fi
+endef
+
 browser:
-	@if ! command -v chromium >/dev/null || ! command -v chromedriver >/dev/null; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium chromium-driver; \
-	  fi; \
-	  command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
-	    echo "No browser: the page's browser tests need chromium and chromedriver (Debian: chromium chromium-driver)."; \
-	fi
+	$(call ensure,command -v chromium && command -v chromedriver,chromium chromium-driver,the page in a browser)
 
-# Tables are compiled by pdflatex: installed where we may (48 MB), else that test is skipped.
 latex:
-	@if ! command -v pdflatex >/dev/null || ! kpsewhich booktabs.sty >/dev/null; then \
-	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq \
-	      --no-install-recommends texlive-latex-base texlive-latex-recommended; \
-	  fi; \
-	  command -v pdflatex >/dev/null || \
-	    echo "No LaTeX: the tables' test needs pdflatex (Debian: texlive-latex-base texlive-latex-recommended)."; \
-	fi
+	$(call ensure,command -v pdflatex && kpsewhich booktabs.sty,texlive-latex-base texlive-latex-recommended,tables in LaTeX)
+
+# The site, in site/. Broken links fail; nothing on it is loaded from elsewhere.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
+
+# The README's pictures, from results/ and a real run (needs chromium).
+pictures: $(STAMP)
+	$(BIN)/python scripts/screenshots.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -41,6 +50,7 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
+	$(BIN)/python benchmarks/bench_depth.py
 	$(BIN)/python benchmarks/bench_training.py
 	$(BIN)/python benchmarks/bench_audit.py
 
@@ -49,7 +59,7 @@ evidence: $(STAMP)
 	$(BIN)/python scripts/draw_results.py
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) site
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"walkback needs Python 3.11 or newer, this is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'

@@ -1,15 +1,43 @@
-"""Draws results/figures from the records under results: what `make evidence` commits. Seconds, and no training.
+"""Draws results/figures and counts results/coverage.md from the records under results: what `make evidence` commits.
 
 python scripts/draw_results.py
 """
 
-from walkback.audit.records import read_records
+from pathlib import Path
+
+from tabulate import tabulate
+
+from walkback.audit.evidence import TABLES, evidence
+from walkback.audit.records import Records, read_records
+from walkback.audit.table import Table
 from walkback.exhibits.figures import save_figures
 
 
 def main() -> None:
-    saved = save_figures(read_records("results"), "results/figures", widths=["double"], formats=["png"], dpi=150)
+    records = read_records("results")
+    saved = save_figures(records, "results/figures", widths=["double"], formats=["png"], dpi=150)
     print(f"{len(saved.files)} figures: results/figures; not drawn: {', '.join(saved.not_drawn) or 'none'}")
+    Path("results/coverage.md").write_text(coverage(records), encoding="utf-8")
+
+
+def coverage(records: Records) -> str:
+    """What each table of the papers has of ours: rows with runs, rows without, and how many agree."""
+    head = ["table", "rows of ours", "without any run", "agree", "agree in part", "disagree", "nothing to compare"]
+    rows = [[f"[{name}](tables/{name}.md)", *counts(evidence(name, records))] for name in TABLES]
+    total = ["all", *(sum(row[column] for row in rows) for column in range(1, len(head)))]
+    table = tabulate([*rows, total], head, tablefmt="pipe", disable_numparse=True)
+    return f"# Rows of every table\n\nFrom {len(records)} finished runs.\n\n{table}\n"
+
+
+def counts(table: Table) -> list[int]:
+    """Rows of ours, those without a run, then of the others: agree, agree in part, disagree, nothing published."""
+    rows = [dict(zip(table.columns, row)) for row in table.rows]
+    ours = [row for row in rows if row.get("figures") != "published"]
+    counted = next((column for column in ("n", "draws", "(a)") if column in table.columns), "figures")
+    there = [row for row in ours if row.get(counted) not in ("0", "–")]
+    said = [row.get("agrees?", "–") for row in there]
+    part = sum(" of " in text for text in said)
+    return [len(ours), len(ours) - len(there), said.count("yes"), part, said.count("no"), said.count("–")]
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def write_run(
         "initial": rows[0],
         "diverged": None,
         "train_loss_delta": loss_delta,
-        "weight_growth": rows[-1]["weights"]["growth"],
+        "weight_growth": [[w * (spec.scope == "all") for w in ws] for ws in rows[-1]["weights"]["growth"]],
         "rule": {},
         "fresh_feedback": None
         if fresh is None

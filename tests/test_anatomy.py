@@ -114,19 +114,47 @@ def test_blocks_may_be_any_container(container):
     assert states(net) == pytest.approx(expected, rel=1e-6)
 
 
-def test_wrappers_are_looked_through():
-    net = build()
-    expected = str(wb.Anatomy.of(net))
-    assert str(wb.Anatomy.of(torch.compile(net, backend="eager"))) == expected
-    assert str(wb.Anatomy.of(nn.DataParallel(net))) == expected
+@pytest.mark.parametrize("make", [build, lambda: Encoder()], ids=["published", "other names"])
+def test_wrappers_are_looked_through(make):
+    net = make()
+    expected, numbers = str(wb.Anatomy.of(net)), wb.measure(net, BATCHES).g_norm
+    for wrapped in (
+        torch.compile(net, backend="eager"),
+        nn.DataParallel(net),
+        nn.DataParallel(torch.compile(net, backend="eager")),
+    ):
+        assert str(wb.Anatomy.of(wrapped)) == expected
+        assert wb.measure(wrapped, BATCHES).g_norm == numbers
+
+
+def test_blocks_that_are_compiled_one_by_one():
+    net = Encoder()
+    expected, numbers = str(wb.Anatomy.of(net)), wb.measure(net, BATCHES).g_norm
+    net.layers = nn.ModuleList(torch.compile(layer, backend="eager") for layer in net.layers)
+    assert str(wb.Anatomy.of(net)) == expected
+    assert wb.measure(net, BATCHES).g_norm == numbers
+
+
+def test_a_wrapper_of_unknown_name_only_adds_to_the_paths():
+    class Adapter(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.base_model = inner
+
+        def forward(self, *args: object, **kwargs: object) -> object:
+            return self.base_model(*args, **kwargs)
+
+    net = Encoder()
+    assert wb.Anatomy.of(Adapter(net)).names == tuple(f"base_model.{n}" for n in wb.Anatomy.of(net).names)
+    assert wb.measure(Adapter(net), BATCHES).g_norm == wb.measure(net, BATCHES).g_norm
 
 
 def test_printing_names_every_part_in_order():
     lines = str(wb.Anatomy.of(build())).splitlines()
     assert [line.split() for line in lines] == [
-        ["stem", "embed", "Linear"],
-        *(["block", str(i), f"blocks.{i - 1}", "Branch"] for i in (1, 2, 3)),
-        ["readout", "out_ln", "LayerNorm"],
+        ["stem", "embed", "Linear", "writes", "h_0"],
+        *(["block", str(i), f"blocks.{i - 1}", "Branch", "writes", f"h_{i}"] for i in (1, 2, 3)),
+        ["readout", "out_ln", "LayerNorm", "reads", "h_3"],
         ["readout", "out_head", "Linear"],
     ]
     assert len({line.index(kind) for line, kind in zip(lines, ["Linear", "Branch", "Branch"])}) == 1
@@ -164,11 +192,11 @@ def test_an_anatomy_made_of_paths_waits_for_its_model():
 
 def test_a_named_stem_or_readout_is_used_although_the_blocks_are_found():
     net = build(head="leave")
-    with pytest.raises(wb.AnatomyError, match="no head"):
-        wb.Anatomy.of(net)
-    found = wb.Anatomy.of(net, readout=["out_ln", "leave"])
-    assert found.readout == (net.out_ln, net.leave)
+    found = wb.Anatomy.of(net, readout="leave")
+    assert found.readout == (net.leave,)
+    assert found.stem is net.embed
     assert found.blocks == tuple(net.blocks)
+    assert wb.Anatomy.of(net, stem=["embed", "out_ln"]).stem == (net.embed, net.out_ln)
 
 
 def test_one_sequential_block_stays_one_block_however_it_is_named():
@@ -267,52 +295,165 @@ class Wrapped(nn.Module):
         return self.net(x)
 
 
-UNREADABLE = {
-    "other names": (Encoder, "layers (3 x State)", 3),
-    "one level down": (Wrapped, "net.layers (3 x State)", 3),
-    "a single block": (lambda: Encoder(1), "layers (1 x State)", 1),
-    "no container": (
-        lambda: nn.Sequential(nn.Linear(16, 8), State(8), State(8), nn.Linear(8, 10)),
-        "1 to 2 (2 x State)",
-        2,
+class Two(nn.Module):
+    """Two stacks of one length, as in an encoder with a decoder."""
+
+    def __init__(self, depth: int = 3, other: int = 3) -> None:
+        super().__init__()
+        self.left, self.right = Encoder(depth), Encoder(other)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) + self.right(x)
+
+
+FOUND = {
+    "other names": (Encoder, "layers.{}", 3, ""),
+    "one level down": (Wrapped, "net.layers.{}", 3, ""),
+    "a single block": (lambda: Encoder(1), "layers.{}", 1, ""),
+    "only the stem is odd": (lambda: build("enter"), "blocks.{}", 3, ""),
+    "only the head is odd": (lambda: build(head="leave"), "blocks.{}", 3, ""),
+    "no known name": (lambda: build("a", "tower", "b", "c"), "tower.{}", 3, "the longest run of one type, tower (3 x"),
+    "a longer stack beside": (
+        lambda: Two(2, 4),
+        "right.layers.{}",
+        4,
+        "the longest stack, right.layers (4 x State); there are also left.layers (2 x State)",
     ),
-    "only the stem is odd": (lambda: build("enter"), "blocks (3 x Branch)", 3),
-    "only the head is odd": (lambda: build(head="leave"), "blocks (3 x Branch)", 3),
 }
 
 
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_the_error_shows_the_tree_the_candidates_and_a_line_that_works(name):
-    make, candidate, depth = UNREADABLE[name]
+@pytest.mark.parametrize("name", FOUND)
+def test_other_networks_are_read_too_and_what_was_guessed_is_said(name):
+    make, path, depth, guessed = FOUND[name]
     model = make()
+    found = wb.Anatomy.of(model)
+    assert found.blocks == tuple(model.get_submodule(path.format(i)) for i in range(depth))
+    assert found.stem is not None
+    assert found.readout
+    said = [line for line in str(found).splitlines() if line.startswith("guessed: the blocks")]
+    assert bool(said) is bool(guessed)
+    report = wb.diagnose(model, BATCHES)
+    assert len(report.per_layer["h_norm"]) == depth + 1
+    if guessed:
+        assert f"guessed: the blocks are {guessed}" in said[0]
+        assert said[0] in report.advisories
+        line = said[0].partition("To name them: Anatomy.of(model, ")[2].removesuffix(")")
+        assert wb.Anatomy.of(model, **eval(f"dict({line})")).blocks == found.blocks
+
+
+def test_a_long_stack_is_folded_and_still_exact():
+    lines = str(wb.Anatomy.of(Encoder(60))).splitlines()
+    assert [line.split() for line in lines[:5]] == [
+        ["stem", "enter", "Linear", "writes", "h_0"],
+        ["block", "1", "layers.0", "State", "writes", "h_1"],
+        ["…", "58", "more:", "layers.1", "…", "58", "State", "writes", "h_2", "…", "h_59"],
+        ["block", "60", "layers.59", "State", "writes", "h_60"],
+        ["readout", "leave", "Linear", "reads", "h_60"],
+    ]
+    assert len(list(wb.Anatomy.of(Encoder(60)).rows())) == 62
+    assert len(str(wb.Anatomy.of(Encoder(8))).splitlines()) == 11, "short ones are printed whole"
+
+
+def test_folding_stops_where_the_type_or_the_stage_changes():
+    net = nn.Sequential(
+        nn.Linear(16, 8), nn.Sequential(*(State(8) for _ in range(9))), nn.Sequential(*(State(8) for _ in range(9)))
+    )
+    said = [line.split() for line in str(wb.Anatomy.of(net)).splitlines()]
+    assert [row[:2] for row in said[1:7]] == [
+        ["block", "1"], ["…", "7"], ["block", "9"], ["block", "10"], ["…", "7"], ["block", "18"]
+    ]  # fmt: skip
+
+
+def test_the_error_shows_the_tree_the_candidates_and_a_line_that_works():
+    model = Two()
     with pytest.raises(wb.AnatomyError) as info:
         wb.diagnose(model, BATCHES)
     text = str(info.value)
-    assert text.startswith(f"Expected a network with a stem, blocks and a readout, but {type(model).__name__} has no ")
+    assert text.startswith(
+        "Expected a network with one stack of blocks, but Two has 2 stacks of 3, and nothing tells which of them "
+        "carries the stream."
+    )
     for path, module in model.named_modules():
         if path:
             assert re.search(rf"^ +{path.rpartition('.')[2]}: {type(module).__name__}", text, re.MULTILINE), path
-    assert f"Candidates for the blocks: {candidate}" in text
+    assert text.count("<- 3 x State: blocks?") == 2
+    assert "Candidates for the blocks: left.layers (3 x State), right.layers (3 x State)." in text
     lines = [line.strip() for line in text.splitlines()[-2:]]
     assert lines[0].startswith("anatomy = walkback.Anatomy.of(model, ")
     here = {"walkback": walkback, "model": model, "batches": BATCHES}
     exec("\n".join(lines).replace("walkback.diagnose", "report = walkback.diagnose"), here)
-    assert len(here["report"].per_layer["h_norm"]) == depth + 1
-    assert len(here["anatomy"].blocks) == depth
-    assert here["anatomy"].stem is not None
-    assert here["anatomy"].readout
+    assert here["anatomy"].blocks == tuple(model.left.layers)
+    assert here["anatomy"].stem is model.left.enter
+    assert len(here["report"].per_layer["h_norm"]) == 4
 
 
-def test_a_network_without_any_stack_says_that_there_is_none():
-    with pytest.raises(wb.AnatomyError, match=r'(?s)Candidates for the blocks: none\..*blocks="path\.to\.blocks"'):
-        wb.Anatomy.of(nn.Linear(3, 3))
+def test_a_guess_that_the_run_disproves_is_told_with_the_error():
+    class Sides(nn.Module):
+        """Two towers of one type side by side look like a stack of two."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = Branch(16), Branch(16)
+            self.leave = nn.Linear(16, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(self.left(x) + self.right(2 * x))
+
+    with pytest.raises(wb.AnatomyError, match="what the next block receives is neither") as info:
+        wb.diagnose(Sides(), BATCHES)
+    assert any("(guessed: the blocks are the longest run of one type, left to right" in n for n in info.value.__notes__)
+
+
+def test_experts_inside_the_blocks_are_not_the_stream():
+    class Experts(State):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.experts = nn.ModuleList(Branch(width) for _ in range(8))
+
+    for blocks in ("layers", "tower"):
+        net = build(blocks=blocks, block=State)
+        container = nn.ModuleList(Experts(8) for _ in range(2))
+        setattr(net, blocks, container)
+        assert wb.Anatomy.of(net).blocks == tuple(container)
+
+
+def test_lists_of_layers_inside_the_blocks_are_not_the_stream():
+    class Deep(State):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            self.layers = nn.ModuleList(Branch(width) for _ in range(2))
+
+    net = build(blocks="tower")
+    net.tower = nn.ModuleList(Deep(8) for _ in range(5))
+    assert wb.Anatomy.of(net).blocks == tuple(net.tower)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))],
+    ids=["a layer", "a plain network"],
+)
+def test_a_network_without_any_stack_says_that_there_is_none(model):
+    with pytest.raises(
+        wb.AnatomyError,
+        match=r'(?s)has no stack of blocks.*Candidates for the blocks: none\..*blocks="path\.to\.blocks"',
+    ):
+        wb.Anatomy.of(model)
 
 
 def test_a_long_tree_is_cut_short():
     with pytest.raises(wb.AnatomyError) as info:
-        wb.Anatomy.of(Encoder(60))
+        wb.Anatomy.of(Two(60, 60))
     assert re.search(r"… \d+ more modules", str(info.value))
     assert len(str(info.value).splitlines()) < 60
+
+
+def test_paths_may_have_wildcards():
+    net = Two()
+    assert wb.Anatomy.of(net, blocks="left.lay*.*").blocks == tuple(net.left.layers)
+    assert wb.Anatomy.of(net, blocks="left.layers.[01]").blocks == tuple(net.left.layers[:2])
+    with pytest.raises(wb.AnatomyError, match=r"Expected 'left\.l\?\.\*' to be the dotted path"):
+        wb.Anatomy.of(net, blocks="left.l?.*")
 
 
 # -- wrong parts ---------------------------------------------------------------------------------------------

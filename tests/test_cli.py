@@ -185,7 +185,7 @@ def test_a_bundle_is_diagnosed_on_given_data(mod, capsys, tmp_path):
         (["{mod}:nothing"], "to return (model, batches) or a dict with model and eval_batches, but got NoneType."),
         (["{mod}:too_much"], "but got modle."),
         (["{mod}:crashes"], "error: RuntimeError: boom in forward (while measuring batch 0)"),
-        (["{mod}:unreadable"], "error: Expected a network with a stem, blocks and a readout, but Linear has no stem"),
+        (["{mod}:unreadable"], "error: Expected a network with one stack of blocks, but Linear has no stack"),
         (["{mod}:empty"], "error: Expected at least one batch, but eval_batches is empty."),
         (["{mod}:number"], "error: Expected {mod}:number to be a function, but it is a int."),
         (["{mod}:absent"], "error: Expected {mod} to have 'absent', but it has not."),

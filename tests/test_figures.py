@@ -390,16 +390,10 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
         import walkback.exhibits.figures  # noqa: F401
 
 
-def test_the_page_on_figures_names_every_figure_and_runs_as_printed(tmp_path, monkeypatch):
+def test_the_page_on_figures_names_every_figure():
     text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| ([a-z, -]+) \|", text, re.MULTILINE)[1:]
     assert [name for row in named for name in row.split(", ")] == list(FIGURES)
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/figures.md", "exec"), {})
-    assert (tmp_path / "per-layer.pdf").is_file()
-    assert (tmp_path / "figures" / "sensitivity-double.svg").is_file()
 
 
 def test_all_rules_of_the_world_are_known():

@@ -36,6 +36,16 @@ def test_every_name_resolves_and_is_explained():
         assert name in dir(walkback)
 
 
+def test_every_name_and_every_rule_and_network_has_an_example():
+    """Examples are run as doctests; a name without one can't be tried."""
+    offered = {f"walkback.{name}": getattr(walkback, name) for name in walkback.__all__}
+    offered |= {f"rule {name}": rule for name, rule in wb.rules.RULES.items()}
+    offered |= {f"net {name}": net for name, net in wb.nets.NETS.items()}
+    told = {name: value for name, value in offered.items() if not isinstance(value, ModuleType)}
+    told = {name: v for name, v in told.items() if not (inspect.isclass(v) and issubclass(v, Exception))}
+    assert [name for name, value in told.items() if ">>>" not in (inspect.getdoc(value) or "")] == []
+
+
 def test_the_promised_names_are_there():
     promised = (
         "diagnose judge measure Anatomy DiagnosticThresholds Report Measurements Trace Bundle load_bundle save_bundle "

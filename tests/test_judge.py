@@ -254,8 +254,12 @@ def test_rows_per_epoch_are_judged_by_the_last_and_say_what_fired_when(tmp_path,
     report = wb.judge(make(tmp_path), frozen_baseline_acc=0.33)
     assert report.failed == ("D1", "D2")
     assert report.values["depth_margin_pp"] == pytest.approx(3.0)
-    assert report.run == {"epochs": 4, "fired": {"D1": 5, "D2": 10}}
-    assert "first flagged: D1 at epoch 5, D2 at epoch 10 (4 epochs)" in str(report)
+    assert (report.run["epochs"], report.run["fired"]) == (4, {"D1": 5, "D2": 10})
+    assert (report.run["unit"], report.run["total"], report.run["layer"]) == ("epoch", 15, {"D1": 1, "D2": 1})
+    assert (report.run["left"], report.run["lost"], report.run["lost_left"]) == ({"D1": 10, "D2": 5}, 10, 5)
+    text = "first flagged: D1 at epoch 5 in layer 1 (67% left), D2 at epoch 10 in layer 1 (33% left); 15 epochs in all"
+    assert text in str(report)
+    assert "trust lost at epoch 10: 5 of 15 epochs were left, 33% of the compute" in str(report)
 
 
 def test_rows_without_epochs_are_counted():

@@ -346,7 +346,11 @@ def test_a_report_without_a_name_or_with_none():
 
 
 def test_epochs_at_which_checks_fired_are_printed():
-    assert "first flagged: a at epoch 2, b at epoch 3 (4 epochs)" in str(reports()["epochs"])
+    text = str(reports()["epochs"])
+    assert (
+        "first flagged: a at epoch 2 in layer 1 (33% left), b at epoch 3 in layer 1 (0% left); 3 epochs in all" in text
+    )
+    assert "trust lost at epoch 2: 1 of 3 epochs were left, 33% of the compute" in text
 
 
 def test_a_notebook_shows_markdown():

@@ -351,7 +351,7 @@ def passes(net: SmoothNet) -> list[int]:
     net.register_forward_pre_hook(lambda *_: calls.append(1))
     counts = []
     with wb.Tracer(net) as tracer:
-        for x, y in batched(*net.example(9), 3):
+        for x, y in batched(*net.example(12), 4):
             tracer.trace(x, y)
             counts.append(len(calls))
     return counts

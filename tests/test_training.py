@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -449,3 +450,25 @@ def test_relaxation_leaves_running_statistics_alone() -> None:
     loop.Step(loop.Parts.of(net), ep, exact=False, frozen=False, penalty=0.0, reader=False)(x, y)
     counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
     assert counts == {1}
+
+
+def test_weight_movement_against_numpy(tmp_path: Path) -> None:
+    """From the weights on disk; the frozen control still has the initialisation in its blocks."""
+    from safetensors.numpy import load_file
+
+    trained, frozen = (run(tmp_path, rule="dfa", scope=scope) for scope in ("all", "frozen"))
+    last, first = (load_file(b.path / "weights.safetensors") for b in (trained, frozen))
+    row = trained.trajectory()[-1]
+    for block, (growth, frobenius, spectral) in enumerate(
+        zip(*(row["weights"][key] for key in ("growth", "product_frobenius", "product_spectral")))
+    ):
+        names = [n for n in last if n.startswith(f"net.blocks.{block}.") and last[n].ndim == 2]
+        moved = sorted(((last[n] - first[n]) ** 2).sum() ** 0.5 / (first[n] ** 2).sum() ** 0.5 for n in names)
+        assert sorted(growth) == pytest.approx(moved, rel=1e-5)
+        singular = [np.linalg.svd(last[n], compute_uv=False) for n in names]
+        assert frobenius == pytest.approx(np.prod([(s**2).sum() ** 0.5 for s in singular]), rel=1e-5)
+        assert spectral == pytest.approx(np.prod([s.max() for s in singular]), rel=1e-5)
+    report = trained.report()
+    assert report is not None
+    losses = [r["train_loss"] for r in trained.trajectory()]
+    assert report.run["train_loss_delta"] == pytest.approx(losses[-1] - losses[0])

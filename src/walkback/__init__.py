@@ -26,6 +26,7 @@ _HOMES = {
     "Trace": "walkback.trace",
     "Tracer": "walkback.trace",
     "WalkbackError": "walkback.errors",
+    "Watch": "walkback.training.watch",
     "RunSpec": "walkback.training.spec",
     "audit": "walkback.audit",
     "certify": "walkback.certify",
@@ -34,16 +35,18 @@ _HOMES = {
     "frozen_baseline": "walkback.training.control",
     "judge": "walkback.judge",
     "load_bundle": "walkback.training.bundle",
+    "lint": "walkback.lint",
     "measure": "walkback.diagnose",
     "nets": "walkback.nets",
     "recorded": "walkback.recorded",
+    "pitfalls": "walkback.pitfalls",
     "rules": "walkback.rules",
     "train": "walkback.training.loop",
     "save_bundle": "walkback.training.bundle",
     "selftest": "walkback.selftest",
 }
 
-_MODULES = ("audit", "data", "nets", "rules", "selftest")
+_MODULES = ("audit", "data", "nets", "pitfalls", "rules", "selftest")
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
     from walkback import audit as audit
     from walkback import data as data
     from walkback import nets as nets
+    from walkback import pitfalls as pitfalls
     from walkback import rules as rules
     from walkback import selftest as selftest
     from walkback.anatomy import Anatomy as Anatomy
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
     from walkback.judge import judge as judge
+    from walkback.lint import lint as lint
     from walkback.measure import Measurements as Measurements
     from walkback.probes import Nudging as Nudging
     from walkback.probes import Perturbation as Perturbation
@@ -78,6 +83,7 @@ if TYPE_CHECKING:
     from walkback.training.control import frozen_baseline as frozen_baseline
     from walkback.training.loop import train as train
     from walkback.training.spec import RunSpec as RunSpec
+    from walkback.training.watch import Watch as Watch
 
 
 class _FrontDoor(ModuleType):

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from torch import nn
 
 from walkback.errors import AnatomyError
+from walkback.stacks import BY_ORDER, Stack, around, find_stacks, guess, is_tie, matching, type_name
 
 # The two spellings of the published interface: stem, terminal norm, head.
 STEMS = ("embed", "patch_embed")
 READOUTS = (("out_ln", "out_head"), ("norm", "head"))
 
 Part = nn.Module | str
+
+_FOLD = 8  # longer rows of blocks of one type are printed as first … last
 
 
 @dataclass(frozen=True)
@@ -27,69 +31,77 @@ class Anatomy:
     Parts are modules or dotted paths; paths are looked up when the anatomy meets a model.
 
     Args:
-        stem: the module that writes h_0 (None: not named; h_0 is what block 1 receives).
-        blocks: the L blocks in the order they are called; block l writes h_l.
+        stem: the module that writes h_0, or several (None: not named; h_0 is what block 1 receives).
+        blocks: the L blocks in the order they are called; block l writes h_l. A path may have wildcards:
+            "layer?.*", "stages.*.layers.*".
         readout: terminal norm and head, in order.
         pool: where a (B, T, d) state is read: a token index, "mean", "readout" (the token each
             sample's own gradient shows), or None to find it from the gradient of the first batch.
         branch: True when a block returns the residual branch f, False when it returns the new state h + f,
             None to find out by running one batch.
+        guesses: what `Anatomy.of` had to guess, in words; shown in the picture and in reports.
 
     >>> import torch, walkback as wb
     >>> net = torch.nn.Module()
     >>> net.enter, net.tower = torch.nn.Linear(4, 8), torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in "ab")
     >>> net.leave = torch.nn.Linear(8, 3)
     >>> print(wb.Anatomy.of(net, stem="enter", blocks="tower", readout="leave"))
-    stem     enter    Linear
-    block 1  tower.0  Linear
-    block 2  tower.1  Linear
-    readout  leave    Linear
+    stem     enter    Linear  writes h_0
+    block 1  tower.0  Linear  writes h_1
+    block 2  tower.1  Linear  writes h_2
+    readout  leave    Linear  reads h_2
     """
 
-    stem: Part | None
+    stem: Part | tuple[Part, ...] | None
     blocks: tuple[Part, ...] | str
     readout: tuple[Part, ...] = ()
     pool: int | str | None = None
     branch: bool | None = None
     names: tuple[str, ...] = ()
+    guesses: tuple[str, ...] = ()
 
     @staticmethod
     def of(
         model: nn.Module,
         *,
-        stem: Part | None = None,
+        stem: Part | Iterable[Part] | None = None,
         blocks: Part | Iterable[Part] | None = None,
         readout: Part | Iterable[Part] = (),
         pool: int | str | None = None,
         branch: bool | None = None,
     ) -> Anatomy:
-        """Recognise the published interface, or take the parts the caller names.
+        """Find the parts of a network; parts the caller names are used as they are.
+
+        The published interface is recognised first (`embed` or `patch_embed`, `blocks`, and `out_head` or `head`,
+        with `out_ln` or `norm` where there is a terminal norm), then the stacks of common libraries by their
+        spelling, then the longest run of siblings of one type. AnatomyError where that is not enough.
 
         Args:
-            model: has `embed` or `patch_embed`, `blocks`, and `out_head` or `head` (with `out_ln` or `norm`
-                where there is a terminal norm), unless `blocks` is given.
-            stem: module or dotted path; where only this is given, the rest is still looked for.
-            blocks: a container (module or dotted path), or a sequence of blocks.
+            model: any network, also compiled, data-parallel, sharded or with adapters.
+            stem: module or dotted path, or a sequence of them.
+            blocks: a container (module, dotted path, or a path with wildcards), or a sequence of blocks.
             readout: module or dotted path, or a sequence of them.
             pool: see `Anatomy`.
             branch: see `Anatomy`.
         """
-        parts = (readout,) if isinstance(readout, (nn.Module, str)) else _sequence(readout, "readout")
+        before = _one_or_many(stem)
+        after = (readout,) if isinstance(readout, (nn.Module, str)) else _sequence(readout, "readout")
         if blocks is not None:
             many = blocks if isinstance(blocks, (nn.Module, str)) else _sequence(blocks, "blocks")
-            return Anatomy(stem, _unfold(many), parts, pool, branch).resolve(model)
+            return Anatomy(before, _unfold(many), after, pool, branch).resolve(model)
         core = unwrap(model)
-        found_stem = next((name for name in STEMS if isinstance(getattr(core, name, None), nn.Module)), None)
-        found_readout = next((pair for pair in READOUTS if isinstance(getattr(core, pair[1], None), nn.Module)), ())
-        present = tuple(n for n in found_readout if isinstance(getattr(core, n, None), nn.Module))
-        container = getattr(core, "blocks", None)
-        has_blocks = isinstance(container, nn.ModuleDict) or (
-            isinstance(container, Iterable) and all(isinstance(b, nn.Module) for b in list(container))
-        )
-        the_stem = found_stem if stem is None else stem
-        if not (has_blocks and the_stem is not None and (parts or present)):
-            raise AnatomyError(_cannot_read(core, found_stem, has_blocks, present))
-        return Anatomy(the_stem, "blocks", parts or present, pool, branch).resolve(model)
+        if (found := _published(core)) is not None:
+            the_stem, the_readout = found
+            return Anatomy(before or the_stem, "blocks", after or the_readout, pool, branch).resolve(model)
+        stacks = find_stacks(core)
+        if not stacks or is_tie(stacks):
+            raise AnatomyError(_cannot_read(core, stacks))
+        paths = stacks[0].paths
+        outer = around(core, paths[0], paths[-1])
+        named = before is not None and after
+        said = tuple(text for text in (guess(stacks), "" if named or not any(outer) else BY_ORDER) if text)
+        found_stem = outer[0] if len(outer[0]) > 1 else outer[0][0] if outer[0] else None
+        return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=said).resolve(model)
 
     def resolve(self, model: nn.Module) -> Anatomy:
         """The same anatomy with every dotted path looked up in `model`."""
@@ -99,14 +111,14 @@ class Anatomy:
         if len(raw) == 1 and isinstance(raw[0], (nn.ModuleList, nn.ModuleDict)):
             raw = _unfold(raw[0])  # a list with the container in it; a lone nn.Sequential is one block
         blocks = tuple(_find(core, b) for b in raw)
-        stem = None if self.stem is None else _find(core, self.stem)
+        stems = tuple(_find(core, s) for s in self.stems)
         readout = tuple(_find(core, r) for r in self.readout)
         if not blocks:
             raise AnatomyError(
                 "Expected at least one block, but the blocks given are empty. "
                 'Name the container that holds them: Anatomy.of(model, blocks="path.to.blocks").'
             )
-        for part in (*blocks, *readout, *(() if stem is None else (stem,))):
+        for part in (*blocks, *readout, *stems):
             if id(part) not in known:
                 raise AnatomyError(
                     f"Expected every part of the anatomy to belong to the model, but {type(part).__name__} "
@@ -121,31 +133,64 @@ class Anatomy:
             )
         if not (self.pool is None or self.pool in ("mean", "readout") or isinstance(self.pool, int)):
             raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {self.pool!r}.')
-        parts = (*(() if stem is None else (stem,)), *blocks, *readout)
+        parts = (*stems, *blocks, *readout)
         return replace(
             self,
-            stem=stem,
+            stem=stems if len(stems) > 1 else stems[0] if stems else None,
             blocks=blocks,
             readout=readout,
             names=tuple(known[id(p)] or "(model)" for p in parts),
         )
 
+    @property
+    def stems(self) -> tuple[Part, ...]:
+        """The stem as a tuple, whether it is none, one or several modules."""
+        return () if self.stem is None else self.stem if isinstance(self.stem, tuple) else (self.stem,)
+
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(role, dotted path, type) of every part, in the order of the stream."""
         blocks = (self.blocks,) if isinstance(self.blocks, str) else self.blocks
         roles = [
-            *(["stem"] if self.stem is not None else []),
+            *("stem" for _ in self.stems),
             *(["blocks"] if isinstance(self.blocks, str) else [f"block {i}" for i in range(1, len(blocks) + 1)]),
             *("readout" for _ in self.readout),
         ]
-        parts = (*([self.stem] if self.stem is not None else []), *blocks, *self.readout)
+        parts = (*self.stems, *blocks, *self.readout)
         for role, name, part in zip(roles, self.names or [""] * len(roles), parts):
-            yield role, name, type(part).__name__ if isinstance(part, nn.Module) else str(part)
+            yield role, name, type_name(part) if isinstance(part, nn.Module) else str(part)
 
     def __str__(self) -> str:
-        rows = list(self.rows())
-        widths = [max(len(row[i]) for row in rows) for i in range(2)]
-        return "\n".join(f"{a:{widths[0]}}  {b:{widths[1]}}  {c}".rstrip() for a, b, c in rows)
+        rows = _folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
+        if self.names and not self.stems:
+            rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
+
+    def _sites(self) -> list[str]:
+        """What each part has to do with the stream; nothing is known of paths that wait for their model."""
+        if isinstance(self.blocks, str):
+            return [""] * (len(self.stems) + 1 + len(self.readout))
+        depth = len(self.blocks)
+        before = [""] * (len(self.stems) - 1) + ["writes h_0"] * bool(self.stems)
+        after = [f"reads h_{depth}"] * bool(self.readout) + [""] * (len(self.readout) - 1)
+        return [*before, *(f"writes h_{i}" for i in range(1, depth + 1)), *after]
+
+
+Row = tuple[str, str, str, str]
+
+
+def _folded(rows: list[Row]) -> list[Row]:
+    """Long rows of blocks of one type in one container as the first, how many more, and the last."""
+    out: list[Row] = []
+    for _, run in groupby(rows, key=lambda row: (row[0].partition(" ")[0], row[1].rpartition(".")[0], row[2])):
+        alike = list(run)
+        if alike[0][0].startswith("block ") and len(alike) > _FOLD:
+            (_, first, kind, start), (_, last, _, end) = alike[1], alike[-2]
+            more = f"{len(alike) - 2} more: {first} … {last.rpartition('.')[2]}"
+            alike = [alike[0], ("…", more, kind, f"{start} … {end.removeprefix('writes ')}"), alike[-1]]
+        out += alike
+    return out
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -170,6 +215,14 @@ def _unfold(blocks: Part | tuple[Part, ...]) -> tuple[Part, ...] | str:
     return blocks
 
 
+def _one_or_many(stem: Part | Iterable[Part] | None) -> Part | tuple[Part, ...] | None:
+    if stem is None or isinstance(stem, (nn.Module, str)):
+        return stem
+    if not isinstance(stem, Iterable):
+        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {stem!r}.")
+    return tuple(stem)
+
+
 def _sequence(parts: Iterable[Part], role: str) -> tuple[Part, ...]:
     if not isinstance(parts, Iterable):
         raise AnatomyError(f"Expected {role} to be modules or dotted paths, but got {type(parts).__name__}.")
@@ -181,6 +234,8 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
         return part
     if not isinstance(part, str):
         raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {part!r}.")
+    if any(c in part for c in "*?[") and (found := matching(model, part)):
+        return nn.ModuleList(module for _, module in found)
     try:
         return model.get_submodule(part)
     except AttributeError:
@@ -191,88 +246,57 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
     if isinstance(value, Iterable) and all(isinstance(b, nn.Module) for b in list(value)):
         return nn.ModuleList(list(value))
     raise AnatomyError(
-        f"Expected {part!r} to be the dotted path of a module, but the model has none there. It has:\n{_tree(model)}"
+        f"Expected {part!r} to be the dotted path of a module, but the model has none there. It has:\n"
+        f"{_tree(model, find_stacks(model))}"
     )
-
-
-def _candidates(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Containers that look like a stack of residual blocks: a list of modules, or children that share a type."""
-    seen = []
-    for name, module in model.named_modules():
-        children = list(module.children())
-        alike = len(children) >= 2 and len({type(c) for c in children}) == 1
-        if name and (alike or (children and isinstance(module, nn.ModuleList))):
-            seen.append((name, module))
-    return sorted(seen, key=lambda item: -len(list(item[1].children())))
 
 
 def _counted(container: nn.Module) -> str:
     children = list(container.children())
-    kinds = sorted({type(c).__name__ for c in children})
-    return f"{len(children)} x {' or '.join(kinds)}"
+    return f"{len(children)} x {' or '.join(dict.fromkeys(type_name(c) for c in children))}"
 
 
-def _tree(model: nn.Module, limit: int = 40) -> str:
-    marked = {id(module) for _, module in _candidates(model)}
-    lines = [f"  {type(model).__name__}"]
+def _tree(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> str:
+    marked = {stack.name() for stack in stacks}
+    lines = [f"  {type_name(model)}"]
     for name, module in model.named_modules():
         if not name:
             continue
         depth = name.count(".") + 1
-        mark = f"   <- {_counted(module)}: blocks?" if id(module) in marked else ""
-        lines.append(f"  {'  ' * depth}{name.rpartition('.')[2]}: {type(module).__name__}{mark}")
+        mark = f"   <- {_counted(module)}: blocks?" if name in marked else ""
+        lines.append(f"  {'  ' * depth}{name.rpartition('.')[2]}: {type_name(module)}{mark}")
     if len(lines) > limit:
         lines = [*lines[:limit], f"  … {len(lines) - limit} more modules"]
     return "\n".join(lines)
 
 
-def _longest_run(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The most neighbouring children of one type, where no container holds the blocks."""
-    best: list[tuple[str, nn.Module]] = []
-    for path, module in model.named_modules():
-        run: list[tuple[str, nn.Module]] = []
-        for name, child in module.named_children():
-            alike = run if run and type(run[0][1]) is type(child) else []
-            run = [*alike, (f"{path}.{name}" if path else name, child)]
-            best = max(best, run, key=len)
-    return best if len(best) > 1 else []
+def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
+    """(stem, readout) of a network that has the published interface, else None."""
+    stem = next((name for name in STEMS if isinstance(getattr(model, name, None), nn.Module)), None)
+    readout = next((pair for pair in READOUTS if isinstance(getattr(model, pair[1], None), nn.Module)), ())
+    present = tuple(name for name in readout if isinstance(getattr(model, name, None), nn.Module))
+    container = getattr(model, "blocks", None)
+    has_blocks = isinstance(container, nn.ModuleDict) or (
+        isinstance(container, Iterable) and all(isinstance(b, nn.Module) for b in list(container))
+    )
+    return (stem, present) if has_blocks and stem is not None and present else None
 
 
-def _cannot_read(model: nn.Module, stem: str | None, has_blocks: bool, readout: tuple[str, ...]) -> str:
-    missing = [
-        *([] if stem else ["no stem (`embed` or `patch_embed`)"]),
-        *([] if has_blocks else ["no `blocks`"]),
-        *([] if readout else ["no head (`out_head` or `head`)"]),
-    ]
-    candidates, run = _candidates(model), _longest_run(model)
-    saw = ", ".join(f"{name} ({_counted(m)})" for name, m in candidates[:5])
-    if not candidates and run:
-        saw = f"{run[0][0]} to {run[-1][0]} ({len(run)} x {type(run[0][1]).__name__})"
-    first, last = ("blocks", "blocks") if has_blocks else ("", "")
-    if not has_blocks and candidates:
-        first = last = candidates[0][0]
-    elif not has_blocks and run:
-        first, last = run[0][0], run[-1][0]
-    blocks = f'"{first or "path.to.blocks"}"' if first == last else str([name for name, _ in run])
-    before, after = _siblings(model, first, last) if first else (None, None)
-    named = {"stem": stem or before, "readout": readout[-1] if readout else after}
-    quoted = {"stem": "", "blocks": blocks, "readout": ""} | {k: f'"{path}"' for k, path in named.items() if path}
-    keywords = ", ".join(f"{role}={path}" for role, path in quoted.items() if path)
+def _cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
+    saw = f"Candidates for the blocks: {', '.join(map(str, stacks[:5])) or 'none'}."
+    if not stacks:
+        why = "has no stack of blocks: no list of modules with weights, and no siblings of one type that have parts"
+        keywords = 'blocks="path.to.blocks"'
+    else:
+        equal = [s for s in stacks if (s.spelled, len(s)) == (stacks[0].spelled, len(stacks[0]))]
+        why = f"has {len(equal)} stacks of {len(stacks[0])}, and nothing tells which of them carries the stream"
+        before, after = around(model, stacks[0].paths[0], stacks[0].paths[-1])
+        named = (("stem", before), ("readout", after))
+        parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}
+        order = {"stem": parts.get("stem"), "blocks": stacks[0].keyword(), "readout": parts.get("readout")}
+        keywords = ", ".join(f"{role}={text}" for role, text in order.items() if text)
     return (
-        f"Expected a network with a stem, blocks and a readout, but {type(model).__name__} has "
-        f"{' and '.join(missing)}.\n{_tree(model)}\nCandidates for the blocks: {saw or 'none'}.\nName the parts:\n"
-        f"  anatomy = walkback.Anatomy.of(model, {keywords})\n"
+        f"Expected a network with one stack of blocks, but {type_name(model)} {why}.\n{_tree(model, stacks)}\n{saw}\n"
+        f"Name the parts:\n  anatomy = walkback.Anatomy.of(model, {keywords})\n"
         "  walkback.diagnose(model, batches, anatomy=anatomy)"
     )
-
-
-def _siblings(model: nn.Module, first: str, last: str) -> tuple[str | None, str | None]:
-    """The first child before `first` and the last one after `last`, in the module that holds them."""
-    above = first.rpartition(".")[0]
-    names = [name for name, _ in (model.get_submodule(above) if above else model).named_children()]
-    own, end = first.rpartition(".")[2], last.rpartition(".")[2]
-    if own not in names or end not in names:
-        return None, None
-    before, after = names[: names.index(own)], names[names.index(end) + 1 :]
-    path = f"{above}.{{}}" if above else "{}"
-    return (path.format(before[0]) if before else None), (path.format(after[-1]) if after else None)

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from walkback.probes import double_weights
+from walkback.batch import mapped, split
+from walkback.probes import double_weights, is_sharded
 from walkback.trace import Trace, Tracer, no_autocast
 
 SAMPLES = 16
@@ -73,7 +74,8 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
     if not tracer.per_sample:
         return BackwardCheck(None, why="the loss returns a mean; finite differences need one loss per sample")
     size = 8 * sum(t.numel() for t in (*tracer.model.parameters(), *tracer.model.buffers()))
-    wide = torch.float64 in dtypes or (device.type != "mps" and size <= COPY_LIMIT)
+    copies = device.type != "mps" and size <= COPY_LIMIT and not is_sharded(tracer.model)
+    wide = torch.float64 in dtypes or copies
     why = ""
     for dtype in (torch.float64, torch.float32) if wide else (torch.float32,):
         try:
@@ -88,10 +90,10 @@ def _compare(tracer: Tracer, trace: Trace, dtype: torch.dtype) -> BackwardCheck:
     few = slice(SAMPLES)
     convert = dtype == torch.float64 and any(h.dtype != dtype for h in trace.states)
     weights = double_weights(tracer.model) if convert else None
-    x, y = trace.inputs[few], trace.labels[few]
-    x = x.to(dtype) if x.is_floating_point() else x
+    x, y = next(split(trace.inputs, trace.labels, SAMPLES))
+    x = mapped(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
     states, grads = ([t[few].to(dtype) for t in tensors] for tensors in (trace.states, trace.grads))
-    generator = torch.Generator(x.device).manual_seed(SEED)
+    generator = torch.Generator(states[0].device).manual_seed(SEED)
     ways = [
         _shaped(_norms(h) / len(states), h) * (_unit(g) + _unit(_normal(h, generator))) for h, g in zip(states, grads)
     ]

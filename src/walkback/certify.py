@@ -76,6 +76,13 @@ class Certificate:
         entitled: the groups that may have exact credit: the readout; the last block of FA, of a rule with
             `exact_top = True`, and of one without feedback and networks of its own; all of BP.
         two_faced: where the rule trains with one credit and is measured with another.
+
+    >>> import torch, walkback as wb
+    >>> net, dfa = wb.nets.build("resmlp", (8,), 3, width=16), wb.rules.DFA()
+    >>> wb.rules.set_up(dfa, net, torch.zeros(2, 8), 3, torch.Generator().manual_seed(0))
+    >>> certificate = wb.certify(dfa, net)
+    >>> {group.group: group.kind for group in certificate.groups}["stem"]
+    'random feedback'
     """
 
     rule: str

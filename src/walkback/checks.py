@@ -52,6 +52,15 @@ class DiagnosticThresholds:
         """Read a JSON or TOML file with any of the four fields."""
         return cls.of(read_table(path), str(path))
 
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file that `load` and `--thresholds` read."""
+        import json
+
+        try:
+            Path(path).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise FormatError(f"Expected to write thresholds to {path}, but: {error.strerror}.") from None
+
     @classmethod
     def of(cls, table: object, where: str = "thresholds") -> DiagnosticThresholds:
         """From a mapping with any of the four fields."""

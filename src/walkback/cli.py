@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from inspect import signature
 from pathlib import Path
@@ -51,6 +51,7 @@ def diagnose(
     edition: Edition | None = None,
     thresholds: Path | None = None,
     probes: Probes = (),
+    chunk: int | None = None,
     method: str = "",
     notes: str = "",
     out: Path | None = None,
@@ -80,6 +81,8 @@ def diagnose(
         JSON or TOML file with other limits.
     probes
         Extra measurements: perturbation, nudging.
+    chunk
+        Run batches in parts of at most so many samples: the same numbers in less memory.
     method
         Name shown in the report.
     notes
@@ -105,6 +108,7 @@ def diagnose(
             ("thresholds", limits),
             ("edition", edition),
             ("probes", probes),
+            ("chunk", chunk),
             ("method_name", method),
             ("notes", notes),
         ):
@@ -118,6 +122,39 @@ def diagnose(
             )
         report = run(**wanted)
     return _finish(report, out, json)
+
+
+@app.command
+def anatomy(target: str, *, json: Flag = False) -> int:
+    """What would be measured on a network, as a picture: stem, blocks, readout, and what had to be guessed.
+
+    Parameters
+    ----------
+    target
+        `module:function` that returns a model, (model, batches), or a dict of `walkback.diagnose` arguments. With
+        batches the first one is run, which shows more: shapes, where the readout reads, what blocks return.
+    json
+        Print it as JSON.
+    """
+    from walkback.entry import call_entry
+    from walkback.picture import picture
+
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        value = call_entry(target)
+        if isinstance(value, (tuple, list)) and len(value) == 2:
+            value = {"model": value[0], "eval_batches": value[1]}
+        given: dict[str, Any] = dict(value) if isinstance(value, dict) else {"model": value}
+        if "model" not in given:
+            raise InputError(
+                f"Expected {target} to return a model, (model, batches) or a dict with model, but got a dict with "
+                f"{', '.join(map(str, given)) or 'nothing'}."
+            )
+        found = picture(given["model"], given.get("anatomy"), given.get("eval_batches"), given.get("loss"))
+    if json:
+        _print_json(found.to_dict())
+    else:
+        _print(str(found))
+    return 0
 
 
 @app.command
@@ -139,7 +176,8 @@ def judge(
     Parameters
     ----------
     numbers
-        A report or dict as .json, or one row per epoch as .jsonl or .csv (columns h_norm_0, g_norm_0, …).
+        A report or dict as .json, or one row per epoch or step as .jsonl or .csv (columns h_norm_0, g_norm_0, …), such
+        as a Watch's history or a run's trajectory.jsonl: then it also tells when each check fired, and what was left.
     headline_acc
         Accuracy, 0…1, where the file has none; several for several seeds.
     frozen_acc
@@ -496,6 +534,118 @@ def report(
 
 
 @app.command
+def calibrate(
+    *,
+    count: int = 240,
+    seed: int = 0,
+    nets: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    dtypes: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=())] = (),
+    results: Path | None = None,
+    thresholds: Path | None = None,
+    refit: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Count every check's errors on generated networks whose answers are known.
+
+    Parameters
+    ----------
+    count
+        How many networks to generate; 240 take about two minutes.
+    seed
+        Of what is done to them.
+    nets
+        Families: resmlp, student, vit-mini; all unless given.
+    dtypes
+        float32, float64, bfloat16, float16; all unless given, half of the networks in the first.
+    results
+        A folder with finished runs, which are scored as well.
+    thresholds
+        JSON or TOML file with other limits than the published ones.
+    refit
+        Write the thresholds with the fewest errors here: a JSON file that `--thresholds` takes.
+    json
+        Print the scores as JSON.
+    """
+    from walkback import calibration
+    from walkback.checks import DiagnosticThresholds
+
+    if count < 1:
+        raise InputError(f"Expected count to be at least 1, but got {count}.")
+    limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
+    chosen = {"nets": nets or tuple(calibration.NETS), "dtypes": dtypes or calibration.DTYPES}
+    done = calibration.calibrate(count, seed, **chosen, results=results, thresholds=limits)
+    if refit is not None:
+        done.fitted.save(refit)
+    if json:
+        _print_json(done.to_dict())
+    else:
+        _print(str(done))
+        if refit is not None:
+            _print(f"\nwrote {refit}")
+    return 0
+
+
+@app.command
+def pitfalls(
+    action: Literal["run"] | None = None, name: str | None = None, *, seed: int = 0, json: Flag = False
+) -> int:
+    """Fourteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
+
+    Parameters
+    ----------
+    action
+        run: compute them here and now; without it they are listed.
+    name
+        With run: a pitfall by name, number or code, or all.
+    seed
+        Of everything that is drawn.
+    json
+        Print as JSON.
+    """
+    from walkback.pitfalls import CATALOGUE, find, run, table
+    from walkback.progress import track
+
+    if action is None:
+        rows = [{"number": e.number, "name": e.name, "title": e.title, "found_by": e.detector} for e in CATALOGUE]
+        width = max(len(e.name) for e in CATALOGUE)
+        told = "\n".join(f"{e.code}  {e.name:{width}}  {e.title}" for e in CATALOGUE)
+        _print_json({"pitfalls": rows}) if json else _print(
+            f"{told}\n\nwalkback pitfalls run NAME|all shows the numbers"
+        )
+        return 0
+    if name is None:
+        raise InputError("Expected a pitfall to run, by name, number or code, or all, but got none.")
+    wanted = CATALOGUE if name == "all" else [find(name)]
+    shown = [run(entry.name, seed) for entry in track(wanted, "running the pitfalls", len(wanted))]
+    if json:
+        _print_json({"seed": seed, "pitfalls": [one.to_dict() for one in shown]})
+    else:
+        why = "" if name == "all" else f"\n\n{shown[0].title}: {shown[0].explanation}\n{find(name).page}"
+        _print(table(shown) + why)
+    return 0
+
+
+@app.command
+def lint(path: Path, *, json: Flag = False) -> int:
+    """Scan evaluation scripts for pitfalls, without running them. Exit 0: nothing found, 1: findings, 2: not readable.
+
+    Parameters
+    ----------
+    path
+        A .py or .ipynb file, or a folder with such files. `# walkback: ignore[P02]` on a line silences P02 there.
+    json
+        Print the findings as JSON.
+    """
+    from walkback.lint import lint as run
+
+    found = run(path)
+    _print_json(found.to_dict()) if json else _print(str(found))
+    for problem in found.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return USAGE if found.problems else 1 if found.findings else 0
+
+
+@app.command
 def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
@@ -617,9 +767,9 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
     """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
+    from walkback.batch import mapped, pairs
     from walkback.data import Dataset, load
     from walkback.data.dataset import checked
-    from walkback.diagnose import pairs
     from walkback.entry import call_entry, is_entry
     from walkback.training.loop import probe_batches
 
@@ -630,7 +780,8 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
 
     def fitting() -> Iterator[tuple[Any, Any]]:
         for batch in pairs(batches):
-            x, y = (part.to(device) if isinstance(part, torch.Tensor) else part for part in batch)
+            known = (torch.Tensor, Mapping)
+            x, y = (mapped(part, lambda t: t.to(device)) if isinstance(part, known) else part for part in batch)
             if shape is not None and isinstance(x, torch.Tensor) and x.shape[1:] != tuple(shape):
                 raise InputError(
                     f"Expected inputs of shape {tuple(shape)}, for which the network of {bundle.path} was built, but "

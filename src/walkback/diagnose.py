@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
 from walkback.backward import BackwardCheck, check_backward
+from walkback.batch import pairs
 from walkback.checks import Accuracy, DiagnosticThresholds
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.measure import Measurements, Meter, deep_sites, mean
-from walkback.probes import Probe, run_probes, wanted
+from walkback.options import whole_numbers
+from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
 from walkback.recorded import Recorded
 from walkback.report import Report
@@ -25,7 +27,7 @@ from walkback.trace import Credit, Loss, Trace, Tracer
 
 def diagnose(
     model: nn.Module,
-    eval_batches: Iterable[tuple[Tensor, Tensor]],
+    eval_batches: Iterable[Any],
     headline_acc: Accuracy = None,
     frozen_baseline_acc: Accuracy = None,
     credit: Credit | None = None,
@@ -37,6 +39,7 @@ def diagnose(
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
     bp_acc: Accuracy = None,
+    chunk: int | None = None,
     reference: nn.Module | str | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
@@ -44,7 +47,8 @@ def diagnose(
     Args:
         model: a residual network that `Anatomy.of` can read, on the device of the batches.
         eval_batches: (inputs (B, ...), labels) pairs; at least 8 disjoint, shuffled batches of about 128.
-            Labels are classes (B,), probabilities (B, C), or tokens (B, T).
+            Labels are classes (B,), probabilities (B, C), or tokens (B, T). Inputs may be a dict of the model's
+            keywords, and a dict with "labels" in it is a pair too.
         headline_acc: the accuracy you would publish, a fraction; one per seed judges D3 on an interval.
         frozen_baseline_acc: the same network with its blocks frozen at random initialisation, same seeds.
         credit: trace -> one tensor per site, shaped like `trace.states`: the rule's credit a_l.
@@ -56,6 +60,8 @@ def diagnose(
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
         probes: "perturbation", "nudging", or their objects with options: extra passes, only when asked.
         bp_acc: BP's accuracy on the same task; where it does not beat frozen blocks, D3 is not tested.
+        chunk: run each batch in parts of at most this many samples, for long sequences and large batches: the same
+            numbers, since each belongs to one sample, with the memory of one part.
         reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
             backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
             names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
@@ -69,54 +75,71 @@ def diagnose(
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
     measurements = measure(
-        model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes, reference=reference
+        model,
+        eval_batches,
+        credit=credit,
+        anatomy=anatomy,
+        loss=loss,
+        probes=probes,
+        chunk=chunk,
+        reference=reference,
     )
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
 
 def measure(
     model: nn.Module,
-    eval_batches: Iterable[tuple[Tensor, Tensor]],
+    eval_batches: Iterable[Any],
     *,
     credit: Credit | None = None,
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
+    chunk: int | None = None,
     reference: nn.Module | str | None = None,
 ) -> Measurements:
-    """All numbers of the protocol, before any threshold. Arguments as in `diagnose`."""
+    """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
+
+    >>> import walkback as wb
+    >>> m = measure(wb.selftest.exploded(), wb.selftest.batches(2))
+    >>> m.growth > 50, len(m.g_norm), m.cosine, m.reasons["cosine"]
+    (True, 5, [], 'no credit was given')
+    """
     asked = wanted(probes)
-    if isinstance(credit, Recorded) and reference is None:
+    if chunk is not None:
+        whole_numbers(chunk=chunk)
+    recorded = isinstance(credit, Recorded)
+    if recorded and reference is None:
         reference = "derived"
-    kept: list[Trace] = []
-    meter = Meter()
-    backward = _UNSUSPECTED
+    meter, witness = Meter(), Witness(custom_loss=loss is not None)
+    checks: list[BackwardCheck] = []
     with Tracer(model, anatomy, loss, reference) as tracer:
         if isinstance(credit, Recorded):
-            credit = credit.bound(tracer.anatomy, loss)
+            credit = credit.bound(tracer.anatomy, tracer.losses)
+        probing = Probing(asked, tracer)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
-            trace = tracer.trace(x, y, credit)
-            if not meter.batches:
-                if tracer.suspect or tracer.reference != "own":
-                    backward = check_backward(tracer, trace)
-                _refuse_wrong_reference(tracer, backward, isinstance(credit, Recorded))
-            meter.add(trace)
-            if asked and sum(len(t.losses) for t in kept) < max(p.samples for p in asked):
-                kept.append(trace)
+            parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
+            meter.add(_seen(parts, probing, witness))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
                 "gives nothing: pass a list or a fresh loader."
             )
-        found = run_probes(asked, tracer, kept) if asked else {}
-    m = meter.result()
+        found = probing.result()
+        m = meter.result()
+        odd = witness.notes(tracer, anatomy, m.conditions["distinct_samples"])
+    backward = checks[0]
     conditions = {
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
         "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
-        "loss": "cross-entropy" if loss is None else getattr(loss, "__name__", type(loss).__name__),
+        "guessed": tracer.guesses,
+        "tokens_read": tracer.read_tokens,
+        "chunk": chunk,
+        "loss": tracer.loss_name,
         "reference": _REFERENCES[tracer.reference],
         "backward_error": backward.error,
+        "probe_accuracy": witness.accuracy,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
@@ -125,7 +148,8 @@ def measure(
     if backward.error is None:
         reasons["backward_error"] = backward.why
     altered = () if backward.agrees is not False else (_altered(backward),)
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*altered, *tracer.notes, *m.notes))
+    notes = (*altered, *tracer.notes, *m.notes, *odd)
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes)
 
 
 _UNSUSPECTED = BackwardCheck(
@@ -145,6 +169,17 @@ def _altered(check: BackwardCheck) -> str:
         f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
         'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
     )
+
+
+def _checked(parts: Iterable[Trace], tracer: Tracer, recorded: bool, checks: list[BackwardCheck]) -> Iterator[Trace]:
+    """The same traces, after the backward pass of the first has been checked."""
+    for trace in parts:
+        if not checks:
+            doubtful = tracer.suspect or tracer.reference != "own"
+            checks.append(check_backward(tracer, trace) if doubtful else _UNSUSPECTED)
+            _refuse_wrong_reference(tracer, checks[0], recorded)
+        yield trace
+        del trace
 
 
 def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool) -> None:
@@ -204,7 +239,7 @@ def make_report(
             reasons[name] = "not measured"
     if depth.reason and depth.value is None:
         reasons["depth_margin_pp"] = depth.reason
-    advisories = [*m.nonfinite, *m.notes]
+    advisories = [*m.nonfinite, *m.notes, *on_claim(m, claim, thresholds)]
     if v.measurement_valid is False and not v.failed:
         advisories.append(
             "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
@@ -237,21 +272,13 @@ def make_report(
     )
 
 
-def pairs(batches: Iterable[Any]) -> Iterable[tuple[Tensor, Tensor]]:
-    """Batches as (inputs, labels), with an error that shows what arrived instead."""
-    if isinstance(batches, (Tensor, str, Path)) or not isinstance(batches, Iterable):
-        raise InputError(
-            f"Expected eval_batches to be an iterable of (inputs, labels) pairs, but got {type(batches).__name__}. "
-            "Wrap a single batch in a list: [(x, y)]."
-        )
-    for index, batch in enumerate(batches):
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            got = (
-                f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, (tuple, list)) else type(batch).__name__
-            )
-            hint = " Wrap a single batch in a list: [(x, y)]." if isinstance(batch, Tensor) else ""
-            raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.{hint}")
-        yield batch[0], batch[1]
+def _seen(parts: Iterable[Trace], probing: Probing, witness: Witness) -> Iterator[Trace]:
+    """The same traces, after the probes and the witness have seen them."""
+    for trace in parts:
+        probing.add(trace)
+        witness.add(trace)
+        yield trace
+        del trace
 
 
 def _length(batches: Iterable[Any]) -> int | None:

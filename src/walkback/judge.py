@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import isfinite
 from numbers import Real
 from pathlib import Path
@@ -14,12 +15,16 @@ from typing import Any
 
 import torch
 
-from walkback.checks import Accuracy, DiagnosticThresholds, read_table
+from walkback.advisories import RENEWED, earlier_epoch
+from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
 from walkback.diagnose import make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
 from walkback.report import SCHEMA, Report
+
+# One row of what `walkback.Watch` writes.
+WATCH_SCHEMA = "walkback.watch/1"
 
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
 _PROBES = ("perturbation", "nudging", "nudging_relative")
@@ -78,7 +83,8 @@ def judge(
         method_name: overrides the logged one.
         notes: overrides the logged ones.
 
-    Rows per epoch are judged by the last one, and `report.run["fired"]` has the first epoch of each check.
+    Rows per epoch or step are judged by the last one, and `report.run` tells the course: when each check first
+    flagged, in which layer, and how much of the run was still ahead (see `replay`).
 
     >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
     ('D1', 'D2')
@@ -96,10 +102,12 @@ def judge(
     parsed = [(measurements(row, name), _claim(row, given)) for row, name in rows]
     m, claim = parsed[-1]
     run = plain(_part(last, "run", where))
+    if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
+        run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
     if len(rows) > 1:
         named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
-        steps = [(epoch, m) for epoch, (m, _) in zip(named, parsed)]
-        run |= {"epochs": len(rows), "fired": fired(steps, limits, by)}
+        told = earlier_epoch(claim.headline, named, [_logged_accuracy(row) for row, _ in rows])
+        m = m if told is None else replace(m, notes=(*m.notes, told))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
 
@@ -124,6 +132,102 @@ def fired(
     return found
 
 
+def replay(
+    rows: Sequence[Mapping[str, Any]],
+    numbers: Sequence[Measurements],
+    thresholds: DiagnosticThresholds,
+    edition: str = "three-check",
+) -> dict[str, Any]:
+    """The course of a logged run: when each check first flagged, where, and how much of the run was still ahead.
+
+    Returns `epochs` (how many rows there are), `unit` ("epoch", or "step" where several rows share an epoch), `total`
+    (the run's length in that unit: the `total_epochs` or `total_steps` of a row, else where the last row stands), and
+    per check `fired` (None for never), `layer` and `left`; `lost` is where the edition first walked the claim back,
+    and `lost_left` what was left then. A row at epoch 3 stands for 3 epochs done.
+
+    >>> rows = [{"epoch": e, "h_norm": h} for e, h in ((1, [1.0, 2.0]), (2, [1.0, 90.0]), (8, [1.0, 99.0]))]
+    >>> found = replay(rows, [measurements(row) for row in rows], DiagnosticThresholds())
+    >>> found["fired"], found["layer"], found["left"], found["total"]
+    ({'D1': 2}, {'D1': 1}, {'D1': 6}, 8)
+    """
+    unit, at, done = _positions(rows)
+    planned = _planned(rows, unit)
+    total = None if done is None else done[-1] if planned is None else max(planned, done[-1])
+    verdicts = [decide(m, Claim(), thresholds, edition) for m in numbers]
+    first = fired(enumerate(numbers), thresholds, edition)
+    found = {check: int(i) for check, i in first.items() if i is not None}
+    lost = next((i for i, v in enumerate(verdicts) if v.failed), None)
+
+    def left(i: int) -> float | None:
+        return None if total is None or done is None else total - done[i]
+
+    def layer(i: int, check: str) -> int | None:
+        return culprit(next(f for f in verdicts[i].findings if f.check == check), numbers[i])
+
+    return {
+        "epochs": len(rows),
+        "unit": unit,
+        "total": total,
+        "fired": {check: None if i is None else at[int(i)] for check, i in first.items()},
+        "layer": {check: layer(i, check) for check, i in found.items()},
+        "left": {check: left(i) for check, i in found.items()},
+        "lost": None if lost is None else at[lost],
+        "lost_left": None if lost is None else left(lost),
+    }
+
+
+def culprit(finding: Finding, m: Measurements) -> int | None:
+    """The layer a finding is about: the block that grows most, the first site that is not finite, or the deepest.
+
+    >>> m = measurements({"h_norm": [1.0, 2.0, 180.0, 190.0]})
+    >>> culprit(decide(m, Claim(), DiagnosticThresholds(), "three-check").findings[0], m)
+    2
+    """
+    bad = re.search(r"not finite at site (\d+)", finding.reason)
+    if bad is not None:
+        return int(bad[1])
+    if finding.title == "scale stability":
+        shapes = m.conditions.get("state_shapes")
+        if not isinstance(shapes, list) or len(shapes) != len(m.h_norm):
+            shapes = [None] * len(m.h_norm)
+        ratios = {
+            site: after / before
+            for site, (before, after) in enumerate(pairwise(m.h_norm), 1)
+            if before and after is not None and shapes[site - 1] == shapes[site]
+        }
+        return max(ratios, key=lambda site: ratios[site]) if ratios else None
+    sites = max(len(m.h_norm), len(m.g_norm))
+    return sites - 1 if finding.title in ("reference validity", "direction stability") and sites > 1 else None
+
+
+def _positions(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any], list[float] | None]:
+    """What rows are counted in, the name of each, and how much of the run each stands for (None: can't be told)."""
+    counts = {}
+    for unit in ("epoch", "step"):
+        known = [n for row in rows if (n := _count(row.get(unit))) is not None and n >= 0]
+        if len(known) == len(rows) and all(a < b for a, b in pairwise(known)):
+            counts[unit] = known
+    if counts:  # in the unit whose end is known, if there is one
+        unit = next((unit for unit in counts if _planned(rows, unit) is not None), next(iter(counts)))
+        return unit, counts[unit], counts[unit]
+    named = [index if row.get("epoch") is None else row["epoch"] for index, row in enumerate(rows)]
+    counted = all(row.get("epoch") is None for row in rows)
+    return "epoch", named, [index + 1.0 for index in range(len(rows))] if counted else None
+
+
+def _planned(rows: Sequence[Mapping[str, Any]], unit: str) -> int | None:
+    """How long the run was meant to be, where its last row says so."""
+    return _count(rows[-1].get(f"total_{unit}s"))
+
+
+def _count(value: Any) -> Any:
+    """A finite number as it is, whole ones as int; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+        return None
+    number = float(value)
+    return int(number) if number.is_integer() else number
+
+
 # -- reading ------------------------------------------------------------------------------------------------
 
 
@@ -131,15 +235,34 @@ def _rows(numbers: Any) -> list[tuple[Mapping[str, Any], str]]:
     if isinstance(numbers, Report):
         numbers = numbers.to_dict()
     if isinstance(numbers, (str, Path)):
-        return _read(Path(numbers))
+        return standing(_read(Path(numbers)))
     if isinstance(numbers, Mapping):
         return [(numbers, "the numbers")]
     if isinstance(numbers, Sequence) and numbers and all(isinstance(row, Mapping) for row in numbers):
-        return [(row, f"row {i}") for i, row in enumerate(numbers)]
+        return standing([(row, f"row {i}") for i, row in enumerate(numbers)])
     raise InputError(
         "Expected measurements, a dict, a list of one dict per epoch, or a path to .json, .jsonl or .csv, but got "
         f"{type(numbers).__name__}{' with nothing in it' if numbers == [] else ''}."
     )
+
+
+Named = tuple[Mapping[str, Any], str]
+
+
+def standing(rows: Iterable[Named]) -> list[Named]:
+    """Rows with their names, without what a Watch measured and then, resumed from an earlier point, measured again."""
+    kept: list[Named] = []
+    for row in rows:
+        if row[0].get("schema") == WATCH_SCHEMA:
+            while kept and kept[-1][0].get("schema") == WATCH_SCHEMA and position(kept[-1][0]) >= position(row[0]):
+                kept.pop()
+        kept.append(row)
+    return kept
+
+
+def position(row: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a row of a Watch stands: (epochs done, steps done)."""
+    return row.get("epoch") or 0, row.get("step") or 0
 
 
 def _read(path: Path) -> list[tuple[Mapping[str, Any], str]]:
@@ -203,12 +326,13 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
             elif name in ("g_norm_batch_size", "dtype"):
                 row["conditions"][name] = value
             else:
-                row[name] = int(value) if name == "epoch" and isinstance(value, float) and value.is_integer() else value
+                row[name] = value if _count(value) is None or name not in _COUNTS else _count(value)
         rows.append(row)
     return rows
 
 
-_NUMBER_COLUMNS = (*_SCALARS, "g_norm_batch_size", "epoch", *(s for many in _ACCURACIES.values() for s in many))
+_COUNTS = ("epoch", "step", "total_epochs", "total_steps")
+_NUMBER_COLUMNS = (*_SCALARS, "g_norm_batch_size", *_COUNTS, *(s for many in _ACCURACIES.values() for s in many))
 
 
 def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> float | str | None:
@@ -221,6 +345,11 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
         if text_allowed:  # run names, dates: not ours to read
             return cell
         raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
+
+
+def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
+    value = next((row[s] for s in _ACCURACIES["headline_acc"] if row.get(s) is not None), None)
+    return float(value) if isinstance(value, Real) else None
 
 
 def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
@@ -280,8 +409,12 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             reasons["growth"] = why
     kinds = {"h_norm": "state", "g_norm": "gradient"}
     nonfinite = [f"{kind} not finite {place}, as logged" for name, kind in kinds.items() for place in bad.get(name, ())]
-    said = [str(text) for text in row.get("advisories") or ()] if row.get("schema") == SCHEMA else []
+    ours = row.get("schema") in (SCHEMA, WATCH_SCHEMA)
+    said = [str(text) for text in row.get("advisories") or ()] if ours else []
     nonfinite += [text for text in said if _NOT_FINITE.match(text)]
+    if not ours:  # rows of a run say it in their reasons
+        told = [text for name in kinds for text in reasons.get(name, "").split("; ")]
+        nonfinite += [text for text in told if _NOT_FINITE.match(text)]
     m = Measurements(
         h_norm=h,
         g_norm=g,
@@ -306,7 +439,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         dtype=_dtype(conditions),
         conditions=conditions,
         reasons=reasons,
-        notes=tuple(text for text in said if not _NOT_FINITE.match(text) and not _RENEWED.match(text)),
+        notes=tuple(t for t in said if not any(p.match(t) for p in (_NOT_FINITE, _RENEWED, RENEWED))),
     )
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))

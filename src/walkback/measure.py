@@ -8,17 +8,17 @@ bytes per sample, by which repeated samples are recognised).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import isfinite
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from walkback.trace import Trace, fingerprints, no_autocast
+from walkback.trace import Trace, no_autocast, prints_of
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128
@@ -61,31 +61,46 @@ def least_norm(dtype: torch.dtype) -> float:
     return max(torch.finfo(dtype).smallest_normal, _SQUARABLE)
 
 
-def site_vectors(state: Tensor, pool: int | str | None, reader: Tensor | None = None) -> Float[Tensor, "batch width"]:
+def site_vectors(
+    state: Tensor, pool: int | str | None, reader: Tensor | None = None, mask: Tensor | None = None
+) -> Float[Tensor, "batch width"]:
     """One vector per sample: (B, d) as it is, (B, T, d) at the readout token or token-averaged, else flattened.
 
     Args:
         state: (B, ...).
         pool: token index, "mean", or "readout" with `reader`.
         reader: (B,) the token each sample reads.
+        mask: (B, T) the tokens that count in an average; all without it.
     """
     if state.ndim == 3:
         if pool == "readout" and reader is not None and state.shape[1] > int(reader.max()):
             return state[torch.arange(len(state), device=state.device), reader]
         if isinstance(pool, int) and -state.shape[1] <= pool < state.shape[1]:
             return state[:, pool]
+        if _fits(mask, state):
+            return (state.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
         return state.mean(1, dtype=torch.float64)
     return state.flatten(1)
 
 
-def site_norms(state: Tensor, pool: int | str | None, reader: Tensor | None = None) -> Float[Tensor, " batch"]:
+def _fits(mask: Tensor | None, state: Tensor) -> TypeGuard[Tensor]:
+    """A mask of the tokens of these states: the stream may have other tokens than the inputs (cls, patches)."""
+    return mask is not None and mask.shape == state.shape[:2]
+
+
+def site_norms(
+    state: Tensor, pool: int | str | None, reader: Tensor | None = None, mask: Tensor | None = None
+) -> Float[Tensor, " batch"]:
     """Per-sample L2 norm of `site_vectors`; where the readout pools tokens, the mean of per-token norms.
 
     >>> site_norms(torch.tensor([[3.0, 4.0]]), None)
     tensor([5.], dtype=torch.float64)
     """
     if state.ndim == 3 and not isinstance(pool, int) and (pool != "readout" or reader is None):
-        return torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64).mean(1)
+        norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
+        if _fits(mask, state):
+            return (norms * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return norms.mean(1)
     return torch.linalg.vector_norm(site_vectors(state, pool, reader), dim=-1, dtype=torch.float64)
 
 
@@ -159,6 +174,11 @@ class Measurements:
     """The numbers of one network on one probe set. Lists run over sites 0…L; None was not measured.
 
     `reasons` says why a field is None; `conditions` says under what it was measured.
+
+    >>> import walkback as wb
+    >>> m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(2))
+    >>> len(m.h_norm), m.gamma, m.reasons["gamma"]
+    (5, None, 'no credit was given')
     """
 
     h_norm: Numbers = field(default_factory=list)
@@ -227,29 +247,37 @@ class Meter:
         self._prints: list[Tensor] = []
         self._credit: _CreditMeter | None = None
 
-    @torch.no_grad()
-    def add(self, trace: Trace) -> None:
-        """Take one batch into account."""
-        with no_autocast(trace.losses.device):
-            self._add(_to_float64_device(trace))
+    def add(self, batch: Trace | Iterable[Trace]) -> None:
+        """Take one batch into account: its trace, or those of its parts, which may be made one at a time."""
+        prints: list[Tensor] = []
+        for trace in (batch,) if isinstance(batch, Trace) else batch:
+            with no_autocast(trace.losses.device):
+                prints.append(self._add(_to_float64_device(trace)))
+            del trace  # the next part is traced without this one in memory
+        self._prints.append(torch.cat(prints))
+        self.batches += 1
+        self.sizes.add(len(self._prints[-1]))
 
-    def _add(self, trace: Trace) -> None:
-        if not self.batches:
+    @torch.no_grad()
+    def _add(self, trace: Trace) -> Tensor:
+        if not self.samples:
             self.shapes = [tuple(h.shape[1:]) for h in trace.states]
             self.dtype, self.state_dtype = trace.grads[-1].dtype, trace.states[-1].dtype
-            self.pool, self.device = trace.pool, str(trace.inputs.device)
-            self.where = str(trace.losses.device)
+            self.device, self.where = str(trace.logits.device), str(trace.losses.device)
+            self.masked = False
+        self.pool = trace.pool
         reader = None
         if trace.pool == "readout":
             reader = torch.linalg.vector_norm(trace.grads[-1], dim=-1, dtype=torch.float64).argmax(1)
-        norms = torch.stack([site_norms(s, trace.pool, reader) for s in (*trace.states, *trace.grads)])
+        norms = torch.stack([site_norms(s, trace.pool, reader, trace.mask) for s in (*trace.states, *trace.grads)])
+        self.masked = self.masked or (trace.pool == "mean" and _fits(trace.mask, trace.states[-1]))
         sums = norms.sum(1)
         self._sum["norms"] += sums
         if not isfinite(float(sums.sum())):
             h, g = norms.chunk(2)
             self._note_nonfinite("state", h)
             self._note_nonfinite("gradient", g)
-        for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, reader)):
+        for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, reader, trace.mask)):
             length = float(group.norm())
             if isfinite(length) and length > 0.0:
                 self._sum["directions"] += group / length
@@ -259,10 +287,8 @@ class Meter:
         if trace.credits is not None:
             self._credit = self._credit or _CreditMeter()
             self._credit.add(trace.credits, trace.grads)
-        self._prints.append(fingerprints(trace.inputs) if trace.prints is None else trace.prints)
         self.samples += len(trace.losses)
-        self.batches += 1
-        self.sizes.add(len(trace.losses))
+        return prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
 
     def _note_nonfinite(self, kind: str, norms: Float[Tensor, "sites batch"]) -> None:
         for site in (~torch.isfinite(norms)).any(1).nonzero().flatten().tolist():
@@ -314,6 +340,7 @@ class Meter:
                 "state_shape": list(self.shapes[-1]),
                 "state_shapes": [list(shape) for shape in self.shapes],
                 "pool": self.pool,
+                "token_averages": "over the tokens that count" if self.masked else None,
                 "g_norm_batch_size": PUBLISHED_BATCH,
                 "stability_group": PUBLISHED_BATCH,
                 "layer_index": "site 0 is written by the stem, site l by block l",

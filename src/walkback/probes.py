@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from walkback.batch import mapped
 from walkback.errors import InputError
-from walkback.progress import track
 from walkback.trace import Trace, Tracer, no_autocast
 
 
@@ -32,6 +32,12 @@ class Perturbation:
         step: ε as a share of ‖h_l‖.
         samples: at least this many samples are used (whole batches).
         seed: of the directions and the random control.
+
+    >>> import walkback as wb
+    >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    >>> report = wb.diagnose(net, batches, credit=wb.rules.BP(), probes=[Perturbation(count=16)])
+    >>> all(rho > 0.99 for rho in report.per_layer["perturbation"])
+    True
     """
 
     directions: str = "isotropic"
@@ -54,6 +60,12 @@ class Nudging:
     Args:
         eta: the step.
         samples: at least this many samples are used (whole batches).
+
+    >>> import walkback as wb
+    >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    >>> report = wb.diagnose(net, batches, credit=wb.rules.BP(), probes=[Nudging(eta=0.01)])
+    >>> all(change < 0 for change in report.per_layer["nudging"])
+    True
     """
 
     eta: float = 0.01
@@ -89,40 +101,79 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     return out
 
 
-def run_probes(probes: Sequence[Probe], tracer: Tracer, traces: Sequence[Trace]) -> dict[str, Any]:
-    """Per-site lists by name, with `reasons` for what is missing and the `conditions` of the probes."""
-    found: dict[str, Any] = {"reasons": {}, "conditions": {}}
-    replayer = _Replayer(tracer, traces[0])
-    found["conditions"]["probe_dtype"] = replayer.dtype
-    for probe in probes:
-        part = _first(traces, probe.samples)
-        if not tracer.per_sample:
-            why = "the loss returns a mean; probes need one loss per sample"
-            names = ("perturbation",) if isinstance(probe, Perturbation) else ("nudging", "nudging_relative")
-            found["reasons"].update(dict.fromkeys(names, why))
-            continue
-        with torch.no_grad(), no_autocast(traces[0].losses.device):
-            if isinstance(probe, Perturbation):
-                _perturbation(probe, replayer, part, found)
-            else:
-                _nudging(probe, replayer, part, found)
-        found["conditions"][type(probe).__name__.lower()] = {
-            **vars(probe), "samples": sum(len(t.losses) for t in part)
-        }  # fmt: skip
-    return found
+class Probing:
+    """Probes over traces as they come: nothing of a trace is kept but a few numbers per sample.
+
+    Args:
+        probes: what to run.
+        tracer: the session the traces come from.
+    """
+
+    def __init__(self, probes: Sequence[Probe], tracer: Tracer) -> None:
+        self._runs = [_Run(probe) for probe in probes]
+        self._tracer = tracer
+        self._replayer: _Replayer | None = None
+        self._dtype = ""
+
+    def add(self, trace: Trace) -> None:
+        """Run the probes that want more samples on this trace."""
+        due = [run for run in self._runs if run.samples < run.probe.samples]
+        if not due:
+            self._replayer = None  # its copy of the weights is not needed any more
+            return
+        if self._replayer is None:
+            self._replayer = _Replayer(self._tracer, trace)
+            self._dtype = self._replayer.dtype
+        for run in due:
+            run.samples += len(trace.losses)
+            if self._tracer.per_sample:
+                with torch.no_grad(), no_autocast(trace.losses.device):
+                    step = _perturb if isinstance(run.probe, Perturbation) else _nudge
+                    step(run, self._replayer, trace)
+
+    def result(self) -> dict[str, Any]:
+        """Per-site lists by name, with `reasons` for what is missing and the `conditions` of the probes."""
+        found: dict[str, Any] = {"reasons": {}, "conditions": {"probe_dtype": self._dtype} if self._runs else {}}
+        for run in self._runs:
+            perturbed = isinstance(run.probe, Perturbation)
+            names = ("perturbation",) if perturbed else ("nudging", "nudging_relative")
+            if not self._tracer.per_sample:
+                why = "the loss returns a mean; probes need one loss per sample"
+                found["reasons"].update(dict.fromkeys(names, why))
+                continue
+            found.update({name: [_mean_of(parts) for parts in per_site] for name, per_site in run.values.items()})
+            for name in [name for name in run.values if None in found[name]]:
+                if perturbed and name == "perturbation":
+                    found["reasons"][name] = "the credit is zero, or the loss does not change, at some sites"
+                elif not perturbed:
+                    found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
+            found["reasons"].update(dict.fromkeys((n for n in names if n not in run.values), "no credit was given"))
+            found["conditions"][type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
+        return found
 
 
-def _perturbation(probe: Perturbation, replayer: _Replayer, traces: Sequence[Trace], found: dict[str, Any]) -> None:
-    sites = range(len(traces[0].states))
-    with_credit = traces[0].credits is not None
-    sums: dict[str, list[list[Tensor]]] = {name: [[] for _ in sites] for name in ("credit", "bp", "random")}
-    generator = torch.Generator(traces[0].losses.device).manual_seed(probe.seed)
-    work = [(trace, site) for trace in traces for site in sites]
-    for trace, site in track(work, "perturbation", len(work)):
+class _Run:
+    """One probe on its way: how many samples it has had, and what it found of each, by name and site."""
+
+    def __init__(self, probe: Probe) -> None:
+        self.probe, self.samples = probe, 0
+        self.values: dict[str, list[list[Tensor]]] = {}
+        self.generator: torch.Generator | None = None
+
+    def keep(self, name: str, site: int, sites: int, values: Tensor) -> None:
+        self.values.setdefault(name, [[] for _ in range(sites)])[site].append(values)
+
+
+def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
+    probe = run.probe
+    assert isinstance(probe, Perturbation)
+    run.generator = run.generator or torch.Generator(trace.losses.device).manual_seed(probe.seed)
+    generator, sites = run.generator, len(trace.states)
+    for site in range(sites):
         state, grad = replayer.wide(trace.states[site]), replayer.wide(trace.grads[site])
-        signals = {"bp": grad, "random": _normal(grad, generator)}
+        signals = {"perturbation_bp": grad, "perturbation_random": _normal(grad, generator)}
         if trace.credits is not None:
-            signals["credit"] = replayer.wide(trace.credits[site])
+            signals["perturbation"] = replayer.wide(trace.credits[site])
         base = replayer.losses(trace, site, torch.zeros_like(state))
         length = probe.step * _norms(state)
         predicted: dict[str, list[Tensor]] = {name: [] for name in signals}
@@ -137,24 +188,13 @@ def _perturbation(probe: Perturbation, replayer: _Replayer, traces: Sequence[Tra
                 unit = signal / _shaped(_norms(signal), signal)
                 predicted[name].append((unit * v).flatten(1).sum(1) * length)
         for name in signals:
-            sums[name][site].append(_pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1)))
-    means = {name: [_mean_of(parts) for parts in per_site] for name, per_site in sums.items()}
-    found["perturbation_bp"], found["perturbation_random"] = means["bp"], means["random"]
-    if with_credit:
-        found["perturbation"] = means["credit"]
-        if None in means["credit"]:
-            found["reasons"]["perturbation"] = "the credit is zero, or the loss does not change, at some sites"
-    else:
-        found["reasons"]["perturbation"] = "no credit was given"
+            run.keep(name, site, sites, _pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1)))
 
 
-def _nudging(probe: Nudging, replayer: _Replayer, traces: Sequence[Trace], found: dict[str, Any]) -> None:
-    if traces[0].credits is None:
-        found["reasons"].update(nudging="no credit was given", nudging_relative="no credit was given")
-    sites = range(len(traces[0].states))
-    totals: dict[str, list[list[Tensor]]] = {}
-    work = [(trace, site) for trace in traces for site in sites]
-    for trace, site in track(work, "nudging", len(work)):
+def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
+    probe, sites = run.probe, len(trace.states)
+    assert isinstance(probe, Nudging)
+    for site in range(sites):
         state = replayer.wide(trace.states[site])
         base = replayer.losses(trace, site, torch.zeros_like(state))
         signals = {"nudging_bp": replayer.wide(trace.grads[site])}
@@ -164,17 +204,18 @@ def _nudging(probe: Nudging, replayer: _Replayer, traces: Sequence[Trace], found
             unit = -signal / _shaped(_norms(signal), signal)
             for suffix, length in (("", probe.eta), ("_relative", probe.eta * _shaped(_norms(state), state))):
                 change = replayer.losses(trace, site, unit * length) - base
-                totals.setdefault(name + suffix, [[] for _ in sites])[site].append(change)
-    for name, per_site in totals.items():
-        found[name] = [_mean_of(parts) for parts in per_site]
-        if None in found[name]:
-            found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
+                run.keep(name + suffix, site, sites, change)
 
 
 def double_weights(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, in float64 where they are floating point."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {name: t.detach().double() if t.is_floating_point() else t.detach() for name, t in named}
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Are its weights spread over processes, so that a copy would gather them?"""
+    return any(type(p).__name__ == "DTensor" for p in model.parameters())
 
 
 class _Replayer:
@@ -185,7 +226,10 @@ class _Replayer:
         self.weights: dict[str, Tensor] | None = None
         native = trace.states[0].dtype
         self.dtype = str(native).removeprefix("torch.")
-        if trace.losses.device.type != "mps" and native != torch.float64:
+        if is_sharded(tracer.model):
+            if native != torch.float64:
+                tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
+        elif trace.losses.device.type != "mps" and native != torch.float64:
             self.weights = double_weights(tracer.model)
             try:
                 with torch.no_grad(), no_autocast(trace.losses.device):
@@ -202,18 +246,9 @@ class _Replayer:
     def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses with `delta` added to the stream at `site`."""
         x = trace.inputs
-        if self.weights is not None and x.is_floating_point():
-            x = x.double()
+        if self.weights is not None:
+            x = mapped(x, lambda t: t.double() if t.is_floating_point() else t)
         return self.tracer.replay(x, trace.labels, {site: delta}, self.weights)
-
-
-def _first(traces: Sequence[Trace], samples: int) -> list[Trace]:
-    out: list[Trace] = []
-    for trace in traces:
-        if sum(len(t.losses) for t in out) >= samples:
-            break
-        out.append(trace)
-    return out
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -36,6 +36,23 @@ def quietly(really: bool = True) -> Iterator[None]:
         _quiet.reset(token)
 
 
+def say(text: str, alarm: bool = False) -> None:
+    """One line on standard error at once; an alarm is red where the terminal has colours.
+
+    >>> import contextlib, sys
+    >>> with contextlib.redirect_stderr(sys.stdout):
+    ...     say("epoch 1  growth 1.2")
+    epoch 1  growth 1.2
+    """
+    if _quiet.get():
+        return
+    from rich.console import Console
+
+    console = Console(file=sys.stderr)
+    text = text.replace("‖", "|") if console.options.ascii_only else text
+    console.print(text, style="bold red" if alarm else None, highlight=False, markup=False, soft_wrap=True)
+
+
 def track(items: Iterable[T], what: str, total: int | None = None, patience: float = 2.0) -> Iterator[T]:
     """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left.
 

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy, Part, unwrap
+from walkback.batch import Inputs, call, mapped
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
-from walkback.trace import Loss, Trace, cross_entropy, first_tensor, largest, logits_of
+from walkback.trace import Loss, Trace, cross_entropy, first_tensor, largest, logits_of, members, stream_of
 from walkback.untouched import untouched
 
-Backward = Callable[[nn.Module, Tensor, Tensor], object]
+Backward = Callable[[nn.Module, Any, Tensor], object]
 
 
 def recorded(
@@ -95,7 +96,7 @@ class Recorded:
             stack.enter_context(untouched(model))
             listener.listen(stack)
             try:
-                self._run(trace.inputs.detach().clone(), trace.labels)
+                self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
             finally:
                 with torch.no_grad():
                     for p, version, before in saved or ():
@@ -103,56 +104,59 @@ class Recorded:
                             p.copy_(before)
         return listener.signals(trace)
 
-    def _run(self, x: Tensor, y: Tensor) -> None:
+    def _run(self, x: Inputs, y: Tensor) -> None:
         if self.backward is not None:
             self.backward(self.model, x, y)
             return
-        logits = logits_of(self.model(x))
+        logits = logits_of(call(self.model, x))
         loss = (self.loss or cross_entropy)(logits, y)
         loss.sum().backward()
 
 
 class _Listener:
-    """Hears what every writer made and the signal that came back to it."""
+    """Hears what every writer made and the signal that came back to it.
+
+    Keys are the sites 1…L; for site 0 the stems, ("stem", k), or a writer that the user named, 0, and "given", which is
+    what block 1 received.
+    """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, writers: Sequence[Part] | None) -> None:
         self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
-        self.stem = anatomy.stem
-        self.named = writers is not None
-        if writers is None:
-            self.writers = (anatomy.stem, *self.blocks)
-        else:
-            self.writers = tuple(model.get_submodule(w) if isinstance(w, str) else w for w in writers)
+        stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems)}
+        self.writers: dict[Any, Any] = {**stems, **dict(enumerate(self.blocks, 1))}
+        if writers is not None:
+            self.writers = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
             if len(self.writers) != len(self.blocks) + 1:
                 raise InputError(
                     f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
                     f"{len(self.writers)}. The first is the stem."
                 )
-        self.heard: dict[Any, list[list[Tensor]]] = {}  # writer's site, or "given" -> per run its signals
-        self.made: list[Tensor] = []  # by the stem, per run
+        self.heard: dict[Any, list[list[Tensor]]] = {}  # key -> per run the signals that came
+        self.made: dict[Any, Tensor] = {}  # stem -> what it made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
+        self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
 
     def listen(self, stack: ExitStack) -> None:
         """Put hooks on, for as long as `stack` lasts."""
-        for site, writer in enumerate(self.writers):
-            if isinstance(writer, nn.Module):
-                stack.callback(writer.register_forward_hook(self._after(site)).remove)
+        for key, writer in self.writers.items():
+            stack.callback(writer.register_forward_hook(self._after(key)).remove)
         for i, block in enumerate(self.blocks):
-            stack.callback(block.register_forward_pre_hook(self._before(i), with_kwargs=True).remove)
+            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
+            stack.callback(hook.remove)
 
-    def _after(self, site: int) -> Callable[..., None]:
+    def _after(self, key: Any) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            made = first_tensor(members(output))
             if made is not None and torch.is_grad_enabled():
-                self._hear(site, made)
-                if site == 0:
-                    self.made.append(made.detach().clone())
+                self._hear(key, made)
+                if isinstance(key, tuple):
+                    self.made[key] = made.detach().clone()
 
         return hook
 
     def _before(self, i: int) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = first_tensor((*args, *kwargs.values()))
+            stream = stream_of(module, args, kwargs)
             if stream is not None and torch.is_grad_enabled():
                 self.given.setdefault(i, []).append(stream.detach().clone())
                 if i == 0:
@@ -171,14 +175,14 @@ class _Listener:
         """The signal of every site; an error where there is none, or not one."""
         self._refuse_other_pass(trace)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
-        stem_writes = self.named or (
-            bool(self.made)
-            and any(self.heard.get(0, ()))
-            and self.made[-1].shape == trace.states[0].shape
-            and _alike(self.made[-1], trace.states[0])
-        )
-        first = 0 if stem_writes else "given"
-        return [self._signal(site, first if site == 0 else site) for site in range(len(self.writers))]
+        first = 0 if 0 in self.writers else "given"
+        for key, made in self.made.items():
+            if any(self.heard[key]) and _alike(self._batch_first(made), trace.states[0]):
+                first = key
+        return [self._signal(site, site or first) for site in range(len(self.blocks) + 1)]
+
+    def _batch_first(self, h: Tensor) -> Tensor:
+        return h.transpose(0, 1) if self.axis else h
 
     def _signal(self, site: int, key: Any) -> Tensor:
         runs = [signals for signals in self.heard.get(key, ()) if signals]
@@ -194,18 +198,22 @@ class _Listener:
                 f"Expected one signal for site {site}, but its module ran {len(runs)} times and each run got one. "
                 "Record a backward that runs the network once per batch."
             )
-        return torch.stack(runs[0]).sum(0)
+        return self._batch_first(torch.stack(runs[0]).sum(0))
 
     def _refuse_other_pass(self, trace: Trace) -> None:
         for i in range(len(self.blocks)):
             seen = self.given.get(i, ())
-            if seen and not any(g.shape == trace.states[i].shape and _alike(g, trace.states[i]) for g in seen):
-                raise CreditError(
-                    f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received "
-                    "other ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the "
-                    "network on the inputs given, in the mode it is in."
-                )
+            if not seen or any(_alike(self._batch_first(g), trace.states[i]) for g in seen):
+                continue
+            if i == 0 and any(g.ndim == 3 and _alike(g.transpose(0, 1), trace.states[0]) for g in seen):
+                self.axis = 1
+                continue
+            raise CreditError(
+                f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received other "
+                "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
+                "the inputs given, in the mode it is in."
+            )
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)
+    return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)

@@ -279,7 +279,7 @@ class Report:
     def _conditions_line(self) -> str:
         c = self.conditions
         if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
-            epochs = f", the last of {self.run['epochs']} epochs" if "epochs" in self.run else ""
+            epochs = f", the last of {self.run['epochs']} rows" if "epochs" in self.run else ""
             return f"judged from logged numbers{epochs}; ‖g‖ taken as that of a mean loss over 128 samples"
         dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
         if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
@@ -363,11 +363,26 @@ class Report:
         return said
 
     def _about_run(self) -> list[str]:
-        fired, epochs = self.run.get("fired"), self.run.get("epochs")
+        run = self.run
+        fired, unit, total = run.get("fired"), run.get("unit", "epoch"), run.get("total")
         if not isinstance(fired, dict) or not fired:
             return []
-        first = ", ".join(f"{k} at epoch {e}" if e is not None else f"{k} never" for k, e in fired.items())
-        return [f"first flagged: {first}" + (f" ({epochs} epochs)" if epochs else "")]
+        layer, left = run.get("layer") or {}, run.get("left") or {}
+
+        def when(check: str, at: Any) -> str:
+            if at is None:
+                return f"{check} never"
+            where = f" in layer {layer[check]}" if layer.get(check) is not None else ""
+            ahead = "" if left.get(check) is None or not total else f" ({left[check] / total:.0%} left)"
+            return f"{check} at {unit} {at}{where}{ahead}"
+
+        length = f"; {total:g} {unit}s in all" if total else f" ({run['epochs']} epochs)" if run.get("epochs") else ""
+        said = [f"first flagged: {', '.join(when(check, at) for check, at in fired.items())}{length}"]
+        if run.get("lost") is not None and total:
+            spare = run.get("lost_left") or 0
+            share = f"{spare / total:.0%} of the compute"
+            said.append(f"trust lost at {unit} {run['lost']}: {spare:g} of {total:g} {unit}s were left, {share}")
+        return said
 
     def _remarks(self) -> list[str]:
         untested = [f"{f['check']}: {f['reason']}" for f in self.findings if f["flagged"] is None]

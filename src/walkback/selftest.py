@@ -133,6 +133,7 @@ def cases() -> list[Case]:
     ]
 
 
+BUNDLES = Path(__file__).parent / "bundles"
 # Trained on the embedded task by scripts/ship_bundles.py, and what both editions said of them then.
 SHIPPED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bp": ((), ()),
@@ -149,7 +150,7 @@ def shipped_cases() -> list[Case]:
 
     found, device = [], torch.device("cpu")
     for rule, (three, four) in SHIPPED.items():
-        bundle = load_bundle(Path(__file__).parent / "bundles" / rule)
+        bundle = load_bundle(BUNDLES / rule)
         data, model, report = load(str(bundle.spec["data"])), bundle.model(), bundle.report()
         if report is None or not isinstance(report.frozen_baseline_acc, float):
             raise FormatError(f"Expected {bundle.path} to hold a report judged against its control, but it does not.")

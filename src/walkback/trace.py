@@ -8,27 +8,34 @@ taken when the tensor is made, so blocks may write the stream in place afterward
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields, replace
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from inspect import Parameter, signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
+from walkback.batch import Inputs, call, check_batch, mapped, per_sample, real_tokens, split, tensors
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, CreditError, InputError
+from walkback.stacks import BY_ORDER
 from walkback.untouched import untouched
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 _FEW = 16  # samples that show what blocks return
+_DRAWS = (
+    "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another gradient, "
+    "and the numbers are those of one draw per batch"
+)
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,19 @@ class Trace:
         losses: (B,) per-sample losses.
         logits: what the network answered, (B, C) or (B, T, C).
         labels: (B,) classes or (B, C) probabilities, as given.
-        inputs: (B, ...) as given.
+        inputs: (B, ...) as given, or the model's keywords as a dict.
         pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
+        mask: (B, T) which tokens are no padding, where the inputs have an `attention_mask`.
         reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
             alone, or a "twin".
+
+    >>> import walkback as wb
+    >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
+    ...     trace = tracer.trace(*wb.selftest.batches(1)[0])
+    >>> len(trace.states), trace.grads[-1].shape == trace.states[-1].shape
+    (5, True)
     """
 
     states: tuple[Tensor, ...]
@@ -56,10 +70,11 @@ class Trace:
     losses: Float[Tensor, " batch"]
     logits: Tensor
     labels: Tensor
-    inputs: Tensor
+    inputs: Inputs
     prints: Int[Tensor, " batch"] | None = None
     pool: int | str | None = None
     index: int = 0
+    mask: Bool[Tensor, "batch tokens"] | None = None
     reference: str = "own"
 
 
@@ -92,7 +107,7 @@ class Tracer:
         parameters = dict(self.model.named_parameters())
         _refuse_weights(parameters)
         if isinstance(anatomy, Mapping):
-            known = [f.name for f in fields(Anatomy) if f.name != "names"]
+            known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):
                 raise InputError(
                     f"Expected anatomy to name {', '.join(known)}, but got {', '.join(map(str, anatomy))}."
@@ -104,12 +119,18 @@ class Tracer:
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
         self.pool = self.anatomy.pool
+        self.read_tokens: list[int] | None = None  # where the readout averages over a few of them
         self._found_pool = False
-        self.notes: list[str] = []
+        self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]  # a run shows whether that is right
+        self.notes: list[str] = [f"guessed: {text}" for text in self.guesses]
+        self._used_next_token = False
+        self.next_token = loss is None and _is_causal(self.model)
         self.per_sample = True  # False once a custom loss has returned a mean
         self._loss = loss
         self._count = 0
         self._checked = False
+        self._axis = 0  # of the batch in the stream: 1 in stacks of (T, B, d)
+        self._misplaced: dict[str, str] = {}  # parts by registration that the run shows elsewhere
         self._copy = False  # states are copied when captured, for networks that write them in place
         self._clone_inputs = False
         self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
@@ -146,15 +167,21 @@ class Tracer:
             if self._twin is not None:
                 self._stack.enter_context(self._twin)
             for i, block in enumerate(self.blocks):
-                before = block.register_forward_pre_hook(self._before(i), with_kwargs=True)
+                # First of all hooks: `fully_shard` has one that hands the block a copy of the stream.
+                before = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
                 after = block.register_forward_hook(self._after(i))
                 self._stack.callback(before.remove)
                 self._stack.callback(after.remove)
-            if isinstance(self.anatomy.stem, nn.Module):
-                self._stack.callback(self.anatomy.stem.register_forward_hook(self._after_stem).remove)
-            for part in self.anatomy.readout[:1]:
-                if isinstance(part, nn.Module):
+            parts = [m for m in (*self.anatomy.stems, *self.anatomy.readout) if isinstance(m, nn.Module)]
+            for i, part in enumerate(parts):
+                after_blocks = i >= len(self.anatomy.stems)
+                name = self.anatomy.names[i + len(self.blocks) if after_blocks else i]
+                if not after_blocks:
+                    self._stack.callback(part.register_forward_hook(self._after_stem).remove)
+                elif i == len(self.anatomy.stems):
                     self._stack.callback(part.register_forward_pre_hook(self._before_readout).remove)
+                if BY_ORDER in self.anatomy.guesses:
+                    self._stack.callback(part.register_forward_pre_hook(self._placed(name, after_blocks)).remove)
         except BaseException:
             self._stack.close()
             raise
@@ -188,7 +215,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._recording:
                 return None  # activation checkpointing runs blocks again during the backward pass
-            stream = first_tensor((*args, *kwargs.values()))
+            stream = stream_of(module, args, kwargs)
             if stream is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor, but it got "
@@ -224,7 +251,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not self._recording:
                 return None
-            made = first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            made = first_tensor(members(output))
             if made is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
@@ -264,37 +291,58 @@ class Tracer:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
             self._read = args[0].detach()
 
+    def _placed(self, name: str, after_blocks: bool) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            done = len(self._calls) if self._recording else None
+            if done is not None and not self._checked and done != (len(self.blocks) if after_blocks else 0):
+                self._misplaced[name] = "before" if done == 0 else "after" if done == len(self.blocks) else "between"
+
+        return hook
+
     def _seed(self, stream: Tensor) -> None:
         """Make a tensor that needs no gradient carry one; never the user's own inputs."""
-        if stream.untyped_storage().data_ptr() == self._inputs.untyped_storage().data_ptr():
+        ours = stream.untyped_storage().data_ptr()
+        if any(t.untyped_storage().data_ptr() == ours for t in tensors(self._inputs).values()):
             self._clone_inputs = True
             if not self._own_inputs:
                 raise _AgainError
         carry_gradient(stream)
 
     def _name(self, i: int) -> str:
-        offset = 0 if self.anatomy.stem is None else 1
-        return self.anatomy.names[i + offset]
+        return self.anatomy.names[i + len(self.anatomy.stems)]
 
     # -- one batch -----------------------------------------------------------------------------------
 
-    def trace(self, x: Tensor, y: Tensor, credit: Credit | None = None) -> Trace:
+    def parts(self, x: Inputs, y: Tensor, credit: Credit | None = None, chunk: int | None = None) -> Iterator[Trace]:
+        """One batch in parts of at most `chunk` samples (None: whole), one Trace at a time, all with its index."""
+        index = self._count
+        if chunk is not None:
+            check_batch(x, y, index, self._device)
+        for part in split(x, y, chunk):
+            self._count = index
+            yield self.trace(*part, credit)
+
+    def trace(self, x: Inputs, y: Tensor, credit: Credit | None = None) -> Trace:
         """One forward, one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
         self._refuse_outside("trace")
         index = self._count
         try:
             check_batch(x, y, index, self._device)
-            prints = fingerprints(x)  # while the inputs are in the cache
-            x, y = (t.clone() if t.is_inference() else t for t in (x, y))  # neither can be saved for backward
+            prints = prints_of(x, len(y))  # while the inputs are in the cache
+            x, y = mapped(x, _no_inference), _no_inference(y)  # neither could be saved for backward
             states, grads, logits, losses = self._pass(x, y, index)
             if self._twin is not None:
                 grads = self._twin_grads(self._twin, x, y, states)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
+            if isinstance(error, AnatomyError):
+                for text in self.guesses:
+                    error.add_note(f"(guessed: {text})")
             raise
-        if self._found_pool and isinstance(self.pool, int) and index:
+        if self._found_pool and isinstance(self.pool, int):
             self._check_pool(grads[-1], self.pool, index)
-        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, self.reference)
+        mask = self._mask(x, grads[-1], index)
+        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, mask, self.reference)
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
@@ -308,7 +356,7 @@ class Tracer:
                 "open: only there are its hooks on the network. Open it with `with`, and call it in that block."
             )
 
-    def _pass(self, x: Tensor, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
+    def _pass(self, x: Inputs, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
         while True:
             self._tape = Tape() if self._derive else None
             try:
@@ -324,6 +372,8 @@ class Tracer:
             finally:
                 self._recording = False
                 self._versions = []
+        if not self._checked:
+            self._axis = self._find_axis(x, y)
         logits = logits_of(output)
         with self._tape or nullcontext():
             losses = self.losses(logits, y)
@@ -339,7 +389,7 @@ class Tracer:
             )
         edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
         again = not self._checked and not self._added_to(edges[0])
-        with no_autocast(x.device):
+        with no_autocast(losses.device):
             try:
                 found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=again)
             except RuntimeError as error:
@@ -361,29 +411,33 @@ class Tracer:
                 "network through a forward pass without detach()."
             )
         if not self._checked:
-            self._first_look(x, output, grads, edges, again)  # type: ignore[arg-type]
+            self._first_look(x, y, output, grads, edges, again)  # type: ignore[arg-type]
             narrow = any(self._made[i].dtype != self._given[i].dtype for i in self._made)
             if self.branch and narrow and not self._widen:
                 # Under autocast a branch may be float16 while the stream is not: a gradient taken at the branch would
                 # be rounded to float16, the stream's own is not.
                 self._widen = True
                 return self._pass(x, y, index)
-        states = self._states()
-        self._check_shapes(states, x)
+        states = tuple(map(self._batch_first, self._states()))
+        grads = tuple(map(self._batch_first, grads))  # type: ignore[arg-type]
+        self._check_shapes(states, len(y))
         self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
-        return states, grads, logits.detach(), losses.detach()  # type: ignore[return-value]
+        return states, grads, logits.detach(), losses.detach()
 
-    def _forward(self, x: Tensor) -> Any:
-        x = x.detach()
+    def _forward(self, x: Inputs) -> Any:
         # The first batch shows whether the network writes its input: the user's must stay as it is.
         self._own_inputs = self._clone_inputs or not self._checked
-        if self._own_inputs or self._tape is not None:
-            x = x.clone()
-        self._inputs, version = x, x._version
+        copy = self._own_inputs or self._tape is not None
+        x = mapped(x, lambda t: t.detach().clone() if copy else t.detach())
+        self._inputs = x
+        versions = [t._version for t in tensors(x).values()]
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
-        output = self.model(x, return_hidden=True) if ask else self.model(x)
-        self._clone_inputs = self._clone_inputs or x._version != version
+        drawn = None if self._checked else _random_state(self._device)
+        output = call(self.model, x, **({"return_hidden": True} if ask else {}))
+        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, _random_state(self._device)):
+            self.notes.append(_DRAWS)
+        self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
         return output
 
     def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
@@ -401,7 +455,7 @@ class Tracer:
         self._first_made = marks[1][0]
         return twin(losses)
 
-    def _twin_grads(self, twin: Tracer, x: Tensor, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _twin_grads(self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The gradients of a plain network that computes the same."""
         other = twin.trace(x, y)
         for site, (ours, theirs) in enumerate(zip(states, other.states)):
@@ -414,10 +468,14 @@ class Tracer:
                 )
         return other.grads
 
+    def _batch_first(self, h: Tensor) -> Tensor:
+        return h.transpose(0, 1) if self._axis else h
+
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
         if self._loss is None:
-            return cross_entropy(logits, y)
+            self._used_next_token = self.next_token and y.ndim == 2 and logits.ndim == 3
+            return next_token_loss(logits, y) if self._used_next_token else cross_entropy(logits, y)
         loss = self._loss(logits, y)
         batch = y.shape[0]
         if not isinstance(loss, Tensor) or loss.shape not in ((), (batch,)):
@@ -447,11 +505,22 @@ class Tracer:
                 'it doubles with the batch. Use reduction="none" or reduction="mean".'
             )
 
+    @property
+    def loss_name(self) -> str:
+        """The loss in words, for the conditions."""
+        if self._loss is not None:
+            return getattr(self._loss, "__name__", type(self._loss).__name__)
+        return "cross-entropy of the next token" if self._used_next_token else "cross-entropy"
+
     def _states(self) -> tuple[Tensor, ...]:
         last = len(self.blocks) - 1
         if self.branch:
-            middle = (self._given[i] for i in range(1, last + 1))
-            return (self._given[0], *middle, self._given[last] + self._made[last])
+            ends = {i for i in range(last) if self._given[i + 1].shape != self._made[i].shape}  # of a stage
+            middle = (
+                self._given[i] + self._made[i] if i in ends or i == last else self._given[i + 1]
+                for i in range(last + 1)
+            )
+            return (self._given[0], *middle)
         return (self._given[0], *(self._made[i] for i in range(last + 1)))
 
     # -- checks --------------------------------------------------------------------------------------
@@ -479,21 +548,48 @@ class Tracer:
             "Name them in the order the stream passes them."
         )
 
-    def _check_shapes(self, states: tuple[Tensor, ...], x: Tensor) -> None:
+    def _check_shapes(self, states: tuple[Tensor, ...], batch: int, axis: int = 0) -> None:
         for site, h in enumerate(states):
-            if h.ndim < 2 or h.shape[0] != x.shape[0]:
+            if h.ndim < 2 or h.shape[axis] != batch:
                 raise AnatomyError(
-                    f"Expected states with the batch first, (B, d), (B, T, d) or (B, C, H, W) with B = "
-                    f"{x.shape[0]}, but site {site} has shape {tuple(h.shape)}. Put the batch first "
-                    "(batch_first=True), or name other modules as blocks."
+                    f"Expected states of {batch} samples, (B, d), (B, T, d), (T, B, d) or (B, C, H, W) with B = "
+                    f"{batch}, but site {site} has shape {tuple(h.shape)}. Name other modules as blocks, or put the "
+                    "batch first."
                 )
 
+    def _find_axis(self, x: Inputs, y: Tensor) -> int:
+        """Is the stream (B, …), or (T, B, d)? Where T = B, a smaller batch shows which axis shrinks."""
+        batch, shape = len(y), self._given[0].shape
+        if len(shape) != 3 or shape[1] != batch:
+            return 0
+        if shape[0] != batch:
+            return 1
+        if batch == 1:
+            return 0
+        seen: list[torch.Size] = []
+
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = stream_of(module, args, kwargs)
+            seen.append(shape if stream is None else stream.shape)
+
+        handle = self.blocks[0].register_forward_pre_hook(look, with_kwargs=True)
+        fewer, _ = next(split(x, y, batch - 1))
+        try:
+            with torch.no_grad():
+                call(self.model, mapped(fewer, torch.clone), **self._required())
+        finally:
+            handle.remove()
+        return int(seen[0][0] == batch and seen[0][1] == batch - 1)
+
+    def _required(self) -> dict[str, bool]:
+        return {"return_hidden": True} if self._hidden == "required" else {}
+
     def _first_look(
-        self, x: Tensor, output: Any, grads: tuple[Tensor, ...], edges: list[GradientEdge], unsure: bool
+        self, x: Inputs, y: Tensor, output: Any, grads: tuple[Tensor, ...], edges: list[GradientEdge], unsure: bool
     ) -> None:
         """What is found out once, on the first batch: what blocks return, where the readout reads."""
         declared = _hidden_of(output)
-        self._check_shapes((*self._given.values(), *self._made.values()), x)
+        self._check_shapes((*self._given.values(), *self._made.values()), len(y), self._axis)
         seen = self._find_branch(declared, self.branch is None)
         if self.branch is None:
             self.branch = seen
@@ -506,17 +602,41 @@ class Tracer:
         if self.branch and unsure:
             self._check_copy(grads, edges)
         states = self._states()
-        self._check_shapes(states, x)
         if declared is not None:
             self._compare_declared(declared, states)
         if states[-1].ndim == 3 and self.pool is None:
-            self.pool, self._found_pool = self._find_pool(grads[-1]), True
+            self.pool, self._found_pool = self._find_pool(self._batch_first(grads[-1])), True
+            if self.pool == "mean" and logits_of(output).ndim == 2:
+                self.read_tokens = _few_tokens(self._batch_first(grads[-1]))
         if states[-1].ndim == 3 and isinstance(self.pool, int):
-            tokens = states[-1].shape[1]
+            tokens = self._batch_first(states[-1]).shape[1]
             if not -tokens <= self.pool < tokens:
                 raise AnatomyError(f"Expected pool to be one of {tokens} tokens, but got {self.pool}.")
+        self.anatomy = self._as_called()
+        self._look_at_labels(x, y)
         self._checked = self.branch is not None
         self._first_made = None
+
+    def _as_called(self) -> Anatomy:
+        """Stem and readout as the network called them, where their places were guessed from the registration."""
+        old = self.anatomy
+        if BY_ORDER not in old.guesses:
+            return old
+        blocks = slice(len(old.stems), len(old.stems) + len(self.blocks))
+        placed = [(name, self._misplaced.get(name, "before")) for name in old.names[: blocks.start]]
+        placed += [(name, self._misplaced.get(name, "after")) for name in old.names[blocks.stop :]]
+        stem, readout = (tuple(name for name, where in placed if where == w) for w in ("before", "after"))
+        return Anatomy(
+            stem, self.blocks, readout, old.pool, old.branch, guesses=tuple(g for g in old.guesses if g != BY_ORDER)
+        ).resolve(self.model)
+
+    def _look_at_labels(self, x: Inputs, y: Tensor) -> None:
+        """Labels of padding count, as they do in the model's own loss; that should be said."""
+        mask = real_tokens(x, len(y))
+        if self.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
+            self.notes.append(
+                "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"
+            )
 
     def _find_branch(self, declared: Sequence[Tensor] | None, needed: bool = True) -> bool | None:
         votes: list[bool] = []
@@ -534,7 +654,10 @@ class Tracer:
                 new = self._read  # the readout may slice its token before the norm
             else:
                 continue
-            vote = _which(self._given[i][few], self._made[i][few], new[few])
+            given, made = self._batch_first(self._given[i]), self._batch_first(self._made[i])
+            if new.shape == self._made[i].shape:
+                new = self._batch_first(new)
+            vote = _which(given[few], made[few], new[few])
             if vote == "neither":
                 misfit = misfit or i + 1
             elif vote is not None:
@@ -594,6 +717,10 @@ class Tracer:
     def _check_pool(self, deepest: Tensor, token: int, index: int) -> None:
         """The token found on the first batch must be the one every batch reads."""
         used = (deepest != 0).any(-1)
+        if not bool((used.sum(1) > 1).any()) and bool(used.any()):
+            if len(used[used.any(1)].int().argmax(1).unique()) > 1 or not bool(used[:, token].any()):
+                self.pool = "readout"  # the last real token, after a batch without padding: the same tokens as before
+            return
         used[:, token] = False
         if bool(used.any()):
             raise AnatomyError(
@@ -601,6 +728,19 @@ class Tracer:
                 '(padding of different length?). Say it: Anatomy.of(model, ..., pool="readout") reads each sample at '
                 "the token its own gradient shows."
             )
+
+    def _mask(self, x: Inputs, deepest: Tensor, index: int) -> Tensor | None:
+        """(B, T) the tokens that count in averages: those the readout reads if they are few, else all but padding."""
+        if self.read_tokens is None:
+            return real_tokens(x, len(deepest))
+        mask = torch.zeros(deepest.shape[:2], dtype=torch.bool, device=deepest.device)
+        mask[:, [t for t in self.read_tokens if t < mask.shape[1]]] = True
+        if bool((deepest != 0).any(-1)[~mask].any()):
+            raise AnatomyError(
+                f"Expected the readout to use tokens {self.read_tokens}, as the first batch showed, but batch {index} "
+                'uses others. Say it: Anatomy.of(model, ..., pool="mean") averages over all tokens.'
+            )
+        return mask
 
     def _find_pool(self, deepest: Tensor) -> int | str:
         used = (deepest != 0).any(-1)
@@ -717,36 +857,41 @@ class Tracer:
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
     @torch.no_grad()
-    def replay(self, x: Tensor, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+    def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
         """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
 
-        def at_stem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = first_tensor((*args, *kwargs.values()))
-            assert stream is not None
-            stream.add_(deltas[0])  # in place: the skip connection must carry it too
+        def at_stem(delta: Tensor) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                stream = stream_of(module, args, kwargs)
+                assert stream is not None
+                stream.add_(delta)  # in place: the skip connection must carry it too
+
+            return hook
 
         def at_block(delta: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-                made = first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+                made = first_tensor(members(output))
                 assert made is not None
                 return _swapped(output, made, made + delta)
 
             return hook
 
         with ExitStack() as hooks:
-            for site, delta in deltas.items():
+            for site, change in deltas.items():
+                delta = self._batch_first(change)  # which is also the way back
                 if site == 0:
-                    handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True)
+                    handle = self.blocks[0].register_forward_pre_hook(at_stem(delta), with_kwargs=True, prepend=True)
                 else:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)
-            x = x.detach().clone()
-            kwargs = {"return_hidden": True} if self._hidden == "required" else {}
+            x = mapped(x, lambda t: t.detach().clone())
+            kwargs = self._required()
             if weights is None:
-                output = self.model(x, **kwargs)
+                output = call(self.model, x, **kwargs)
             else:
-                output = torch.func.functional_call(self.model, weights, (x,), kwargs)
+                args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
+                output = torch.func.functional_call(self.model, weights, args, named)
         return self.losses(logits_of(output), y).double()
 
 
@@ -772,6 +917,20 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         token = F.cross_entropy(logits.transpose(1, 2), y, reduction="none", ignore_index=-100)
         return token.sum(1) / (y != -100).sum(1).clamp(min=1)
     return F.cross_entropy(logits, y if not y.is_floating_point() else y.to(logits.dtype), reduction="none")
+
+
+def next_token_loss(logits: Float[Tensor, "batch tokens classes"], y: Int[Tensor, "batch tokens"]) -> Tensor:
+    """Per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
+
+    Labels are the inputs, as the model's own loss takes them: position t predicts label t + 1, and −100 is left out.
+
+    >>> sure = torch.tensor([[[0.0, 99.0], [99.0, 0.0]]])
+    >>> next_token_loss(sure, torch.tensor([[0, 1]])).item()
+    0.0
+    """
+    if logits.ndim == 3 and logits.shape[:2] == y.shape and y.shape[1] > 1:
+        return cross_entropy(logits[:, :-1], y[:, 1:])
+    return cross_entropy(logits, y)
 
 
 def check_labels(logits: Tensor, y: Tensor) -> None:
@@ -809,41 +968,15 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
         )
 
 
-def check_batch(x: Tensor, y: Tensor, index: int, device: torch.device | None) -> None:
-    """Raise InputError unless (x, y) are finite tensors of one length on `device` (None: any)."""
-    for name, value in (("inputs", x), ("labels", y)):
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            got = "a scalar tensor" if isinstance(value, Tensor) else type(value).__name__
-            raise InputError(
-                f"Expected the {name} of batch {index} to be a tensor with the batch first, but got {got}."
-            )
-    if x.shape[0] != y.shape[0] or x.shape[0] == 0:
-        raise InputError(
-            f"Expected as many labels as inputs, and at least one, but batch {index} has {x.shape[0]} inputs and "
-            f"{y.shape[0]} labels."
-        )
-    if device is not None and x.device != device:
-        raise InputError(
-            f"Expected the inputs on the model's device, {device}, but batch {index} is on {x.device}. "
-            f'Move one of them: x.to("{device}") or model.to("{x.device}").'
-        )
-    if x.is_floating_point() and not bool(torch.isfinite(x.sum())):  # a sum is cheap, and overflow only looks closer
-        bad = ~torch.isfinite(x)
-        if bool(bad.any()):
-            where = tuple(int(i) for i in bad.nonzero()[0])
-            raise InputError(
-                f"Expected finite inputs, but batch {index} has {int(bad.sum())} NaN or infinite values, the first "
-                f"at {where}. Clean the data: nothing measured on it would mean anything."
-            )
-
-
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple."""
-    found = output
-    if isinstance(output, Mapping):
-        found = output.get("logits")
-    elif hasattr(output, "logits"):
-        found = output.logits
+    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
+    found: Any = output
+    if isinstance(output, Mapping) and "logits" in output:
+        found = output["logits"]
+    elif getattr(output, "logits", None) is not None:
+        found = getattr(output, "logits")  # noqa: B009  # of any type
+    elif is_dataclass(output):
+        found = first_tensor(members(output))
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
     if not isinstance(found, Tensor):
@@ -886,6 +1019,45 @@ def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
 # -- small helpers ---------------------------------------------------------------------------------------
 
 
+def _is_causal(model: nn.Module) -> bool:
+    """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
+    return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in model.modules())
+
+
+def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
+    """`fingerprints` of everything in the inputs that belongs to one sample."""
+    return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)
+
+
+def _no_inference(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What a block receives as the stream: its first tensor, or the keyword its forward takes first."""
+    if (found := first_tensor(args)) is not None:
+        return found
+    first = next(iter(signature(block.forward).parameters), "")
+    return first_tensor((kwargs.get(first), *kwargs.values()))
+
+
+def members(output: Any) -> Sequence[Any]:
+    """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
+    if isinstance(output, (tuple, list)):
+        return output
+    if is_dataclass(output):
+        return [getattr(output, field.name) for field in fields(output)]
+    return list(output.values()) if isinstance(output, Mapping) else (output,)
+
+
+def _random_state(device: torch.device | None) -> Tensor:
+    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    if device is None or device.type not in ("cuda", "mps"):
+        return torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
+    return torch.cat([torch.get_rng_state(), own.cpu()])
+
+
 def first_tensor(values: Sequence[Any]) -> Tensor | None:
     """The first floating point tensor among what a module was given, or returned."""
     return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
@@ -895,7 +1067,24 @@ def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
     """What a block returned, with `changed` in the place of `made`."""
     if isinstance(output, Tensor):
         return changed
-    return getattr(output, "_make", type(output))(changed if v is made else v for v in output)
+    if is_dataclass(output):
+        return replace(
+            cast(Any, output), **{f.name: changed for f in fields(output) if getattr(output, f.name) is made}
+        )
+    if isinstance(output, Mapping):
+        swapped = copy(output)
+        swapped.update({key: changed for key, value in output.items() if value is made})  # type: ignore[attr-defined]
+        return swapped
+    make: Any = getattr(output, "_make", type(output))
+    return make(changed if v is made else v for v in cast(Sequence[Any], output))
+
+
+def _few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
+    """The tokens with a gradient, where all samples have the same few of many (as a cls and a distillation token)."""
+    used = (deepest != 0).any(-1)
+    used = used[used.any(1)]
+    same = len(used) > 0 and bool((used == used[0]).all())
+    return used[0].nonzero().flatten().tolist() if same and 2 * int(used[0].sum()) < used.shape[1] else None
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
@@ -903,7 +1092,7 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     if given.shape != made.shape:
         return "state" if new.shape == made.shape else None
     if new.shape != made.shape:
-        if new.ndim != 2:
+        if new.ndim != 2 or made.ndim != 3:
             return None
         errors = [_which(given[:, t], made[:, t], new) for t in (0, -1)]
         return next((e for e in errors if e in ("branch", "state")), None)

@@ -39,6 +39,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         if any(_is_compiled(m) for m in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_fast_path())
         try:
             for module, mode in modes:
                 if mode:
@@ -51,6 +52,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
             for module, mode in modes:
                 if module.training is not mode:
                     module.training = mode
+                if _is_sharded(module):
+                    module.reshard()  # type: ignore[operator]  # a pass that raised may have left it gathered
             for p, grad, requires_grad in parameters:
                 if p.grad is not grad:
                     p.grad = grad
@@ -70,6 +73,21 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def _is_compiled(module: nn.Module) -> bool:
     # Hooks added after compilation are ignored by compiled code, so compiled parts must run eagerly.
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    return any(c.__name__ == "FSDPModule" for c in type(module).__mro__)
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """nn.TransformerEncoder has fused inference code, without gradients, for weights that need none."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager

@@ -222,6 +222,12 @@ def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> N
             f"Expected {spec.epochs} epochs in trajectory.jsonl, but it has {len(rows)} and report.json says "
             f"{report.run.get('epochs')}."
         )
+    moved = [w for block in report.run.get("weight_growth") or () for w in block or () if w]
+    if spec.scope == "frozen" and moved:
+        raise FormatError(
+            f"Expected frozen blocks to stay as they were initialised, but they moved by up to {max(moved):.2g} of "
+            "their norm: this run is no control."
+        )
     try:
         base64.b64decode(report.run.get("test_correct") or "", validate=True)
     except (binascii.Error, TypeError) as error:

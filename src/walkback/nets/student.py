@@ -25,7 +25,12 @@ class StudentBlock(nn.Module):
 
 
 class StudentNet(Residual):
-    """ResMLP with norm-free blocks and no terminal norm, (B, d) states. Arguments as for ResMLP."""
+    """ResMLP with norm-free blocks and no terminal norm, (B, d) states. Arguments as for ResMLP.
+
+    >>> import torch
+    >>> StudentNet((16,), 32, width=8, depth=2)(torch.zeros(5, 16)).shape
+    torch.Size([5, 32])
+    """
 
     def __init__(
         self, input_shape: tuple[int, ...], classes: int, width: int = 128, depth: int = 4, expansion: int = 1

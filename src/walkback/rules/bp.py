@@ -11,7 +11,12 @@ from walkback.trace import Trace
 
 
 class BP(Rule):
-    """a_l = g_l. Training differentiates the loss end to end, which is the same (a test shows it)."""
+    """a_l = g_l. Training differentiates the loss end to end, which is the same (a test shows it).
+
+    >>> import walkback as wb
+    >>> round(wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), credit=BP()).values["gamma"], 6)
+    1.0
+    """
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """The traced gradients."""

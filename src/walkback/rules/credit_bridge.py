@@ -36,6 +36,13 @@ class CreditBridge(Rule):
         hidden: width of V's hidden layer, in units of d.
         anchor: weight of the gradient anchor at the last site.
         train: False leaves V at its initialisation (the ablation).
+
+    >>> import torch, walkback as wb
+    >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
+    >>> rule = CreditBridge()
+    >>> wb.rules.set_up(rule, net, x, 3, torch.Generator())
+    >>> [type(part).__name__ for part in rule.children()], len(wb.measure(net, [(x, y)], credit=rule).cosine)
+    (['Value'], 5)
     """
 
     def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True) -> None:

@@ -13,7 +13,15 @@ from walkback.trace import Trace
 
 
 class DFA(RandomFeedback):
-    """a_l = B_lᵀ e with e = softmax(logits) − onehot and B_l fixed, C×d. Options: see RandomFeedback."""
+    """a_l = B_lᵀ e with e = softmax(logits) − onehot and B_l fixed, C×d. Options: see RandomFeedback.
+
+    >>> import torch, walkback as wb
+    >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
+    >>> rule = DFA()
+    >>> wb.rules.set_up(rule, net, x, 3, torch.Generator())
+    >>> len(wb.measure(net, [(x, y)], credit=rule).cosine), rule.matrices()[0].shape
+    (5, torch.Size([3, 16]))
+    """
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_L."""

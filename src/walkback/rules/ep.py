@@ -22,6 +22,13 @@ class EP(Rule):
         beta: strength of the nudge; the credit tends to the BP gradient as it goes to 0 with enough steps.
         steps: of relaxation. 0 gives zero credit (the ablation).
         step_size: of relaxation; 0.5 diverges.
+
+    >>> import torch, walkback as wb
+    >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
+    >>> rule = EP(beta=0.01, steps=30)
+    >>> wb.rules.set_up(rule, net, x, 3, torch.Generator())
+    >>> all(cosine > 0.9 for cosine in wb.measure(net, [(x, y)], credit=rule).cosine)
+    True
     """
 
     def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:

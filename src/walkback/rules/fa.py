@@ -14,7 +14,15 @@ from walkback.trace import Trace
 
 
 class FA(RandomFeedback):
-    """a_L = g_L, a_l = B_l a_{l+1} with B_l fixed, d×d. Options: see RandomFeedback."""
+    """a_L = g_L, a_l = B_l a_{l+1} with B_l fixed, d×d. Options: see RandomFeedback.
+
+    >>> import torch, walkback as wb
+    >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
+    >>> rule = FA()
+    >>> wb.rules.set_up(rule, net, x, 3, torch.Generator())
+    >>> round(wb.measure(net, [(x, y)], credit=rule).cosine[-1], 6), rule.matrices()[0].shape
+    (1.0, torch.Size([16, 16]))
+    """
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_{L-1}."""

@@ -47,7 +47,15 @@ class Parts:
 
 
 class Rule(nn.Module):
-    """Base of all rules. Implement `credits`; `setup` and `auxiliary_loss` where the rule keeps something."""
+    """Base of all rules. Implement `credits`; `setup` and `auxiliary_loss` where the rule keeps something.
+
+    >>> import walkback as wb
+    >>> class Signs(Rule):
+    ...     def credits(self, trace):
+    ...         return [gradient.sign() for gradient in trace.grads]
+    >>> 0.5 < wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), credit=Signs()).values["gamma"] < 1
+    True
+    """
 
     example: tuple[tuple[int, ...], int] | None = None  # (input shape, classes) of the network it was set up for
 
@@ -137,7 +145,14 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch.Generator) -> None:
-    """Give a rule its auxiliaries for `net`, whose state shapes a few prepared inputs x (B, …) show."""
+    """Give a rule its auxiliaries for `net`, whose state shapes a few prepared inputs x (B, …) show.
+
+    >>> import walkback as wb
+    >>> dfa = wb.rules.DFA()
+    >>> set_up(dfa, wb.nets.build("resmlp", (8,), 3, width=16), torch.zeros(2, 8), 3, torch.Generator().manual_seed(0))
+    >>> len(dfa.matrices()), dfa.matrices()[0].shape
+    (5, torch.Size([3, 16]))
+    """
     parts = Parts.of(net)
     modes = [(m, m.training) for m in net.modules()]
     net.eval()  # the samples must not move running statistics

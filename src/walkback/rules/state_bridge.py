@@ -33,6 +33,13 @@ class StateBridge(Rule):
     Args:
         hidden: width of G's hidden layer, in units of d.
         train: False leaves G at its initialisation (the ablation).
+
+    >>> import torch, walkback as wb
+    >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
+    >>> rule = StateBridge()
+    >>> wb.rules.set_up(rule, net, x, 3, torch.Generator())
+    >>> [type(part).__name__ for part in rule.children()], len(wb.measure(net, [(x, y)], credit=rule).cosine)
+    (['Predictor'], 5)
     """
 
     def __init__(self, hidden: float = 1.0, train: bool = True) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,20 @@ class Bundle:
 
     `spec["net"]` names what builds the network: one of `walkback.nets`, or a `module:function`, which is imported and
     called with `spec["net_options"]`. So `model()` and `rule()` can run code that the spec names; reading never does.
+
+    >>> import walkback as wb
+    >>> bundle = wb.load_bundle(wb.selftest.BUNDLES / "dfa")
+    >>> net = bundle.model()
+    >>> x, y = torch.randn(256, *bundle.spec["input_shape"]), torch.randint(bundle.spec["classes"], (256,))
+    >>> report = wb.diagnose(net, [(x[:128], y[:128]), (x[128:], y[128:])], credit=bundle.rule(net))
+    >>> len(report.per_layer["cosine"]), bundle.report().verdict
+    (5, 'walked back')
     """
 
     path: Path
     spec: Mapping[str, Any]
-    weights: Mapping[str, Tensor]
-    auxiliaries: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor] = field(repr=False)
+    auxiliaries: Mapping[str, Tensor] = field(repr=False)
 
     def model(self) -> nn.Module:
         """The network, built anew and given its weights, in eval mode on the CPU.
@@ -126,6 +134,12 @@ def save_bundle(
         auxiliaries: the rule's own tensors (B, G, V) by name.
         trajectory: one row per epoch; numbers that are not finite are stored as "NaN", "Infinity", "-Infinity".
         report: stored as report.json.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bundle = save_bundle(folder, nn.Linear(2, 3), {"net": "torch.nn:Linear"}, {"B0": torch.ones(3, 2)})
+    ...     bundle.spec["net"], sorted(bundle.weights), sorted(bundle.auxiliaries)
+    ('torch.nn:Linear', ['bias', 'weight'], ['B0'])
     """
     from safetensors.torch import save_file
 
@@ -174,7 +188,12 @@ def _spelled(value: Any) -> Any:
 
 
 def load_bundle(path: str | Path) -> Bundle:
-    """Read a bundle folder. Nothing is executed until `Bundle.model` or `Bundle.rule` builds what its spec names."""
+    """Read a bundle folder. Nothing is executed until `Bundle.model` or `Bundle.rule` builds what its spec names.
+
+    >>> import walkback as wb
+    >>> load_bundle(wb.selftest.BUNDLES / "bp").spec["rule"]
+    'bp'
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

@@ -77,6 +77,16 @@ def train(
         data: a loaded data set, instead of looking for it.
         device: where to train.
         quiet: no progress on standard error.
+
+    >>> import tempfile, walkback as wb
+    >>> x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0))
+    >>> split = wb.data.Split(x, (x[:, 0] > 0).long())
+    >>> mine = wb.data.Dataset("mine", split, split, classes=2)
+    >>> spec = wb.RunSpec(data="mine:data", rule="dfa", epochs=2, net_options={"width": 8, "depth": 2})
+    >>> with tempfile.TemporaryDirectory() as store:
+    ...     run = train(spec, store, data=mine, quiet=True)
+    ...     [row["epoch"] for row in run.trajectory()], run.report().verdict
+    ([1, 2], 'trustworthy')
     """
     folder = Path(out) / spec.name
     if (done := reopen(folder, spec)) is not None:

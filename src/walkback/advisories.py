@@ -1,0 +1,268 @@
+"""What could make a verdict wrong, said beside it: notes on the probe, the loss, the claim. They change no number.
+
+`Witness` looks on while batches are measured; `on_claim` looks at what is claimed of the numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from math import isfinite, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from walkback.anatomy import Anatomy
+from walkback.checks import Accuracy, DiagnosticThresholds, accuracies
+from walkback.editions import Claim
+from walkback.errors import WalkbackError
+from walkback.measure import PUBLISHED_BATCH, Measurements
+from walkback.trace import Trace, Tracer, cross_entropy
+
+ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
+REPEATED = 0.05  # share of samples that occur more than once
+SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
+APART = 5.0  # standard errors between the accuracy that is claimed and the one on the probe
+SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
+# Notes that judging writes anew from the numbers, so they are not carried over from a report.
+RENEWED = re.compile(
+    "the headline accuracy|every ‖h‖ is the same|the credit (has|is against) the direction|judged with other thresholds"
+)
+
+
+def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> str | None:
+    """Whether consecutive groups of samples have other labels than the whole, as sorted ones have.
+
+    A χ² test of independence of group and label; Wilson and Hilferty's cube root makes it normal.
+
+    Args:
+        labels: (N,) classes in the order they were measured.
+        group: samples whose gradients are averaged together for direction stability.
+
+    >>> class_sorted(torch.arange(1024) % 10) is None
+    True
+    >>> class_sorted(torch.arange(1024) // 128)
+    'samples are sorted by class: ...'
+    """
+    if len(labels) and len(labels) >= group and len(labels.unique()) == 1:
+        return (
+            f"all {len(labels)} samples are of class {int(labels[0])}: their gradients share a direction, so stability "
+            "and accuracy say nothing about the other classes; shuffle the test set"
+        )
+    _, classes = labels.unique(return_inverse=True)
+    groups, kinds = len(labels) // group, int(classes.max()) + 1 if len(labels) else 0
+    if groups < 2 or kinds < 2:
+        return None
+    cells = torch.arange(groups).repeat_interleave(group) * kinds + classes[: groups * group].cpu()
+    seen = torch.bincount(cells, minlength=groups * kinds).view(groups, kinds).double()
+    seen = seen[:, seen.sum(0) > 0]
+    expected = seen.sum(0) / groups
+    freedom = (groups - 1) * (seen.shape[1] - 1)
+    if not freedom:
+        return None
+    ratio = float(((seen - expected) ** 2 / expected).sum()) / freedom
+    spread = 2 / (9 * freedom)
+    if (ratio ** (1 / 3) - (1 - spread)) / sqrt(spread) < SORTED:
+        return None
+    typical = int((seen > 0).sum(1).median())
+    return (
+        f"samples are sorted by class: groups of {group} hold {typical} of {seen.shape[1]} classes, typically, and not "
+        "the mix of the whole; their mean gradients then fake or hide a drifting reference; shuffle the test set"
+    )
+
+
+class Witness:
+    """Looks on while batches are measured, and tells afterwards what is odd about them.
+
+    >>> import walkback as wb
+    >>> "probe_accuracy" in wb.measure(wb.selftest.healthy(), wb.selftest.batches(8)).conditions
+    True
+    """
+
+    def __init__(self, custom_loss: bool) -> None:
+        self._custom_loss = custom_loss
+        self._labels: list[Tensor] = []
+        self._right = self._samples = self._batches = 0
+        self._span = 0.0
+        self._losses: list[tuple[Tensor, Tensor] | None] = []
+
+    @torch.no_grad()
+    def add(self, trace: Trace) -> None:
+        """Look at one batch."""
+        if self._custom_loss:
+            self._losses.append(_beside_cross_entropy(trace))
+        logits, labels = trace.logits, trace.labels
+        self._batches = trace.index + 1
+        self._samples += len(labels)
+        span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
+        self._span += float(span) * len(labels)
+        classes = self._classes(logits, labels)
+        if classes is not None:
+            self._labels.append(classes.cpu())
+            self._right += int((logits.argmax(1) == classes).sum())
+
+    def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """(B,) one class per sample, where that is what the labels are: not for tokens, several labels, numbers."""
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            return None
+        if labels.is_floating_point():
+            return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
+        fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
+        return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the samples whose class is the largest logit; None for tokens and other tasks."""
+        return self._right / self._samples if sum(map(len, self._labels)) == self._samples else None
+
+    def notes(self, tracer: Tracer, given: object, distinct: int) -> tuple[str, ...]:
+        """What to say, inside the session that measured.
+
+        Args:
+            tracer: of the measurement.
+            given: the anatomy that the user passed, or None.
+            distinct: samples that differ from each other.
+        """
+        found = [
+            _too_few(self._batches, self._samples),
+            _repeated(self._samples, distinct),
+            class_sorted(torch.cat(self._labels)) if self.accuracy is not None else None,
+            _loss_units(self._losses) if self._custom_loss else None,
+            _saturated(self._span / self._samples),
+            _left_out(tracer, given),
+        ]
+        return tuple(text for text in found if text)
+
+
+def _too_few(batches: int, samples: int) -> str | None:
+    if samples >= ENOUGH:
+        return None
+    return (
+        f"measured on {samples} samples in {batches} batch{'es' * (batches != 1)}: the protocol asks for at least 8 "
+        f"disjoint batches of about {PUBLISHED_BATCH}"
+    )
+
+
+def _repeated(samples: int, distinct: int) -> str | None:
+    share = 1 - distinct / samples
+    if share <= REPEATED:
+        return None
+    return f"{share:.0%} of the samples occur more than once: intervals and stability need disjoint batches"
+
+
+def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
+    """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
+    try:
+        usual = cross_entropy(trace.logits, trace.labels).cpu().double()
+    except (WalkbackError, RuntimeError):  # no classification: nothing to compare with
+        return None
+    ours = trace.losses.cpu().double()
+    return (ours[:1], usual.mean()[None]) if bool((ours == ours[0]).all()) else (ours, usual)
+
+
+def _loss_units(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> str:
+    """How a loss of the user's own relates to cross-entropy, which the published floor belongs to."""
+    known = [pair for pair in pairs if pair is not None]
+    if known and len(known) == len(pairs):
+        ours, usual = (torch.cat(side) for side in zip(*known))
+        factor = float(ours.sum() / usual.sum())
+        if isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max()):
+            if abs(factor - 1) < 1e-3:
+                return ""
+            return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
+    return "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
+
+
+def _saturated(span: float) -> str | None:
+    if not span > SATURATED:  # NaN is a finding of its own
+        return None
+    return (
+        f"logits span {span:.3g} on average, so the softmax is saturated: a head or temperature of this size lifts ‖g‖ "
+        "over the floor of D2 whatever the stream does; read growth and the float64 cosines"
+    )
+
+
+def _left_out(tracer: Tracer, given: object) -> str | None:
+    if given is None:
+        return None
+    try:
+        whole = Anatomy.of(tracer.model).blocks
+    except WalkbackError:
+        return None
+    named = {id(block) for block in tracer.blocks}
+    if len(named) < len(whole) and named <= {id(block) for block in whole}:
+        return f"the anatomy that was given names {len(named)} of {len(whole)} blocks: the others are not measured"
+    return None
+
+
+def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[str, ...]:
+    """What is odd about a claim and the numbers it is judged on."""
+    found = [_other_accuracy(m.conditions, claim), _constant(m.h_norm), _same_direction(m), _other_limits(thresholds)]
+    return tuple(text for text in found if text)
+
+
+def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> str | None:
+    measured, samples = conditions.get("probe_accuracy"), conditions.get("samples")
+    if claim.headline is None or not isinstance(measured, float) or not isinstance(samples, int) or samples < 1:
+        return None
+    said = min(accuracies("headline_acc", claim.headline), key=lambda a: abs(a - measured))
+    middle = (said + measured) / 2
+    error = sqrt(max(middle * (1 - middle), 1 / samples) / samples)
+    if abs(said - measured) <= max(APART * error, 0.01):
+        return None
+    return (
+        f"the headline accuracy {said:.3f} is not that of these batches, {measured:.3f} of {samples} samples: another "
+        "split, epoch or network, or batches that were picked"
+    )
+
+
+def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[float | None]) -> str | None:
+    """Whether an accuracy is that of an earlier epoch than the last: the best one, usually.
+
+    >>> print(earlier_epoch(0.41, [1, 2, 3], [0.30, 0.41, 0.35]))
+    the headline accuracy 0.410 is that of epoch 2, not of the last, 0.350: take the last epoch's, never the best
+    """
+    last = logged[-1]
+    if not isinstance(claimed, float) or last is None or abs(claimed - last) < 5e-4:
+        return None
+    for epoch, accuracy in zip(epochs, logged):
+        if accuracy is not None and abs(accuracy - claimed) < 5e-4:
+            return (
+                f"the headline accuracy {claimed:.3f} is that of epoch {epoch}, not of the last, {last:.3f}: take the "
+                "last epoch's, never the best"
+            )
+    return None
+
+
+def _constant(norms: Sequence[float | None]) -> str | None:
+    known = [n for n in norms if n]
+    if len(norms) < 3 or len(known) < len(norms) or max(known) - min(known) > 1e-3 * max(known):
+        return None
+    return (
+        f"every ‖h‖ is the same, {known[0]:.3g}: a stream that was normalised (or blocks that add nothing) can't show "
+        "growth; log the norms as they are"
+    )
+
+
+def _same_direction(m: Measurements) -> str | None:
+    known = [c for c in m.cosine if c is not None]
+    if len(known) < 2 or len(known) < len(m.cosine) or any("bit for bit" in note for note in m.notes):
+        return None
+    if min(known) > 1 - 1e-6:
+        return (
+            "the credit has the direction of the BP gradient at every site: this is BP, or a rule that fell back to it"
+        )
+    if max(known) < -1 + 1e-6:
+        return "the credit is against the direction of the BP gradient at every site: BP with the sign changed"
+    return None
+
+
+def _other_limits(thresholds: DiagnosticThresholds) -> str | None:
+    published = asdict(DiagnosticThresholds())
+    changed = {k: v for k, v in asdict(thresholds).items() if v != published[k]}
+    if not changed:
+        return None
+    told = ", ".join(f"{name} {value:g} (published {published[name]:g})" for name, value in changed.items())
+    return f"judged with other thresholds than the published ones: {told}"

@@ -1,0 +1,246 @@
+"""Errors of every check on cases whose answer is known: counts, intervals, ROC areas, thresholds without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from walkback.audit.records import Records
+from walkback.audit.settings import judged_runs
+from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
+from walkback.checks import DiagnosticThresholds, Finding, read_table
+from walkback.diagnose import measure
+from walkback.editions import EDITIONS, INCONCLUSIVE, WALKED_BACK, Claim, decide
+from walkback.errors import FormatError
+
+# What is known of a case, and in words.
+QUESTIONS = {
+    "reference": f"the reported cosine is off by more than {OFF:g}",
+    "depth": f"re-randomised blocks cost less than {GAIN:g} pp",
+    "claim": "either of the two",
+    "drift": "one direction explains most of the reference",
+}
+# Thresholds by the check that uses them: (field, sign): +1 flags above it, −1 below.
+FIELDS = {
+    "D1": ("h_norm_explosion_ratio", 1),
+    "D2": ("g_norm_floor", -1),
+    "D3": ("frozen_acc_margin_pp", -1),
+    "(c)": ("stability_drift_ceiling", 1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One network: what is true of it, and what every check says.
+
+    Args:
+        name: of the specimen or run.
+        truth: question -> True, False, or None where it is not known.
+        said: question -> check -> flagged; None where the check could not decide.
+        values: check -> the number it compares with its threshold.
+    """
+
+    name: str
+    truth: dict[str, bool | None]
+    said: dict[str, dict[str, bool | None]]
+    values: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A check against a question.
+
+    Args:
+        question: of QUESTIONS.
+        check: its name.
+        hits, misses, passes, alarms: true positives, false negatives, true negatives, false positives.
+        undecided: cases the check said nothing of.
+        sensitivity, specificity: with exact 95 % intervals; None without a case of that kind.
+        area: under the ROC curve, with a bootstrap interval; None for a check without a threshold.
+        threshold: in use.
+        free: (low, high): every threshold between them makes no error; None where none is.
+        best: the threshold with the fewest errors, and how many those are.
+    """
+
+    question: str
+    check: str
+    hits: int
+    misses: int
+    passes: int
+    alarms: int
+    undecided: int
+    sensitivity: tuple[float, float, float] | None
+    specificity: tuple[float, float, float] | None
+    area: tuple[float, float, float] | None = None
+    threshold: float | None = None
+    free: tuple[float, float] | None = None
+    best: tuple[float, int] | None = None
+
+
+# -- cases ---------------------------------------------------------------------------------------------------
+
+
+def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:
+    """Measure a specimen as a user would, and ask every check."""
+    m = measure(specimen.net, specimen.batches, credit=specimen.credit)
+    claim = Claim(specimen.headline_acc, specimen.frozen_acc)
+    verdicts = {edition: decide(m, claim, thresholds, edition) for edition in EDITIONS}
+    truth = {"reference": specimen.unusable, "depth": specimen.unused, "drift": specimen.drifts}
+    truth["claim"] = specimen.unusable or specimen.unused
+    return _case(specimen.name, truth, specimen.headline_acc, specimen.reported, CLASSES, verdicts)
+
+
+def run_cases(records: Records, outcomes: Path | None = None) -> list[Case]:
+    """Finished runs as cases. Their reference is judged by the clamped cosine, their depth by `outcomes`."""
+    gains = _gains(outcomes)
+    found = []
+    for run in records:
+        if run.spec.scope != "all":
+            continue
+        m = run.measurements
+        pairs = list(zip(m.cosine, m.cosine_clamped))[1:]
+        off = max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
+        gain = gains.get(run.spec.name)
+        truth = {"reference": None if off is None else off > OFF, "depth": None if gain is None else gain < GAIN}
+        known = [truth["reference"], truth["depth"]]
+        truth["claim"] = True if True in known else None if None in known else False
+        j = judged_runs(records, [run])
+        verdicts = {edition: found_by[0] for edition, found_by in j.verdicts.items()}
+        found.append(_case(run.spec.name, truth, run.accuracy, m.gamma, run.classes, verdicts))
+    return found
+
+
+def _gains(path: Path | None) -> dict[str, float]:
+    if path is None or not path.is_file():
+        return {}
+    table = read_table(path)
+    if not isinstance(table, dict) or not isinstance(table.get("runs"), dict):
+        raise FormatError(f"Expected {path} to hold `runs`, by name, but it does not.")
+    return {name: float(row["gain_pp"]) for name, row in table["runs"].items()}
+
+
+def _case(name: str, truth: Any, acc: float, gamma: float | None, classes: int, verdicts: Any) -> Case:
+    three, four = verdicts["three-check"], verdicts["four-diagnostic"]
+    by_name: dict[str, Finding] = {f.check: f for f in (*three.findings, *four.findings)}
+    s0 = acc <= 1 / classes + 0.02 if classes else None
+    s1 = None if s0 is None else s0 or (gamma is not None and not gamma > 0)
+    pair = {"S0 accuracy": s0, "S1 accuracy and Γ": s1}
+    d1, d2, d3 = (by_name[check].flagged for check in ("D1", "D2", "D3"))
+    both = None if None in (d1, d2) else d1 and d2
+    reference = {**pair, "D1": d1, "D2": d2, "D1 and D2": both}
+    values = {check: by_name[check].value for check in ("D1", "D2", "D3")} | {"(c)": by_name["c"].value}
+    if "intrinsic" in verdicts:
+        reference["D2 intrinsic"] = verdicts["intrinsic"].measurement_valid is False
+    said = {
+        "reference": reference,
+        "depth": {**pair, "D3": d3},
+        "claim": {**pair, **{edition: _walks_back(v) for edition, v in verdicts.items()}},
+        "drift": {"(c)": by_name["c"].flagged},
+    }
+    return Case(name, truth, said, values)
+
+
+def _walks_back(verdict: Any) -> bool | None:
+    return None if verdict.verdict == INCONCLUSIVE else verdict.verdict == WALKED_BACK
+
+
+# -- scores --------------------------------------------------------------------------------------------------
+
+
+def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None) -> list[Score]:
+    """Every check against every question, over the cases whose answer is known.
+
+    >>> cases = [Case(str(g), {"reference": g < 1e-8}, {"reference": {"D2": g < 1e-7}}, {"D2": g})
+    ...          for g in (1e-9, 1e-10, 5e-8, 1e-5)]
+    >>> score = scores(cases)[0]
+    >>> score.hits, score.alarms, score.area[0], score.free
+    (2, 1, 1.0, (1e-09, 5e-08))
+    """
+    limits = asdict(thresholds or DiagnosticThresholds())
+    found = []
+    for question in QUESTIONS:
+        known = [c for c in cases if c.truth.get(question) is not None]
+        for check in dict.fromkeys(check for c in known for check in c.said.get(question, {})):
+            answers = [(c.truth[question], c.said[question].get(check)) for c in known]
+            kinds = ((True, True), (True, False), (False, False), (False, True))
+            hits, misses, passes, alarms = (answers.count(kind) for kind in kinds)
+            numbers: dict[str, Any] = {}
+            if check in FIELDS:
+                name, sign = FIELDS[check]
+                scored = [(c.truth[question], c.values.get(check)) for c in known]
+                numbers = {"threshold": limits[name], **_threshold(scored, sign)}
+            found.append(
+                Score(
+                    question,
+                    check,
+                    hits,
+                    misses,
+                    passes,
+                    alarms,
+                    len(answers) - hits - misses - passes - alarms,
+                    _rate(hits, hits + misses),
+                    _rate(passes, passes + alarms),
+                    **numbers,
+                )
+            )
+    return found
+
+
+def _rate(k: int, n: int) -> tuple[float, float, float] | None:
+    """k/n with its exact (Clopper-Pearson) 95 % interval."""
+    if not n:
+        return None
+    from scipy.stats import binomtest
+
+    interval = binomtest(k, n).proportion_ci(method="exact")
+    return k / n, float(interval.low), float(interval.high)
+
+
+def _threshold(scored: Sequence[tuple[bool | None, float | None]], sign: int) -> dict[str, Any]:
+    bad = np.array([sign * v for truth, v in scored if truth and v is not None and isfinite(v)])
+    good = np.array([sign * v for truth, v in scored if truth is False and v is not None and isfinite(v)])
+    if not len(bad) or not len(good):
+        return {}
+    area = _area(bad, good)
+    draw = np.random.RandomState(0)
+    again = [_area(draw.choice(bad, len(bad)), draw.choice(good, len(good))) for _ in range(500)]
+    low, high = np.percentile(again, [2.5, 97.5])
+    out: dict[str, Any] = {"area": (area, float(low), float(high))}
+    if good.max() < bad.min():
+        ends = sorted((float(sign * good.max()), float(sign * bad.min())))
+        out["free"] = (ends[0], ends[1])
+    # Between neighbours: flagged when sign·value > sign·threshold. Midway on the scale that spreads them.
+    ordered = np.unique(np.concatenate([bad, good]))
+    left, right = ordered[:-1], ordered[1:]
+    middle = (left + right) / 2 if ordered[0] * ordered[-1] <= 0 else np.sign(left) * np.sqrt(left * right)
+    cuts = np.concatenate([[ordered[0] - abs(ordered[0]) / 2], middle, [ordered[-1]]])
+    errors = [int((bad <= cut).sum() + (good > cut).sum()) for cut in cuts]
+    least = [cut for cut, e in zip(cuts, errors) if e == min(errors)]
+    out["best"] = (float(sign * least[len(least) // 2]), min(errors))
+    return out
+
+
+def _area(bad: np.ndarray, good: np.ndarray) -> float:
+    """The chance that a bad case scores above a good one (ties count half)."""
+    both = np.concatenate([bad, good])
+    order = np.unique(both, return_inverse=True)[1]
+    counts = np.bincount(order)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[order]
+    n, m = len(bad), len(good)
+    return float((ranks[:n].sum() - n * (n + 1) / 2) / (n * m))
+
+
+def refit(found: Iterable[Score]) -> DiagnosticThresholds:
+    """Thresholds with the fewest errors on these cases; those that could not be fitted stay as published."""
+    wanted = {"D1": "reference", "D2": "reference", "D3": "depth", "(c)": "drift"}
+    fitted = {
+        FIELDS[s.check][0]: s.best[0]
+        for s in found
+        if s.best is not None and wanted.get(s.check) == s.question and (s.check != "D1" or s.best[0] > 0)
+    }
+    return DiagnosticThresholds(**fitted)

@@ -1,0 +1,227 @@
+"""What detectors ask about a script: where a name comes from, what it holds, which loop it stands in."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_LOOPS = (ast.For, ast.AsyncFor)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
+
+GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
+FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
+LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
+MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
+
+COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
+_COSINE_NAME = re.compile(r"cos|cosine|cos_?sim|cosine_?similarity|alignment")
+# Methods and functions that leave a gradient a gradient.
+_KEEP = {
+    *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
+    *("double", "float", "half", "bfloat16", "to", "type", "type_as", "astype", "cpu", "cuda", "numpy", "mean", "sum"),
+}
+_GATHER = ("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "list", "tuple", "reversed", "numpy.asarray")
+
+
+@dataclass(frozen=True, eq=False)
+class Assigned:
+    """A value that a name gets: at which line it is made, from which line on it is seen."""
+
+    made: int
+    seen: int
+    value: ast.AST
+
+
+class Script:
+    """A syntax tree with parents, scopes, imports, and what was assigned where."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.tree = tree
+        self.nodes = list(ast.walk(tree))
+        self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self.aliases = dict(_imports(self.nodes))
+        self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
+        for node in self.nodes:
+            self._note(node)
+
+    # -- the tree --------------------------------------------------------------------------------------------
+
+    def of(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
+        """All nodes of some kinds."""
+        return (node for node in self.nodes if isinstance(node, kinds))
+
+    def calls(self, within: ast.AST | None = None) -> Iterator[ast.Call]:
+        """All calls, of the script or below a node."""
+        nodes = self.nodes if within is None else ast.walk(within)
+        return (node for node in nodes if isinstance(node, ast.Call))
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Parents, from the nearest to the module."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+    def scope(self, node: ast.AST) -> Scope:
+        """The function a node stands in, or the module."""
+        return next((up for up in self.above(node) if isinstance(up, _FUNCTIONS)), self.tree)
+
+    def inside(self, scope: Scope) -> Iterator[ast.AST]:
+        """Nodes of a scope, without those of functions defined in it."""
+        return (node for node in ast.walk(scope) if node is not scope and self.scope(node) is scope)
+
+    def name(self, node: ast.AST) -> str:
+        """A dotted name with its imports resolved, F.normalize as torch.nn.functional.normalize; else ""."""
+        if isinstance(node, ast.Name):
+            return self.aliases.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            left = self.name(node.value)
+            return f"{left}.{node.attr}" if left else ""
+        return ""
+
+    # -- what an expression holds ----------------------------------------------------------------------------
+
+    def is_gradient(self, node: ast.AST) -> bool:
+        """A gradient or credit, by its name or by where it comes from."""
+        return Kinds(self, node, _gradient).holds(node)
+
+    def is_normalised(self, node: ast.AST) -> bool:
+        """Divided by its own norm."""
+        return Kinds(self, node, _normalised).holds(node)
+
+    def is_cosine_call(self, node: ast.AST) -> bool:
+        """A call of torch's cosine, or of a function that is named like one."""
+        if not isinstance(node, ast.Call):
+            return False
+        called = self.name(node.func)
+        return called in COSINES or _COSINE_NAME.fullmatch(called.rpartition(".")[2]) is not None
+
+    def assignments(self, scope: Scope, name: str) -> list[Assigned]:
+        """Every assignment to a name in a scope."""
+        return self._assigned.get((scope, name), [])
+
+    def _note(self, node: ast.AST) -> None:
+        scope = self.scope(node)
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self._bind(node.target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
+        elif isinstance(node, _LOOPS):
+            self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
+        elif isinstance(node, ast.comprehension):  # its element stands before it
+            first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
+            self._bind(node.target, node.iter, scope, first, first)
+
+    def _bind(self, target: ast.AST, value: ast.AST, scope: Scope, made: int, seen: int) -> None:
+        if isinstance(target, ast.Starred):
+            target = target.value
+        if isinstance(target, ast.Name):
+            self._assigned.setdefault((scope, target.id), []).append(Assigned(made, seen, value))
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            for element, part in zip(target.elts, self._parts(value, len(target.elts))):
+                self._bind(element, part, scope, made, seen)
+
+    def _parts(self, value: ast.AST, count: int) -> list[ast.AST]:
+        """What each of `count` targets gets: of zip and enumerate their own part, of anything else all of it."""
+        parts: list[ast.AST] = []
+        if isinstance(value, (ast.Tuple, ast.List)):
+            parts = list(value.elts)
+        elif isinstance(value, ast.Call) and self.name(value.func) == "zip":
+            parts = list(value.args)
+        elif isinstance(value, ast.Call) and self.name(value.func) == "enumerate":
+            parts = [ast.Constant(0), *value.args[:1]]
+        return parts if len(parts) == count else [value] * count
+
+
+class Kinds:
+    """Whether an expression holds a kind of value, following names to their last assignment before the use."""
+
+    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool]) -> None:
+        self.script, self._kind = script, kind
+        self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
+        self._open: list[Assigned] = []
+
+    def holds(self, node: ast.AST) -> bool:
+        """Does it?"""
+        return self._kind(self, node)
+
+    def assigned(self, name: str) -> bool | None:
+        """Of the last assignment to a name before here; None where it has none, as a parameter."""
+        found = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
+        if not found:
+            return None
+        last = max(found, key=lambda a: a.seen)
+        line, self.line = self.line, last.made
+        self._open.append(last)
+        try:
+            return self.holds(last.value)
+        finally:
+            self._open.pop()
+            self.line = line
+
+
+def _gradient(kinds: Kinds, node: ast.AST) -> bool:
+    holds = kinds.holds
+    if isinstance(node, ast.Name):
+        return GRADIENT.search(node.id) is not None or bool(kinds.assigned(node.id))
+    if isinstance(node, ast.Attribute):
+        return GRADIENT.search(node.attr) is not None
+    if isinstance(node, (ast.Subscript, ast.Starred)):
+        return holds(node.value)
+    if isinstance(node, ast.UnaryOp):
+        return holds(node.operand)
+    if isinstance(node, ast.BinOp):
+        return not _normalised(kinds, node) and (holds(node.left) or holds(node.right))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(holds(element) for element in node.elts)
+    if isinstance(node, _COMPREHENSIONS):
+        return holds(node.elt)
+    if isinstance(node, ast.Call):
+        called = kinds.script.name(node.func)
+        if called.endswith("autograd.grad"):
+            return True
+        if called in _GATHER:
+            return any(holds(argument) for argument in node.args)
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and holds(node.func.value)
+    return False
+
+
+def _normalised(kinds: Kinds, node: ast.AST) -> bool:
+    if isinstance(node, ast.Name):
+        return bool(kinds.assigned(node.id))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return any(_is_norm_of(kinds.script, call, node.left) for call in kinds.script.calls(node.right))
+    if isinstance(node, _COMPREHENSIONS):
+        return kinds.holds(node.elt)
+    if isinstance(node, ast.Call):
+        if kinds.script.name(node.func).endswith("functional.normalize"):
+            return True
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and kinds.holds(node.func.value)
+    return False
+
+
+def _is_norm_of(script: Script, call: ast.Call, what: ast.AST) -> bool:
+    called = script.name(call.func)
+    of = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if called.endswith(("linalg.vector_norm", "linalg.norm")) or called == "torch.norm":
+        of = call.args[0] if call.args else None
+    elif not (isinstance(call.func, ast.Attribute) and call.func.attr == "norm"):
+        return False
+    return of is not None and ast.dump(of) == ast.dump(what)
+
+
+def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield (
+                    (alias.asname or alias.name.partition(".")[0]),
+                    (alias.name if alias.asname else alias.name.partition(".")[0]),
+                )
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                yield (alias.asname or alias.name), f"{node.module}.{alias.name}"

@@ -1,0 +1,37 @@
+"""A stream that is divided by its norm before it is logged can't explode in the log."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from walkback.pitfalls.shown import Shown
+from walkback.selftest import batches, network
+
+
+@torch.no_grad()
+def stream(seed: int) -> list[Tensor]:
+    """h_0…h_L, each (128, 32), of a network whose blocks grow the stream about 200-fold each."""
+    _, hidden = network(gain=200.0, seed=seed)(batches(1, seed=seed + 1)[0][0], return_hidden=True)
+    return [h.double() for h in hidden]
+
+
+def growth(states: list[Tensor]) -> float:
+    """The largest factor between the mean norms of neighbouring sites."""
+    norms = [float(h.norm(dim=1).mean()) for h in states]
+    return max(b / a for a, b in pairwise(norms))
+
+
+def show(seed: int = 0) -> Shown:
+    """Growth of the stream as logged after normalising, and as it is."""
+    states = stream(seed)
+    return Shown(
+        "growth ρ",
+        growth([F.normalize(h, dim=1) for h in states]),
+        growth(states),
+        "every normalised state has norm 1, so the ratio of neighbours is 1 whatever the network does. Log raw norms; "
+        "normalise only what is drawn.",
+    )

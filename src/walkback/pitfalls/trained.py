@@ -1,0 +1,66 @@
+"""Small networks trained in a second or two, for the pitfalls that only a trained network shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from walkback.data import load
+from walkback.measure import Measurements
+from walkback.nets import build
+from walkback.rules import make
+from walkback.rules.rule import Parts, Rule, set_up
+from walkback.training.step import Step
+
+CLASSES, TRAIN, TEST = 8, 4096, 1024
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network, its rule with the feedback it was trained with, test batches, and its test accuracy."""
+
+    net: nn.Module
+    rule: Rule
+    batches: list[tuple[Tensor, Tensor]]
+    accuracy: float
+
+    def measure(self, rule: Rule | None = None) -> Measurements:
+        """The numbers of the protocol, with the network's own rule or another."""
+        from walkback.diagnose import measure
+
+        return measure(self.net, self.batches, credit=rule or self.rule)
+
+
+def train(
+    rule: str, scope: str = "all", epochs: int = 6, penalty: float = 0.0, lr: float = 4e-3, seed: int = 0
+) -> Trained:
+    """A ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128; trained once."""
+    return _train(rule, scope, epochs, penalty, lr, seed)
+
+
+@lru_cache(maxsize=16)
+def _train(rule: str, scope: str, epochs: int, penalty: float, lr: float, seed: int) -> Trained:
+    data = load("teacher")
+    x, y = data.train.x[:TRAIN], data.train.y[:TRAIN] * CLASSES // data.classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = build("resmlp", data.input_shape, CLASSES, width=64, depth=4)
+    generator = torch.Generator().manual_seed(seed + 1)
+    learner = make(rule)
+    set_up(learner, net, x[:2], CLASSES, generator)
+    frozen = scope == "frozen"
+    step = Step(Parts.of(net), learner, rule == "bp" and not frozen, frozen, penalty, reader=False)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=lr)
+    for _ in range(epochs):
+        for chosen in torch.randperm(TRAIN, generator=generator).split(128):
+            optimiser.zero_grad()
+            step(x[chosen], y[chosen])
+            optimiser.step()
+    net.eval()
+    x, y = data.test.x[:TEST], data.test.y[:TEST] * CLASSES // data.classes
+    with torch.no_grad():
+        accuracy = float((net(x).argmax(1) == y).double().mean())
+    return Trained(net, learner, list(zip(x.split(128), y.split(128))), accuracy)

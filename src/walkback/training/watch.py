@@ -1,0 +1,556 @@
+"""The measurements of `diagnose` while any loop trains: what is lost, when, and in which layer.
+
+A watch reads; it never takes part. It makes its own forward and backward pass, in eval mode, on its own batches and on
+the plain loss, so gradient accumulation, loss scaling, clipping and averaging of weights neither disturb it nor are
+disturbed: the model, its `.grad` and every random state are as they were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from tabulate import tabulate
+from torch import Tensor, nn
+
+from walkback.anatomy import Anatomy
+from walkback.checks import DiagnosticThresholds, accuracies
+from walkback.diagnose import measure, pairs
+from walkback.editions import Claim, decide
+from walkback.errors import FormatError, InputError, WalkbackError
+from walkback.judge import WATCH_SCHEMA, culprit, judge, measurements, plain, position, standing
+from walkback.measure import Measurements
+from walkback.progress import quietly, say
+from walkback.report import Report
+from walkback.trace import Credit, Loss
+from walkback.untouched import untouched
+
+T = TypeVar("T")
+Row = dict[str, Any]
+
+DEFAULT_OVERHEAD = 0.02
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
+_CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
+               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss")  # fmt: skip
+# Names of a row that numbers of the user's own can't have.
+_OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
+         "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Fired:
+    """The first time a check flagged: which, after how many epochs and steps, and the layer it points at.
+
+    >>> print(Fired("D1", 2, 300, 3, 71.25, "> 50"))
+    D1 fired at epoch 2, step 300, layer 3: 71.2 > 50
+    """
+
+    check: str
+    epoch: int
+    step: int
+    layer: int | None
+    value: float | None
+    flags_when: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        counted = [f"{name} {n}" for name, n in (("epoch", self.epoch), ("step", self.step)) if n]
+        where = [] if self.layer is None else [f"layer {self.layer}"]
+        what = self.reason or ("" if self.value is None else f"{self.value:.3g} {self.flags_when}")
+        return f"{self.check} fired at {', '.join([*(counted or ['the start']), *where])}: {what}"
+
+
+class History(Sequence[Row]):
+    """What a watch has measured, one dict per measurement; `str()` is a table.
+
+    >>> print(History([{"epoch": 1, "step": 0, "per_layer": {"h_norm": [9.0, 9.5]}, "values": {"growth": 1.06}}]))
+      epoch    ‖h_0‖    ‖h_L‖    growth
+          1        9      9.5      1.06
+    """
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._rows = list(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return History(self._rows[index]) if isinstance(index, slice) else self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __str__(self) -> str:
+        if not self._rows:
+            return "nothing measured yet"
+        heads = [head for head in _heads(self._rows[-1]) if any(_cell(row, head) for row in self._rows)]
+        cells = [[_cell(row, head) for head in heads] for row in self._rows]
+        return tabulate(cells, heads, tablefmt="plain", disable_numparse=True, colalign=["right"] * len(heads))
+
+    def __repr__(self) -> str:
+        return f"History of {len(self._rows)} measurements\n{self}"
+
+
+class Watch:
+    """Measures a network every so often while it trains, in any loop.
+
+    Args:
+        model: the network in training (inside DDP, `torch.compile` and the like it is found); for averaged weights
+            (EMA), the averaged copy.
+        eval_batches: (inputs, labels) pairs, at least 8 disjoint, shuffled batches of about 128; a list or a loader.
+            They are moved to the model's device.
+        every: "epoch", "5 epochs", a number of steps, or "auto": as often as `max_overhead` allows.
+        max_overhead: the share of wall time that measuring may take; a measurement that would exceed it is left for
+            later. 0.02 with "auto"; None (no limit) with a fixed cadence.
+        credit: trace -> one credit per site, or a rule: cosines are measured too.
+        edition: whose checks lose trust: "three-check" or "four-diagnostic".
+        thresholds: other limits than the published ones.
+        anatomy: parts to use instead of those `Anatomy.of` finds.
+        loss: (logits, labels) -> per-sample losses or their mean; cross-entropy by default.
+        log: a .jsonl file; every row is on disk before training goes on. A file that is there is continued.
+        live: print a row on standard error as soon as it is measured.
+        to: functions that take each row, such as those of `walkback.integrations`.
+        total_epochs: how long training is planned to be, so that `judge` can say what was left.
+        total_steps: the same in steps.
+        clock: seconds, for tests.
+
+    Call `step()` after every optimiser step and `epoch()` after every epoch (one of the two is enough), on every rank.
+    One batch is measured at once, so that a network that can't be read is an error before training, not after an epoch.
+
+    >>> import walkback as wb
+    >>> watch = Watch(wb.selftest.exploded(), wb.selftest.batches(8), every=10)
+    >>> for _ in range(20):
+    ...     _ = watch.step()
+    >>> [row["step"] for row in watch.history], watch.should_stop
+    ([10, 20], True)
+    >>> print(watch.fired[0])
+    D1 fired at step 10, layer 3: ... > 50
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eval_batches: Iterable[Any],
+        every: str | int = "epoch",
+        *,
+        max_overhead: float | None = None,
+        credit: Credit | None = None,
+        edition: str = "three-check",
+        thresholds: DiagnosticThresholds | None = None,
+        anatomy: Anatomy | Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        log: str | Path | None = None,
+        live: bool = False,
+        to: Sequence[Callable[[Row], object]] = (),
+        total_epochs: int | None = None,
+        total_steps: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._unit, self._n = cadence(every)
+        self.max_overhead = DEFAULT_OVERHEAD if max_overhead is None and self._unit == "auto" else max_overhead
+        limit = self.max_overhead
+        if limit is not None and (not isinstance(limit, Real) or not 0 < limit <= 1):
+            raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {max_overhead!r}.")
+        if not isinstance(model, nn.Module):
+            raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+        self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
+        self._how: dict[str, Any] = {"credit": credit, "anatomy": anatomy, "loss": loss}
+        self._device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        self._log, self._live, self._to = None if log is None else Path(log), live, tuple(to)
+        self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
+        self._clock, self._start = clock, clock()
+        self.steps = self.epochs = 0
+        self._calls, self._next = 0, 1  # of step(); with "auto" the budget is looked at again at call `_next`
+        self._numbers: dict[str, float | None] = {}
+        self._everyone = _sharded(model)
+        self._rows: list[Row] = []
+        self._flags: list[tuple[Fired, ...]] = []
+        with untouched(model):  # loaders, and loggers later on, draw from the random state
+            decide(Measurements(), Claim(), self.thresholds, edition)  # a wrong edition should not cost an epoch
+            # An iterator would be used up by the first measurement.
+            self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
+            self._spent, one, before = _together(self._begin, self._everyone)
+            for row in before:
+                self._add(row)
+        self._cost = one * _length(self._batches)  # of a measurement: guessed from one batch, then known
+        self._last = clock()  # the end of the last measurement
+        self._resumed = bool(before)
+
+    # -- while training ----------------------------------------------------------------------------------------
+
+    def step(self, number: int | None = None, **numbers: float) -> Row | None:
+        """Say that an optimiser step was taken. Measures if it is time for it, and then returns the row.
+
+        Args:
+            number: how many steps were taken in all; by default one more than before.
+            numbers: put into the next row: `acc` (a fraction), losses, learning rates.
+        """
+        before, self.steps = self.steps, _counted("steps", number, self.steps)
+        self._calls += 1
+        # Trainers with several optimisers take more than one step at a time, so multiples of n may be jumped over.
+        passed = self._unit == "step" and self.steps // self._n > before // self._n
+        return self._turn(passed or (self._unit == "auto" and self._calls >= self._next), numbers)
+
+    def epoch(self, number: int | None = None, **numbers: float) -> Row | None:
+        """Say that an epoch has ended. Measures if it is time for it, and then returns the row.
+
+        Args:
+            number: how many epochs were done in all; by default one more than before.
+            numbers: as in `step`.
+        """
+        before, self.epochs = self.epochs, _counted("epochs", number, self.epochs)
+        due = self._unit == "auto" or (self._unit == "epoch" and self.epochs // self._n > before // self._n)
+        return self._turn(due, numbers)
+
+    def measure(self, **numbers: float) -> Row:
+        """Measure now, whatever the cadence and its budget say."""
+        self._note(numbers)
+        return self._measure_now()
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the last measurement lost trust: the edition walks the claim back on what can be told now.
+
+        Depth utility (D3, d) is not among it: an early accuracy against a control's last one says nothing.
+        """
+        return bool(self._rows) and self._rows[-1]["walked_back"]
+
+    @property
+    def fired(self) -> tuple[Fired, ...]:
+        """The first time of every check that flagged, the earliest first; empty as long as none has."""
+        first: dict[str, Fired] = {}
+        for flags in self._flags:
+            for flag in flags:
+                first.setdefault(flag.check, flag)
+        return tuple(first.values())
+
+    @property
+    def history(self) -> History:
+        """All rows, in the shape `judge` reads; `str()` of it is a table."""
+        return History(self._rows)
+
+    @property
+    def overhead(self) -> float:
+        """The share of wall time that measuring has taken since the watch was made."""
+        elapsed = self._clock() - self._start
+        return self._spent / elapsed if elapsed > 0 else 0.0
+
+    def report(self, **claim: Any) -> Report:
+        """What `judge` says of the history: the last measurement, and when each check first fired.
+
+        Args:
+            claim: arguments of `judge`: headline_acc, frozen_baseline_acc, bp_acc, method_name, notes.
+        """
+        if not self._rows:
+            raise InputError("Expected at least one measurement, but nothing was measured yet. Call measure() first.")
+        return judge(self._rows, self.edition, self.thresholds, **claim)
+
+    def __str__(self) -> str:
+        fired = [str(f) for f in self.fired] or ["no check has fired"]
+        return "\n".join([str(self.history), *fired, f"measuring took {self.overhead:.1%} of the time"])
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _turn(self, due: bool, numbers: Mapping[str, float]) -> Row | None:
+        self._note(numbers)
+        if due and self.max_overhead is not None:
+            due, self._next = _together(self._afford)
+        return self._measure_now() if due else None
+
+    def _note(self, numbers: Mapping[str, Any]) -> None:
+        for name, value in numbers.items():
+            number = value.item() if hasattr(value, "item") else value
+            if name in _OURS or isinstance(number, bool) or not isinstance(number, Real):
+                raise InputError(
+                    f"Expected numbers under names of your own, but got {name}={value!r:.60}. Not among the names: "
+                    f"{', '.join(_OURS)}."
+                )
+            self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
+
+    def _afford(self) -> tuple[bool, int]:
+        """(whether a measurement fits into the budget now, the call of step() at which to look again)."""
+        assert self.max_overhead is not None
+        now, share = self._clock(), self.max_overhead
+        elapsed = now - self._start
+        # It must fit into the time that will have passed when it is done, in all and since the last one: what was
+        # saved so far is not spent on many measurements in a row.
+        in_all, since = (self._spent + self._cost) / share - elapsed, self._cost / share - (now - self._last)
+        wait = max(in_all, since) - self._cost
+        if wait <= 0:
+            return True, self._calls + 1
+        each = (elapsed - self._spent) / self._calls if self._calls else 0.0
+        guess = math.ceil(wait / each) if each > 0 else 1
+        return False, self._calls + max(1, min(guess, self._calls))  # not far ahead on the pace of the first steps
+
+    def _measure_now(self) -> Row:
+        with untouched(self.model):  # also what loggers draw
+            return self._record()
+
+    def _record(self) -> Row:
+        began = self._now()
+        try:
+            row = _together(self._measured, self._everyone)
+        finally:
+            self._spent += self._now() - began
+        began = self._clock()
+        self._numbers = {}
+        if self._resumed and self._rows:  # measured again from an earlier point: what came after it does not stand
+            kept = sum(position(old) < position(row) for old in self._rows)
+            self._rows, self._flags, self._resumed = self._rows[:kept], self._flags[:kept], False
+        self._cost, self._last = row["seconds"], self._clock()
+        self._add(row)
+        if not _distributed() or dist.get_rank() == 0:
+            self._publish(row)
+        self._spent += self._clock() - began
+        return row
+
+    def _measured(self) -> Row:
+        began = self._now()
+        with quietly():
+            m = measure(self.model, self._moved(), **self._how)
+        now = self._now()
+        verdict = decide(m, Claim(), self.thresholds, self.edition)
+        checks = [f for f in verdict.findings[:-1] if f.title != "direction stability"]
+        elapsed = now - self._start
+        return plain(
+            {
+                "schema": WATCH_SCHEMA,
+                "epoch": self.epochs,
+                "step": self.steps,
+                **{name: total for name, total in self._totals.items() if total is not None},
+                **self._numbers,
+                "flagged": {f.check: f.flagged for f in checks},
+                "walked_back": bool(verdict.failed),
+                "per_layer": {name: getattr(m, name) or None for name in _LISTS},
+                "values": {name: getattr(m, name) for name in _VALUES},
+                "aggregates": m.aggregates,
+                "reasons": {k: v for k, v in m.reasons.items() if not getattr(m, k, None)},
+                "advisories": [*m.nonfinite, *m.notes],
+                "conditions": {name: m.conditions[name] for name in _CONDITIONS},
+                "seconds": now - began,
+                "elapsed": elapsed,
+                "overhead": (self._spent + now - began) / elapsed if elapsed > 0 else 0.0,
+            }
+        )
+
+    def _add(self, row: Row) -> None:
+        m = measurements(row)
+        findings = decide(m, Claim(), self.thresholds, self.edition).findings[:-1]
+        self._rows.append(row)
+        self._flags.append(
+            tuple(
+                Fired(f.check, row["epoch"], row["step"], culprit(f, m), f.value, f.flags_when, f.reason)
+                for f in findings
+                if f.flagged and f.title != "direction stability"
+            )
+        )
+
+    def _publish(self, row: Row) -> None:
+        if self._log is not None:
+            append(self._log, row)
+        if self._live:
+            heads = _heads(row)
+            widths = {head: max(len(head), 9) for head in heads}
+            if (len(self._rows) - 1) % 20 == 0:
+                say("  ".join(head.rjust(widths[head]) for head in heads))
+            line = "  ".join(_cell(row, head).rjust(widths[head]) for head in heads)
+            say(line, alarm=any(row["flagged"].values()))
+        for log in self._to:
+            log(row)
+
+    def _moved(self) -> Iterator[Any]:
+        """The batches, on the model's device."""
+        for x, y in pairs(self._batches):
+            yield _on(x, self._device), _on(y, self._device)
+
+    def _now(self) -> float:
+        """The time when everything that was asked of the device is done."""
+        if self._device.type not in ("cpu", "meta"):
+            getattr(torch, self._device.type).synchronize()
+        return self._clock()
+
+    def _begin(self) -> tuple[float, float, list[Row]]:
+        """(seconds spent on measuring one batch twice, seconds of the second time, the rows a log already holds)."""
+        rows = [] if self._log is None else reopen(self._log)
+        times = [self._now()]
+        for _ in range(2):  # the first time is slow: it loads code
+            first = next(iter(self._moved()), None)
+            with quietly():
+                measure(self.model, [] if first is None else [first], **self._how)
+            times.append(self._now())
+        return times[2] - times[0], times[2] - times[1], rows
+
+
+# -- cadence ---------------------------------------------------------------------------------------------------
+
+
+def cadence(every: str | int) -> tuple[str, int]:
+    """("epoch" or "step", how many) or ("auto", 1).
+
+    >>> cadence("epoch"), cadence("5 epochs"), cadence(100), cadence("auto")
+    (('epoch', 1), ('epoch', 5), ('step', 100), ('auto', 1))
+    """
+    if isinstance(every, int) and not isinstance(every, bool) and every > 0:
+        return "step", every
+    if every == "auto":
+        return "auto", 1
+    said = re.fullmatch(r"(?:([1-9]\d*) )?(epoch|step)s?", every) if isinstance(every, str) else None
+    if said is None:
+        raise InputError(f'Expected every to be "epoch", "5 epochs", a number of steps, or "auto", but got {every!r}.')
+    return said[2], int(said[1] or 1)
+
+
+def _length(batches: Iterable[Any]) -> int:
+    try:
+        return max(1, len(batches))  # type: ignore[arg-type]
+    except TypeError:
+        return 8  # the least that is asked for
+
+
+def _counted(name: str, number: int | None, before: int) -> int:
+    if number is None:
+        return before + 1
+    if isinstance(number, bool) or not isinstance(number, int) or number < before:
+        raise InputError(f"Expected the number of {name} as a whole number from {before} on, but got {number!r}.")
+    return number
+
+
+# -- many processes ---------------------------------------------------------------------------------------------
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _sharded(model: nn.Module) -> bool:
+    """Whether every rank must take part in a forward pass, because each holds a part of the weights."""
+    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
+    return wrapped or any(type(p.data).__name__ == "DTensor" for p in model.parameters())
+
+
+def _together(work: Callable[[], T], everyone: bool = False) -> T:
+    """Do `work` on rank 0 (`everyone`: on all), and give its result, or its error, to every rank."""
+    if not _distributed():
+        return work()
+    first, box, mine = dist.get_rank() == 0, [None, None], None
+    if first or everyone:
+        try:
+            box = [work(), None]
+        except Exception as error:
+            mine, box = error, [None, f"{type(error).__name__}: {error}"]
+    dist.broadcast_object_list(box, src=0)
+    result, error = box
+    if mine is not None:
+        raise mine
+    if error is not None:
+        raise WalkbackError(f"Expected rank 0 to measure, but there: {error}")
+    return result  # type: ignore[return-value]
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {k: _on(v, device) for k, v in value.items()}
+    return type(value)(_on(v, device) for v in value) if type(value) in (tuple, list) else value
+
+
+# -- on disk ----------------------------------------------------------------------------------------------------
+
+
+def append(path: Path, row: Row) -> None:
+    """Put a row at the end of a .jsonl file, on disk before this returns."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise FormatError(f"Expected to append to {path}, but: {error}.") from None
+
+
+def reopen(path: Path) -> list[Row]:
+    """The rows of a history that is there; half a line at its end, left by a crash, is cut off."""
+    if path.suffix.lower() != ".jsonl":
+        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {str(path)!r}.")
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise FormatError(f"Expected {path} to be a history to go on with, but: {error}.") from None
+    whole = data[: data.rfind(b"\n") + 1]
+    try:
+        rows = [json.loads(line) for line in whole.splitlines()]
+    except ValueError as error:
+        raise FormatError(f"Expected {path} to be a history to go on with, but: {error}.") from None
+    if not all(isinstance(row, dict) and row.get("schema") == WATCH_SCHEMA for row in rows):
+        raise FormatError(
+            f"Expected {path} to be a history to go on with, rows of {WATCH_SCHEMA}, but it holds something else. "
+            "Give log another name."
+        )
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return [dict(row) for row, _ in standing([(row, "") for row in rows])]
+
+
+# -- tables and scalars -----------------------------------------------------------------------------------------
+
+_PATHS: dict[str, tuple[str, str, int | None]] = {
+    "‖h_0‖": ("per_layer", "h_norm", 0),
+    "‖h_L‖": ("per_layer", "h_norm", -1),
+    "growth": ("values", "growth", None),
+    "‖g_L‖": ("per_layer", "g_norm", -1),
+    "Γ": ("values", "gamma", None),
+    "deep cos": ("values", "deep_cosine", None),
+}
+
+
+def _heads(row: Row) -> list[str]:
+    cosines = ("Γ", "deep cos") if (row["per_layer"].get("cosine") or None) else ()
+    norms = [head for head in _PATHS if head not in ("Γ", "deep cos") or head in cosines]
+    own = [name for name in row if name not in _OURS]
+    return [*(name for name in ("epoch", "step") if row[name]), *own, *norms, "flagged"]
+
+
+def _cell(row: Row, head: str) -> str:
+    if head == "flagged":
+        return " ".join(check for check, flagged in row.get("flagged", {}).items() if flagged)
+    if head in _PATHS:
+        part, name, index = _PATHS[head]
+        value = row[part].get(name)
+        value = value[index] if value and index is not None else value
+    else:
+        value = row.get(head)
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return str(value)
+    return f"{value:+.3f}" if head in ("Γ", "deep cos") else f"{value:.4g}"
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """A row as flat names and numbers, for loggers: walkback/growth, walkback/g_norm/4, walkback/flagged/D1, …
+
+    >>> scalars({"per_layer": {"h_norm": [1.0, 2.0]}, "values": {"growth": 2.0}, "flagged": {"D1": False}})
+    {'walkback/growth': 2.0, 'walkback/h_norm/0': 1.0, 'walkback/h_norm/1': 2.0, 'walkback/flagged/D1': 0.0}
+    """
+    found = {f"walkback/{name}": value for name, value in row["values"].items()}
+    for name, values in row["per_layer"].items():
+        found |= {f"walkback/{name}/{site}": value for site, value in enumerate(values or ())}
+    found |= {f"walkback/flagged/{check}": flagged for check, flagged in row["flagged"].items()}
+    return {name: float(value) for name, value in found.items() if value is not None}
+
+
+def where(row: Row) -> int:
+    """The place of a row on a logger's axis: steps done, or epochs where steps are not counted."""
+    return row["step"] or row["epoch"]

@@ -1,0 +1,203 @@
+"""The zoo's answers are true, the scores count right, and the command writes thresholds that others read."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import beta
+
+import walkback as wb
+from made_runs import EXPLODED, write_run
+from made_store import edit
+from walkback import cli
+from walkback.audit.records import read_records
+from walkback.calibration import Case, Strength, specimen, zoo
+from walkback.calibration.score import refit, run_cases, scores
+from walkback.calibration.zoo import Rescaled, _task, _trained
+from walkback.training.control import control_spec
+
+HEALTHY = Strength(alignment=0.7)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# -- the networks are what they say ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["resmlp", "student", "vit-mini"])
+def test_a_rescaled_network_is_the_same_function_with_other_states(kind):
+    base, (x, y) = _trained(kind, 0), (part[:64] for part in _task()["probe"])
+    scales = [1.0, 4.0, 4.0, 2.0**20]
+    net = Rescaled(base, scales).double()
+    plain, hidden = base(x, return_hidden=True)
+    logits, states = net(x, return_hidden=True)
+    torch.testing.assert_close(logits, plain, rtol=1e-9, atol=1e-9)
+    for h, s, scale in zip(hidden, states, scales):
+        torch.testing.assert_close(s, scale * h, rtol=1e-9, atol=1e-9 * scale)
+    g = torch.autograd.grad(F.cross_entropy(plain, y), hidden)
+    gs = torch.autograd.grad(F.cross_entropy(logits, y), states)
+    for a, b, scale in zip(g, gs, scales):
+        torch.testing.assert_close(b * scale, a, rtol=1e-7, atol=1e-12)
+
+
+def test_the_credit_has_the_cosine_it_was_given():
+    one = specimen("resmlp", "float64", Strength(alignment=0.3))
+    assert wb.measure(one.net, one.batches, credit=one.credit).cosine == pytest.approx([0.3] * 4, abs=1e-9)
+
+
+def test_a_healthy_specimen_is_usable_and_used():
+    one = specimen("resmlp", "float32", HEALTHY)
+    assert (one.unusable, one.unused) == (False, False)
+    assert one.gain > 10
+    assert wb.diagnose(one.net, one.batches, one.headline_acc, one.frozen_acc).verdict == "trustworthy"
+
+
+def test_random_blocks_are_unused_and_loud_ones_do_harm():
+    assert abs(specimen("resmlp", "float32", Strength(mix=1.0)).gain) < 5
+    loud = specimen("student", "float32", Strength(mix=1.6))
+    assert loud.unused
+    assert loud.gain < 0
+
+
+def test_a_reference_far_under_the_clamp_is_unusable_and_said_so_by_torch_itself():
+    one = specimen("student", "float32", Strength(alignment=0.8, growth=900.0, shrink=1e7))
+    assert one.unusable
+    assert one.off == pytest.approx(0.8, abs=0.01)  # what is reported is zero
+    assert not specimen("student", "float32", Strength(mix=0.5, alignment=0.8, growth=30.0)).unusable
+
+
+def test_half_precision_reports_no_number_where_a_gradient_underflows():
+    one = specimen("resmlp", "float16", Strength(mix=0.1, alignment=0.7))  # a refitted, confident head
+    assert one.off == float("inf")
+    assert one.unusable
+
+
+def test_a_biased_head_drifts():
+    assert specimen("student", "float32", Strength(drift=8.0)).drifts
+    assert not specimen("student", "float32", HEALTHY).drifts
+
+
+def test_strengths_are_graded_and_seeded():
+    names = [one.name for one in zoo(4, seed=3, nets=["student"], dtypes=["float32"])]
+    assert names == [one.name for one in zoo(4, seed=3, nets=["student"], dtypes=["float32"])]
+    assert len(set(names)) == 4
+
+
+def test_unknown_families_are_refused():
+    with pytest.raises(wb.InputError, match=r"Expected nets among resmlp, student, vit-mini, but got mlp"):
+        next(zoo(1, nets=["mlp"]))
+    with pytest.raises(wb.InputError, match=r"Expected dtypes among .*, but got int8"):
+        next(zoo(1, dtypes=["int8"]))
+
+
+# -- scores against independent arithmetic -------------------------------------------------------------------------
+
+
+def made(values: list[tuple[bool, float]], limit: float) -> list[Case]:
+    return [Case(str(i), {"depth": t}, {"depth": {"D3": v < limit}}, {"D3": v}) for i, (t, v) in enumerate(values)]
+
+
+def test_counts_intervals_and_area():
+    rng = np.random.default_rng(0)
+    values = [(True, float(v)) for v in rng.normal(0, 2, 40)] + [(False, float(v)) for v in rng.normal(4, 2, 60)]
+    (score,) = scores(made(values, 2.0))
+    hits = sum(t and v < 2 for t, v in values)
+    alarms = sum(not t and v < 2 for t, v in values)
+    assert (score.hits, score.misses, score.alarms, score.passes) == (hits, 40 - hits, alarms, 60 - alarms)
+    low, high = beta.ppf(0.025, hits, 41 - hits), beta.ppf(0.975, hits + 1, 40 - hits)
+    assert score.sensitivity == pytest.approx((hits / 40, low, high))
+    pairs = [(a < b) + 0.5 * (a == b) for t, a in values if t for u, b in values if not u]
+    assert score.area is not None
+    assert score.area[0] == pytest.approx(np.mean(pairs))
+    assert score.area[1] < score.area[0] < score.area[2]
+    assert score.free is None
+
+
+def test_a_gap_gives_the_range_without_error_and_a_threshold_inside_it():
+    (score,) = scores(made([(True, -3.0), (True, 1.0), (False, 5.0), (False, 9.0)], 2.0))
+    assert (score.free, score.best) == ((1.0, 5.0), (3.0, 0))
+    assert refit([score]).frozen_acc_margin_pp == 3.0
+    assert refit([score]).g_norm_floor == 1e-7  # not fitted: as published
+
+
+def test_the_best_threshold_has_the_fewest_errors_of_all():
+    rng = np.random.default_rng(1)
+    values = [(bool(rng.random() < 0.5), float(v)) for v in rng.normal(0, 3, 50)]
+    (score,) = scores(made(values, 2.0))
+    assert score.best is not None
+    brute = min(sum((v < cut) != t for t, v in values) for cut in np.linspace(-12, 12, 4001))
+    assert score.best[1] == brute
+    assert sum((v < score.best[0]) != t for t, v in values) == brute
+
+
+def test_undecided_cases_count_in_neither_rate():
+    cases = [Case("a", {"depth": True}, {"depth": {"D3": None}}), Case("b", {"depth": True}, {"depth": {"D3": True}})]
+    (score,) = scores(cases)
+    assert (score.hits, score.misses, score.undecided) == (1, 0, 1)
+    assert score.specificity is None
+    assert score.area is None
+
+
+def test_what_is_not_known_is_left_out():
+    assert scores([Case("a", {"depth": None}, {"depth": {"D3": True}})]) == []
+
+
+# -- the command ---------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_and_writes_thresholds_that_diagnose_reads(tmp_path, capsys):
+    file = tmp_path / "limits.json"
+    small = ["--count", "6", "--nets", "student", "--dtypes", "float32"]
+    assert cli.run(["calibrate", *small, "--refit", str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "6 generated networks" in said
+    assert "three-check" in said
+    assert set(json.loads(file.read_text())) == set(vars(wb.DiagnosticThresholds()))
+    assert wb.DiagnosticThresholds.load(file).g_norm_floor > 0
+    assert cli.run(["calibrate", *small, "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table["schema"] == "walkback.calibration/1"
+    assert len(table["cases"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--count", "0"], "Expected count to be at least 1"),
+        (["--nets", "mlp"], "Expected nets among"),
+        (["--count", "1", "--results", "nowhere"], "Expected a folder with runs"),
+    ],
+)
+def test_a_wrong_call_says_what_was_expected(words, text, capsys):
+    assert cli.run(["calibrate", *words]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_finished_runs_are_cases(tmp_path):
+    """The reference by what the clamp did to the cosine, depth by what re-randomising was found to cost."""
+    bp, dfa = (wb.RunSpec(rule=rule, epochs=2, seed=0) for rule in ("bp", "dfa"))
+    clamped = write_run(tmp_path, bp, 0.5)
+    edit(clamped, per_layer={"cosine_clamped": [1.0, 1.0, 0.9, 1.0, 1.0]})
+    write_run(tmp_path, control_spec(bp), 0.3)
+    write_run(tmp_path, dfa, 0.35, **EXPLODED)
+    write_run(tmp_path, control_spec(dfa), 0.36)
+    outcomes = tmp_path / "outcomes.json"
+    outcomes.write_text(json.dumps({"runs": {dfa.name: {"gain_pp": -1.0}}}))
+    found = {case.name: case for case in run_cases(read_records(tmp_path), outcomes)}
+    assert set(found) == {bp.name, dfa.name}  # controls are not claims
+    assert found[bp.name].truth == {"reference": True, "depth": None, "claim": True}
+    assert found[dfa.name].truth == {"reference": False, "depth": True, "claim": True}
+    assert found[bp.name].said["claim"]["three-check"] is False
+    assert found[dfa.name].said["depth"]["D3"] is True
+    (depth,) = (s for s in scores(list(found.values())) if (s.question, s.check) == ("depth", "D3"))
+    assert (depth.hits, depth.misses, depth.passes, depth.alarms) == (1, 0, 0, 0)

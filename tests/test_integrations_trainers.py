@@ -1,0 +1,281 @@
+"""A watch as a callback of Lightning (both names of it) and of the Hugging Face Trainer, on tiny networks."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import walkback as wb
+from test_watch import BATCHES, Net, fresh, same
+from walkback.integrations import lightning_callback, trainer_callback
+
+SAMPLES = [
+    (x, y)
+    for xs, ys in wb.selftest.batches(4, size=16, seed=5)
+    for x, y in zip(xs, ys)
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated"),
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.* argument is set as true but no accelerator is found"),
+]
+
+
+def explode(net: nn.Module) -> None:
+    with torch.no_grad():
+        for p in list(net.blocks[1].children())[-1].parameters():  # type: ignore[union-attr, index]
+            p.mul_(1e9)
+
+
+# -- Lightning -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def lightning(request, monkeypatch):
+    """The one namespace, as if the other had never been imported."""
+    module = pytest.importorskip(request.param)
+    other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning.pytorch"}[request.param]
+    monkeypatch.delitem(sys.modules, other, raising=False)
+    return module
+
+
+def module_of(L, explode_at: int | None = None):
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = fresh()
+
+        def training_step(self, batch, index):
+            x, y = batch
+            if explode_at is not None and self.trainer.global_step == explode_at:
+                explode(self.net)
+            logits = self.net(x)
+            self.log("train_acc", (logits.argmax(1) == y).float().mean())
+            return nn.functional.cross_entropy(logits, y)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    return Module()
+
+
+class Kept:
+    """A logger's ear."""
+
+    def __init__(self, logger_class):
+        class Logger(logger_class):
+            name, version, seen = "kept", "0", []
+
+            def log_metrics(self, metrics, step=None):
+                if any(key.startswith("walkback/") for key in metrics):
+                    self.seen.append((step, metrics))
+
+            def log_hyperparams(self, *args, **kwargs):
+                pass
+
+        self.logger = Logger()
+
+
+def fit(L, module, callbacks, **options):
+    loader = torch.utils.data.DataLoader(SAMPLES, batch_size=16, shuffle=True)
+    trainer = L.Trainer(
+        callbacks=callbacks,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"max_epochs": 2, "logger": False, **options},
+    )
+    trainer.fit(module, loader)
+    return trainer, [*(t.clone() for t in module.state_dict().values()), torch.get_rng_state()]
+
+
+class Broken:
+    """A credit that raises in the middle of the second measurement."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, trace):
+        self.calls += 1
+        if self.calls > 6:
+            torch.randn(3)
+            raise RuntimeError("in the middle")
+        return trace.grads
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}], ids=["plain", "more"]
+)
+def test_lightning_is_bit_identical_with_and_without(lightning, options):
+    _, without = fit(lightning, module_of(lightning), [], **options)
+    callback = lightning_callback(BATCHES, every=1, network="net")
+    trainer, watched = fit(lightning, module_of(lightning), [callback], **options)
+    assert same(without, watched)
+    steps = trainer.global_step
+    assert [row["step"] for row in callback.watch.history] == list(range(1, steps + 1))
+    assert steps == (4 if options else 8), "steps are those of the optimiser"
+    assert callback.watch.history[-1]["total_steps"] == steps
+    assert callback.watch.fired == ()
+
+
+def test_lightning_stops_when_trust_is_lost(lightning):
+    ear = Kept(sys.modules[f"{lightning.__name__}.loggers"].Logger).logger
+    callback = lightning_callback(BATCHES, network="net", accuracy="train_acc", stop=True)
+    trainer, _ = fit(lightning, module_of(lightning, explode_at=9), [callback], max_epochs=20, logger=ear)
+    assert trainer.current_epoch == 3
+    assert [row["epoch"] for row in callback.watch.history] == [1, 2, 3]
+    assert [(f.check, f.epoch, f.step, f.layer) for f in callback.watch.fired] == [("D1", 3, 12, 2), ("D2", 3, 12, 3)]
+    assert 0 <= callback.watch.history[-1]["acc"] <= 1
+    assert [step for step, _ in ear.seen] == [4, 8, 12]
+    assert [metrics["walkback/flagged/D1"] for _, metrics in ear.seen] == [0, 0, 1]
+    report = callback.watch.report(frozen_baseline_acc=0.5)
+    assert "trust lost at epoch 3: 17 of 20 epochs were left, 85% of the compute" in str(report)
+
+
+def test_lightning_after_a_measurement_that_raised(lightning):
+    _, without = fit(lightning, module_of(lightning), [], max_epochs=1)
+    module = module_of(lightning)
+    with pytest.raises(RuntimeError, match="in the middle"):
+        fit(lightning, module, [lightning_callback(BATCHES, every=2, network="net", credit=Broken())])
+    assert same([*module.state_dict().values(), torch.get_rng_state()], without)
+    assert all(m.training for m in module.modules())
+
+
+def test_lightning_wrong_names(lightning):
+    with pytest.raises(wb.AnatomyError, match="dotted path of a module inside Module, which holds net, but got 'nett'"):
+        fit(lightning, module_of(lightning), [lightning_callback(BATCHES, network="nett")])
+    with pytest.raises(wb.InputError, match="Expected accuracy to name a logged metric, but 'val_acc' is not among"):
+        fit(lightning, module_of(lightning), [lightning_callback(BATCHES, network="net", accuracy="val_acc")])
+
+
+# -- Hugging Face --------------------------------------------------------------------------------------------------
+
+
+class ForTrainer(nn.Module):
+    """What the Trainer wants of a model: named inputs, a loss and logits."""
+
+    def __init__(self, explode_after: int | None = None) -> None:
+        super().__init__()
+        self.net = Net()
+        self.seen, self.explode_after = 0, explode_after
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        if self.training:
+            self.seen += 1
+            if self.seen == self.explode_after:
+                explode(self.net)
+        logits = self.net(x)
+        loss = {} if labels is None else {"loss": nn.functional.cross_entropy(logits, labels)}
+        return {**loss, "logits": logits}
+
+
+def hf_train(tmp_path, callbacks, explode_after=None, raises=False, **options):
+    transformers = pytest.importorskip("transformers")
+    fresh()
+    model = ForTrainer(explode_after)
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=16,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        learning_rate=1e-2,
+        seed=1,
+        **{"num_train_epochs": 2, **options},
+    )
+    trainer = transformers.Trainer(
+        model, args, train_dataset=[{"x": x, "labels": y} for x, y in SAMPLES], callbacks=callbacks
+    )
+    if raises:
+        with pytest.raises(RuntimeError, match="in the middle"):
+            trainer.train()
+    else:
+        trainer.train()
+    draws = torch.get_rng_state(), torch.tensor(np.random.get_state()[1].astype(np.int64))
+    return trainer, [*(t.clone() for t in model.state_dict().values()), *draws]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}], ids=["plain", "more"]
+)
+def test_the_trainer_is_bit_identical_with_and_without(tmp_path, options):
+    _, without = hf_train(tmp_path, [], **options)
+    callback = trainer_callback(BATCHES, every=1, network="net")
+    trainer, watched = hf_train(tmp_path, [callback], **options)
+    assert same(without, watched)
+    steps = 4 if options else 8
+    assert trainer.state.global_step == steps
+    assert [row["step"] for row in callback.watch.history] == list(range(1, steps + 1))
+    assert callback.watch.history[-1]["total_steps"] == steps
+
+
+def test_the_trainer_stops_when_trust_is_lost(tmp_path):
+    log = tmp_path / "history.jsonl"
+    callback = trainer_callback(BATCHES, network="net", stop=True, log=log)
+    trainer, _ = hf_train(tmp_path, [callback], explode_after=10, num_train_epochs=20)
+    assert trainer.state.global_step == 12
+    assert [(f.check, f.epoch, f.step, f.layer) for f in callback.watch.fired] == [("D1", 3, 12, 2), ("D2", 3, 12, 3)]
+    assert "17 of 20 epochs were left" in str(wb.judge(log))
+
+
+def test_the_trainer_after_a_measurement_that_raised(tmp_path):
+    _, without = hf_train(tmp_path, [], num_train_epochs=1, lr_scheduler_type="constant")
+    callback = trainer_callback(BATCHES, every=2, network="net", credit=Broken())
+    trainer, watched = hf_train(tmp_path, [callback], raises=True, lr_scheduler_type="constant")
+    assert trainer.state.global_step == 4
+    assert same(without, watched)
+
+
+def test_a_hugging_face_model_is_watched_as_it_is(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        num_labels=10,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(64, 3, 8, 8, generator=generator)
+    labels = torch.arange(64) % 10
+    blocks = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len)
+    anatomy = {"blocks": tuple(blocks), "readout": (model.classifier,), "branch": False}
+    callback = trainer_callback([(images, labels)], every=1, anatomy=anatomy)
+    args = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=32, report_to=[], save_strategy="no",
+        logging_strategy="no", disable_tqdm=True, use_cpu=True, max_steps=2,
+    )  # fmt: skip
+    data = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels)]
+    transformers.Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
+    assert [len(row["per_layer"]["g_norm"]) for row in callback.watch.history] == [3, 3]
+
+
+# -- not installed -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "extra"),
+    [
+        (lightning_callback, ["lightning", "pytorch_lightning", "lightning.pytorch"], "lightning"),
+        (trainer_callback, ["transformers"], "hf"),
+    ],
+)
+def test_a_library_that_is_not_there_is_named_with_its_extra(make, names, extra, monkeypatch):
+    import walkback.integrations.lightning as ours
+
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setattr(ours, "_NAMESPACES", ("lightning",))
+    with pytest.raises(
+        wb.InputError, match=rf"Expected {names[0]} to be installed, .*pip install 'walkback\[{extra}\]'"
+    ):
+        make(BATCHES)
