@@ -124,7 +124,7 @@ def test_outside_of_its_with_block_a_tracer_says_so():
         with pytest.raises(wb.InputError, match=words.format("trace")):
             tracer.trace(x, y)
         with pytest.raises(wb.InputError, match=words.format("replay")):
-            tracer.replay(x, y, 0, torch.zeros_like(net.stream(x)[0]), None)
+            tracer.replay(x, y, {0: torch.zeros_like(net.stream(x)[0])}, None)
         with tracer:
             assert tracer.trace(x, y).index in (0, 1)
     with pytest.raises(ZeroDivisionError), tracer:

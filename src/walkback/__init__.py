@@ -38,6 +38,7 @@ _HOMES = {
     "lint": "walkback.lint",
     "measure": "walkback.diagnose",
     "nets": "walkback.nets",
+    "recorded": "walkback.recorded",
     "pitfalls": "walkback.pitfalls",
     "rules": "walkback.rules",
     "train": "walkback.training.loop",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from walkback.measure import Measurements as Measurements
     from walkback.probes import Nudging as Nudging
     from walkback.probes import Perturbation as Perturbation
+    from walkback.recorded import recorded as recorded
     from walkback.report import Report as Report
     from walkback.trace import Trace as Trace
     from walkback.trace import Tracer as Tracer

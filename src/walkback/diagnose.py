@@ -11,6 +11,7 @@ from torch import nn
 
 from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
+from walkback.backward import BackwardCheck, check_backward
 from walkback.batch import pairs
 from walkback.checks import Accuracy, DiagnosticThresholds
 from walkback.editions import Claim, decide, is_concentrated
@@ -19,6 +20,7 @@ from walkback.measure import Measurements, Meter, deep_sites, mean
 from walkback.options import whole_numbers
 from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
+from walkback.recorded import Recorded
 from walkback.report import Report
 from walkback.trace import Credit, Loss, Trace, Tracer
 
@@ -38,6 +40,7 @@ def diagnose(
     probes: Sequence[str | Probe] = (),
     bp_acc: Accuracy = None,
     chunk: int | None = None,
+    reference: nn.Module | str | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -59,6 +62,9 @@ def diagnose(
         bp_acc: BP's accuracy on the same task; where it does not beat frozen blocks, D3 is not tested.
         chunk: run each batch in parts of at most this many samples, for long sequences and large batches: the same
             numbers, since each belongs to one sample, with the memory of one part.
+        reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
+            backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
+            names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
@@ -68,7 +74,16 @@ def diagnose(
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
-    measurements = measure(model, eval_batches, credit=credit, anatomy=anatomy, loss=loss, probes=probes, chunk=chunk)
+    measurements = measure(
+        model,
+        eval_batches,
+        credit=credit,
+        anatomy=anatomy,
+        loss=loss,
+        probes=probes,
+        chunk=chunk,
+        reference=reference,
+    )
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
 
@@ -81,6 +96,7 @@ def measure(
     loss: Loss | None = None,
     probes: Sequence[str | Probe] = (),
     chunk: int | None = None,
+    reference: nn.Module | str | None = None,
 ) -> Measurements:
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
 
@@ -92,11 +108,18 @@ def measure(
     asked = wanted(probes)
     if chunk is not None:
         whole_numbers(chunk=chunk)
+    recorded = isinstance(credit, Recorded)
+    if recorded and reference is None:
+        reference = "derived"
     meter, witness = Meter(), Witness(custom_loss=loss is not None)
-    with Tracer(model, anatomy, loss) as tracer:
+    checks: list[BackwardCheck] = []
+    with Tracer(model, anatomy, loss, reference) as tracer:
+        if isinstance(credit, Recorded):
+            credit = credit.bound(tracer.anatomy, tracer.losses)
         probing = Probing(asked, tracer)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
-            meter.add(_seen(tracer.parts(x, y, credit, chunk), probing, witness))
+            parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
+            meter.add(_seen(parts, probing, witness))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
@@ -105,6 +128,7 @@ def measure(
         found = probing.result()
         m = meter.result()
         odd = witness.notes(tracer, anatomy, m.conditions["distinct_samples"])
+    backward = checks[0]
     conditions = {
         **m.conditions,
         "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
@@ -113,13 +137,71 @@ def measure(
         "tokens_read": tracer.read_tokens,
         "chunk": chunk,
         "loss": tracer.loss_name,
+        "reference": _REFERENCES[tracer.reference],
+        "backward_error": backward.error,
         "probe_accuracy": witness.accuracy,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
     }
     reasons = {**m.reasons, **found.pop("reasons", {})}
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=(*tracer.notes, *m.notes, *odd))
+    if backward.error is None:
+        reasons["backward_error"] = backward.why
+    altered = () if backward.agrees is not False else (_altered(backward),)
+    notes = (*altered, *tracer.notes, *m.notes, *odd)
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes)
+
+
+_UNSUSPECTED = BackwardCheck(
+    None, why="not needed: the forward pass has no custom autograd Function, no hook, and no cut in its graph"
+)
+_REFERENCES = {
+    "own": "the network's own backward pass",
+    "derived": "derived from the forward pass alone",
+    "twin": "a plain twin of the network",
+}
+
+
+def _altered(check: BackwardCheck) -> str:
+    sites = ", ".join(map(str, check.sites)) or "all together"
+    return (
+        "the network's own backward pass is not the derivative of its loss (finite differences disagree by "
+        f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
+        'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
+    )
+
+
+def _checked(parts: Iterable[Trace], tracer: Tracer, recorded: bool, checks: list[BackwardCheck]) -> Iterator[Trace]:
+    """The same traces, after the backward pass of the first has been checked."""
+    for trace in parts:
+        if not checks:
+            doubtful = tracer.suspect or tracer.reference != "own"
+            checks.append(check_backward(tracer, trace) if doubtful else _UNSUSPECTED)
+            _refuse_wrong_reference(tracer, checks[0], recorded)
+        yield trace
+        del trace
+
+
+def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool) -> None:
+    """A reference that was asked for must be the derivative; with recorded credits this must have been seen."""
+    if tracer.reference != "own" and check.agrees is False:
+        which = "the derived reference" if tracer.reference == "derived" else "the twin's gradient"
+        remedy = (
+            "The forward pass leaves torch on its way (numpy, .data, a kernel of its own). Pass a plain twin of the "
+            "network with the same weights: reference=twin."
+            if tracer.reference == "derived"
+            else "Its backward pass is altered too: build it from plain layers."
+        )
+        raise InputError(
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
+            f"(limit {check.limit:.1%}). {remedy}"
+        )
+    if recorded and check.agrees is None:
+        raise InputError(
+            "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
+            f"pass that may be altered, but {check.why}. Measure a float32 copy with one loss per sample, or give "
+            "the credits as a function of the trace."
+        )
 
 
 def make_report(

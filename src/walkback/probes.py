@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from walkback.batch import mapped
 from walkback.errors import InputError
@@ -207,6 +207,17 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
                 run.keep(name + suffix, site, sites, change)
 
 
+def double_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all parameters and buffers, in float64 where they are floating point."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: t.detach().double() if t.is_floating_point() else t.detach() for name, t in named}
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Are its weights spread over processes, so that a copy would gather them?"""
+    return any(type(p).__name__ == "DTensor" for p in model.parameters())
+
+
 class _Replayer:
     """Losses with a changed stream, in float64 where the device and the network allow it."""
 
@@ -215,15 +226,11 @@ class _Replayer:
         self.weights: dict[str, Tensor] | None = None
         native = trace.states[0].dtype
         self.dtype = str(native).removeprefix("torch.")
-        if any(type(p).__name__ == "DTensor" for p in tracer.model.parameters()):
+        if is_sharded(tracer.model):
             if native != torch.float64:
                 tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
         elif trace.losses.device.type != "mps" and native != torch.float64:
-            model = tracer.model
-            self.weights = {
-                name: t.detach().double() if t.is_floating_point() else t.detach()
-                for name, t in (*model.named_parameters(), *model.named_buffers())
-            }
+            self.weights = double_weights(tracer.model)
             try:
                 with torch.no_grad(), no_autocast(trace.losses.device):
                     self.losses(trace, 0, torch.zeros_like(self.wide(trace.states[0])))
@@ -241,7 +248,7 @@ class _Replayer:
         x = trace.inputs
         if self.weights is not None:
             x = mapped(x, lambda t: t.double() if t.is_floating_point() else t)
-        return self.tracer.replay(x, trace.labels, site, delta, self.weights)
+        return self.tracer.replay(x, trace.labels, {site: delta}, self.weights)
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

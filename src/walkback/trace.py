@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
 from walkback.batch import Inputs, call, check_batch, mapped, per_sample, real_tokens, split, tensors
+from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, CreditError, InputError
 from walkback.stacks import BY_ORDER
 from walkback.untouched import untouched
@@ -53,6 +54,8 @@ class Trace:
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
         mask: (B, T) which tokens are no padding, where the inputs have an `attention_mask`.
+        reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
+            alone, or a "twin".
 
     >>> import walkback as wb
     >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
@@ -72,6 +75,7 @@ class Trace:
     pool: int | str | None = None
     index: int = 0
     mask: Bool[Tensor, "batch tokens"] | None = None
+    reference: str = "own"
 
 
 Credit = Callable[[Trace], Sequence[Tensor]]
@@ -89,7 +93,11 @@ class Tracer:
     """
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None = None, loss: Loss | None = None
+        self,
+        model: nn.Module,
+        anatomy: Anatomy | Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        reference: nn.Module | str | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
@@ -133,8 +141,22 @@ class Tracer:
         self._modules = tuple(self.model.modules())
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
+        self._tape: Tape | None = None
+        self.suspect = False  # something in the forward pass could make the backward pass another function's
+        self._derive = isinstance(reference, str) and reference == "derived"
+        self._twin = None if reference is None or self._derive else self._tracer_of(reference)
+        self.reference = "derived" if self._derive else "own" if self._twin is None else "twin"
         self._stack = ExitStack()
         self._open = False
+
+    def _tracer_of(self, twin: object) -> Tracer:
+        if not isinstance(twin, nn.Module):
+            raise InputError(
+                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
+                f"{twin!r}."
+            )
+        names = tuple(self._name(i) for i in range(len(self.blocks)))
+        return Tracer(twin, Anatomy(None, names, (), self.pool, self.branch), self._loss)
 
     # -- the session ---------------------------------------------------------------------------------
 
@@ -142,6 +164,8 @@ class Tracer:
         self._stack.__enter__()
         try:
             self._stack.enter_context(untouched(self.model))
+            if self._twin is not None:
+                self._stack.enter_context(self._twin)
             for i, block in enumerate(self.blocks):
                 # First of all hooks: `fully_shard` has one that hands the block a copy of the stream.
                 before = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
@@ -191,7 +215,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._recording:
                 return None  # activation checkpointing runs blocks again during the backward pass
-            stream = _stream(module, args, kwargs)
+            stream = stream_of(module, args, kwargs)
             if stream is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor, but it got "
@@ -209,10 +233,12 @@ class Tracer:
             self._given[i] = self._keep(stream)
             if i == 1:
                 self._second = stream.grad_fn
+                if self._tape is not None and stream.requires_grad:
+                    self._tape.mark("second", stream)
             if i > 0:
                 return None
             handed = self._safe(stream)
-            self._edges[0] = get_gradient_edge(handed)
+            self._mark(0, handed)
             if handed is stream:
                 return None
             self._handed_copy = True
@@ -225,7 +251,7 @@ class Tracer:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
             if not self._recording:
                 return None
-            made = _first_tensor(_members(output))
+            made = first_tensor(members(output))
             if made is None:
                 raise AnatomyError(
                     f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
@@ -236,13 +262,18 @@ class Tracer:
             handed = self._safe(made)
             if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
-            self._edges[i + 1] = get_gradient_edge(handed)
+            self._mark(i + 1, handed)
             if i == 0 and not self._checked:
                 self._first_made = handed
             self._made[i] = self._keep(handed)
             return None if handed is made else _swapped(output, made, handed)
 
         return hook
+
+    def _mark(self, site: int, tensor: Tensor) -> None:
+        self._edges[site] = get_gradient_edge(tensor)
+        if self._tape is not None:
+            self._tape.mark(site, tensor)
 
     def _safe(self, tensor: Tensor) -> Tensor:
         """The tensor itself, or a copy in the graph of a view that the network may write in place.
@@ -269,16 +300,13 @@ class Tracer:
         return hook
 
     def _seed(self, stream: Tensor) -> None:
-        """Make a tensor that needs no gradient carry one, in place: the network keeps using this very object.
-
-        Adding −0.0 changes no bit of it, and unlike `requires_grad_` lets the network write it in place.
-        """
+        """Make a tensor that needs no gradient carry one; never the user's own inputs."""
         ours = stream.untyped_storage().data_ptr()
         if any(t.untyped_storage().data_ptr() == ours for t in tensors(self._inputs).values()):
             self._clone_inputs = True
             if not self._own_inputs:
                 raise _AgainError
-        stream.add_(torch.full((), -0.0, dtype=stream.dtype, device=stream.device, requires_grad=True))
+        carry_gradient(stream)
 
     def _name(self, i: int) -> str:
         return self.anatomy.names[i + len(self.anatomy.stems)]
@@ -303,6 +331,8 @@ class Tracer:
             prints = prints_of(x, len(y))  # while the inputs are in the cache
             x, y = mapped(x, _no_inference), _no_inference(y)  # neither could be saved for backward
             states, grads, logits, losses = self._pass(x, y, index)
+            if self._twin is not None:
+                grads = self._twin_grads(self._twin, x, y, states)
         except Exception as error:
             error.add_note(f"(while measuring batch {index})")
             if isinstance(error, AnatomyError):
@@ -311,9 +341,8 @@ class Tracer:
             raise
         if self._found_pool and isinstance(self.pool, int):
             self._check_pool(grads[-1], self.pool, index)
-        trace = Trace(
-            states, grads, None, losses, logits, y, x, prints, self.pool, index, self._mask(x, grads[-1], index)
-        )  # fmt: skip
+        mask = self._mask(x, grads[-1], index)
+        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, mask, self.reference)
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
@@ -329,8 +358,10 @@ class Tracer:
 
     def _pass(self, x: Inputs, y: Tensor, index: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor, Tensor]:
         while True:
+            self._tape = Tape() if self._derive else None
             try:
-                output = self._forward(x)
+                with self._tape or nullcontext(), Spy() if not self._checked else nullcontext() as spy:
+                    output = self._forward(x)
                 self._check_calls()
                 written = any(t._version != version for t, version in self._versions)
                 if not written:
@@ -344,7 +375,13 @@ class Tracer:
         if not self._checked:
             self._axis = self._find_axis(x, y)
         logits = logits_of(output)
-        losses = self.losses(logits, y)
+        with self._tape or nullcontext():
+            losses = self.losses(logits, y)
+        if spy is not None:
+            self.suspect = self.suspect or spy.saw or has_custom_backward(losses)
+        if self._tape is not None:
+            losses = self._derived(self._tape, losses)
+            self._tape = None
         if not losses.requires_grad:
             raise InputError(
                 "Expected a loss that depends on the network, but it carries no gradient. "
@@ -390,7 +427,8 @@ class Tracer:
     def _forward(self, x: Inputs) -> Any:
         # The first batch shows whether the network writes its input: the user's must stay as it is.
         self._own_inputs = self._clone_inputs or not self._checked
-        x = mapped(x, lambda t: t.detach().clone() if self._own_inputs else t.detach())
+        copy = self._own_inputs or self._tape is not None
+        x = mapped(x, lambda t: t.detach().clone() if copy else t.detach())
         self._inputs = x
         versions = [t._version for t in tensors(x).values()]
         self._start()
@@ -401,6 +439,34 @@ class Tracer:
             self.notes.append(_DRAWS)
         self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
         return output
+
+    def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
+        """The losses again, and the gradient edges of all sites, on a graph that follows the forward pass alone."""
+        try:
+            twin, marks = tape.rerun()
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
+                f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
+                "reference=twin."
+            ) from error
+        self._edges = {site: marks[site][1] for site in range(len(self.blocks) + 1)}
+        self._second = marks["second"][1].node if "second" in marks else None
+        self._first_made = marks[1][0]
+        return twin(losses)
+
+    def _twin_grads(self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The gradients of a plain network that computes the same."""
+        other = twin.trace(x, y)
+        for site, (ours, theirs) in enumerate(zip(states, other.states)):
+            same = ours.shape == theirs.shape
+            if not same or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * largest(ours), equal_nan=True):
+                how = f"they differ at site {site}" if same else f"site {site} has shape {tuple(theirs.shape)}"
+                raise InputError(
+                    f"Expected the reference to compute the states the network computes, but {how}. Give it the same "
+                    "weights: reference.load_state_dict(model.state_dict())."
+                )
+        return other.grads
 
     def _batch_first(self, h: Tensor) -> Tensor:
         return h.transpose(0, 1) if self._axis else h
@@ -503,7 +569,7 @@ class Tracer:
         seen: list[torch.Size] = []
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = _stream(module, args, kwargs)
+            stream = stream_of(module, args, kwargs)
             seen.append(shape if stream is None else stream.shape)
 
         handle = self.blocks[0].register_forward_pre_hook(look, with_kwargs=True)
@@ -765,7 +831,7 @@ class Tracer:
             raise CreditError(
                 "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
             )
-        if weights != [p._version for p in self._parameters]:
+        if weights != [p._version for p in self._parameters] and not getattr(credit, "restores_weights", False):
             raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
         for module in self._modules:
             if module.training:  # the next batch is measured in eval mode too
@@ -791,26 +857,34 @@ class Tracer:
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
     @torch.no_grad()
-    def replay(self, x: Inputs, y: Tensor, site: int, delta: Tensor, weights: dict[str, Tensor] | None) -> Tensor:
-        """(B,) losses of the same batch with `delta` (shaped like h_site) added to the stream at `site`."""
+    def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+        """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
-        delta = self._batch_first(delta)  # which is also the way back
 
-        def at_stem(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = _stream(module, args, kwargs)
-            assert stream is not None
-            stream.add_(delta)  # in place: the skip connection must carry it too
+        def at_stem(delta: Tensor) -> Callable[..., None]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                stream = stream_of(module, args, kwargs)
+                assert stream is not None
+                stream.add_(delta)  # in place: the skip connection must carry it too
 
-        def at_block(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            made = _first_tensor(_members(output))
-            assert made is not None
-            return _swapped(output, made, made + delta)
+            return hook
 
-        if site == 0:
-            handle = self.blocks[0].register_forward_pre_hook(at_stem, with_kwargs=True, prepend=True)
-        else:
-            handle = self.blocks[site - 1].register_forward_hook(at_block)
-        try:
+        def at_block(delta: Tensor) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+                made = first_tensor(members(output))
+                assert made is not None
+                return _swapped(output, made, made + delta)
+
+            return hook
+
+        with ExitStack() as hooks:
+            for site, change in deltas.items():
+                delta = self._batch_first(change)  # which is also the way back
+                if site == 0:
+                    handle = self.blocks[0].register_forward_pre_hook(at_stem(delta), with_kwargs=True, prepend=True)
+                else:
+                    handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
+                hooks.callback(handle.remove)
             x = mapped(x, lambda t: t.detach().clone())
             kwargs = self._required()
             if weights is None:
@@ -818,8 +892,6 @@ class Tracer:
             else:
                 args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
                 output = torch.func.functional_call(self.model, weights, args, named)
-        finally:
-            handle.remove()
         return self.losses(logits_of(output), y).double()
 
 
@@ -904,7 +976,7 @@ def logits_of(output: Any) -> Tensor:
     elif getattr(output, "logits", None) is not None:
         found = getattr(output, "logits")  # noqa: B009  # of any type
     elif is_dataclass(output):
-        found = _first_tensor(_members(output))
+        found = first_tensor(members(output))
     elif isinstance(output, (tuple, list)) and output:
         found = output[0]
     if not isinstance(found, Tensor):
@@ -961,15 +1033,15 @@ def _no_inference(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _stream(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """What a block receives as the stream: its first tensor, or the keyword its forward takes first."""
-    if (found := _first_tensor(args)) is not None:
+    if (found := first_tensor(args)) is not None:
         return found
     first = next(iter(signature(block.forward).parameters), "")
-    return _first_tensor((kwargs.get(first), *kwargs.values()))
+    return first_tensor((kwargs.get(first), *kwargs.values()))
 
 
-def _members(output: Any) -> Sequence[Any]:
+def members(output: Any) -> Sequence[Any]:
     """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
     if isinstance(output, (tuple, list)):
         return output
@@ -986,7 +1058,8 @@ def _random_state(device: torch.device | None) -> Tensor:
     return torch.cat([torch.get_rng_state(), own.cpu()])
 
 
-def _first_tensor(values: Sequence[Any]) -> Tensor | None:
+def first_tensor(values: Sequence[Any]) -> Tensor | None:
+    """The first floating point tensor among what a module was given, or returned."""
     return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
 
 
@@ -1037,6 +1110,11 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     if as_state == as_branch:
         return None
     return "branch" if as_branch < as_state else "state"
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value, NaN aside."""
+    return float(x.abs().nan_to_num().max())
 
 
 def _widest(x: Tensor) -> torch.dtype:

@@ -34,7 +34,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     devices = {p.device for p, _, _ in parameters} | {b.device for b, _ in buffers}
     with ExitStack() as stack:
-        stack.enter_context(_random_state(devices))
+        stack.enter_context(random_state(devices))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if any(_is_compiled(m) for m in modules):
@@ -91,7 +91,8 @@ def _no_fast_path() -> Iterator[None]:
 
 
 @contextmanager
-def _random_state(devices: set[torch.device]) -> Iterator[None]:
+def random_state(devices: set[torch.device]) -> Iterator[None]:
+    """The random state of Python, NumPy, the CPU and `devices` is on leaving what it was on entering."""
     python, numpy_state = random.getstate(), np.random.get_state()
     cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     mps = torch.mps.get_rng_state() if any(d.type == "mps" for d in devices) else None

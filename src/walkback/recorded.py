@@ -1,0 +1,219 @@
+"""Credits recorded from a user's own backward pass: existing feedback-alignment code, audited unchanged.
+
+Layers with a backward of their own (custom autograd Functions), hooks that replace gradients, or a function that trains
+layer by layer: whatever it is, it is run on the batch under test, and the signal that reaches what each module wrote is
+the credit of that site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from walkback.anatomy import Anatomy, Part, unwrap
+from walkback.batch import Inputs, call, mapped
+from walkback.derived import carry_gradient
+from walkback.errors import CreditError, InputError
+from walkback.trace import Loss, Trace, cross_entropy, first_tensor, largest, logits_of, members, stream_of
+from walkback.untouched import untouched
+
+Backward = Callable[[nn.Module, Any, Tensor], object]
+
+
+def recorded(
+    model: nn.Module,
+    backward: Backward | None = None,
+    *,
+    anatomy: Anatomy | Mapping[str, Any] | None = None,
+    writers: Sequence[Part] | None = None,
+) -> Recorded:
+    """The credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
+
+    The reference can then not come from that backward: `diagnose` derives it from the forward pass alone, or takes
+    `reference=twin`, and verifies it by finite differences.
+
+    Args:
+        model: the network that is measured, with its own layers and hooks.
+        backward: (model, inputs, labels) -> anything; runs forward and backward as the training code does, and leaves
+            the optimiser alone. None: `loss(model(inputs), labels).sum().backward()`. Weights that it changes are
+            put back; where credit depends on the scale of the loss, run your own scale here.
+        anatomy: the parts, where `Anatomy.of` needs help; `diagnose` passes its own on.
+        writers: the L + 1 modules at whose output the signal of site 0…L is read, where these are not the stem and the
+            blocks themselves: for a feedback layer at the end of a block, the layer before it. Modules or paths.
+
+    >>> import torch, walkback as wb
+    >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(8)
+    >>> handle = net.blocks[3].register_full_backward_hook(lambda module, given, out: (-given[0],))
+    >>> wb.diagnose(net, batches).advisories[0].partition(" (")[0]
+    "the network's own backward pass is not the derivative of its loss"
+    >>> cosines = wb.diagnose(net, batches, credit=wb.recorded(net)).per_layer["cosine"]
+    >>> [c > 1 - 1e-6 for c in cosines]
+    [False, False, False, False, True]
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+    if backward is not None and not callable(backward):
+        raise InputError(
+            f"Expected backward to be a function of (model, inputs, labels), but got {type(backward).__name__}."
+        )
+    if isinstance(anatomy, Mapping):
+        anatomy = Anatomy.of(unwrap(model), **anatomy)
+    return Recorded(model, backward, anatomy, None if writers is None else tuple(writers))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A credit function, made by `recorded`. Call it with the trace of a batch."""
+
+    model: nn.Module
+    backward: Backward | None = None
+    anatomy: Anatomy | None = None
+    writers: tuple[Part, ...] | None = None
+    loss: Loss | None = None
+    restores_weights: bool = field(default=True, init=False)
+
+    def bound(self, anatomy: Anatomy, loss: Loss | None) -> Recorded:
+        """The same with the anatomy and the loss of a measurement, where it has none of its own."""
+        return replace(self, anatomy=self.anatomy or anatomy, loss=self.loss or loss)
+
+    def __call__(self, trace: Trace) -> list[Tensor]:
+        """One signal per site, shaped like `trace.states`."""
+        if trace.reference == "own":
+            raise CreditError(
+                "Expected a reference that does not come from the network's own backward pass, since that is what is "
+                'being recorded: a cosine of it with itself is 1. Use Tracer(model, reference="derived").'
+            )
+        model = unwrap(self.model)
+        anatomy = Anatomy.of(model) if self.anatomy is None else self.anatomy.resolve(model)
+        listener = _Listener(model, anatomy, self.writers)
+        saved = None if self.backward is None else [(p, p._version, p.detach().clone()) for p in model.parameters()]
+        with ExitStack() as stack:
+            stack.enter_context(untouched(model))
+            listener.listen(stack)
+            try:
+                self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
+            finally:
+                with torch.no_grad():
+                    for p, version, before in saved or ():
+                        if p._version != version or not torch.equal(p, before):
+                            p.copy_(before)
+        return listener.signals(trace)
+
+    def _run(self, x: Inputs, y: Tensor) -> None:
+        if self.backward is not None:
+            self.backward(self.model, x, y)
+            return
+        logits = logits_of(call(self.model, x))
+        loss = (self.loss or cross_entropy)(logits, y)
+        loss.sum().backward()
+
+
+class _Listener:
+    """Hears what every writer made and the signal that came back to it.
+
+    Keys are the sites 1…L; for site 0 the stems, ("stem", k), or a writer that the user named, 0, and "given", which is
+    what block 1 received.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy, writers: Sequence[Part] | None) -> None:
+        self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
+        stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems)}
+        self.writers: dict[Any, Any] = {**stems, **dict(enumerate(self.blocks, 1))}
+        if writers is not None:
+            self.writers = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
+            if len(self.writers) != len(self.blocks) + 1:
+                raise InputError(
+                    f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
+                    f"{len(self.writers)}. The first is the stem."
+                )
+        self.heard: dict[Any, list[list[Tensor]]] = {}  # key -> per run the signals that came
+        self.made: dict[Any, Tensor] = {}  # stem -> what it made last
+        self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
+        self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
+
+    def listen(self, stack: ExitStack) -> None:
+        """Put hooks on, for as long as `stack` lasts."""
+        for key, writer in self.writers.items():
+            stack.callback(writer.register_forward_hook(self._after(key)).remove)
+        for i, block in enumerate(self.blocks):
+            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
+            stack.callback(hook.remove)
+
+    def _after(self, key: Any) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            made = first_tensor(members(output))
+            if made is not None and torch.is_grad_enabled():
+                self._hear(key, made)
+                if isinstance(key, tuple):
+                    self.made[key] = made.detach().clone()
+
+        return hook
+
+    def _before(self, i: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = stream_of(module, args, kwargs)
+            if stream is not None and torch.is_grad_enabled():
+                self.given.setdefault(i, []).append(stream.detach().clone())
+                if i == 0:
+                    self._hear("given", stream)
+
+        return hook
+
+    def _hear(self, key: Any, tensor: Tensor) -> None:
+        signals: list[Tensor] = []
+        self.heard.setdefault(key, []).append(signals)
+        if not tensor.requires_grad:
+            carry_gradient(tensor)  # frozen parameters below: the signal would stop above
+        tensor.register_hook(lambda grad: signals.append(grad.detach().clone()))
+
+    def signals(self, trace: Trace) -> list[Tensor]:
+        """The signal of every site; an error where there is none, or not one."""
+        self._refuse_other_pass(trace)
+        # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
+        first = 0 if 0 in self.writers else "given"
+        for key, made in self.made.items():
+            if any(self.heard[key]) and _alike(self._batch_first(made), trace.states[0]):
+                first = key
+        return [self._signal(site, site or first) for site in range(len(self.blocks) + 1)]
+
+    def _batch_first(self, h: Tensor) -> Tensor:
+        return h.transpose(0, 1) if self.axis else h
+
+    def _signal(self, site: int, key: Any) -> Tensor:
+        runs = [signals for signals in self.heard.get(key, ()) if signals]
+        if not runs:
+            ran = len(self.heard.get(key, ()))
+            raise CreditError(
+                f"Expected the backward pass to reach site {site}, but no signal came to what its module wrote (it ran "
+                f"{ran} times with gradients on). Code that computes its updates without autograd has nothing to "
+                "record: give its signals as credit=function of the trace instead."
+            )
+        if len(runs) > 1:
+            raise CreditError(
+                f"Expected one signal for site {site}, but its module ran {len(runs)} times and each run got one. "
+                "Record a backward that runs the network once per batch."
+            )
+        return self._batch_first(torch.stack(runs[0]).sum(0))
+
+    def _refuse_other_pass(self, trace: Trace) -> None:
+        for i in range(len(self.blocks)):
+            seen = self.given.get(i, ())
+            if not seen or any(_alike(self._batch_first(g), trace.states[i]) for g in seen):
+                continue
+            if i == 0 and any(g.ndim == 3 and _alike(g.transpose(0, 1), trace.states[0]) for g in seen):
+                self.axis = 1
+                continue
+            raise CreditError(
+                f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received other "
+                "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
+                "the inputs given, in the mode it is in."
+            )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)

@@ -1,0 +1,271 @@
+"""The frozen control of a user's own network and training function.
+
+D3 asks whether trained blocks beat the same blocks left random. Here the user's own code answers: it builds the
+network, its blocks are frozen at a random initialisation, it trains the rest, and the blocks are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from walkback.anatomy import Anatomy, unwrap
+from walkback.checks import accuracies
+from walkback.errors import InputError
+from walkback.untouched import random_state
+
+Build = Callable[[], nn.Module]
+Train = Callable[[nn.Module], Any]
+
+
+@dataclass(frozen=True)
+class FrozenControl:
+    """One seed's control: its accuracy, and the conditions it was trained under.
+
+    Args:
+        accuracy: what `train` returned, a fraction.
+        seed: set before `build`, for torch, NumPy and Python.
+        blocks: "build" when the blocks are as `build` initialised them from the seed, else what initialised them anew:
+            "reset_parameters" or "reinit".
+        frozen: names of the parameters that were frozen, those of the blocks.
+        frozen_hash: of their names, shapes and bits, the same before and after training.
+        frozen_parameters: how many numbers they hold.
+        trained_parameters: how many numbers were left to train.
+        moved_buffers: buffers of the blocks that training changed (running statistics of batch norm): they are
+            estimates of the data, not learned by credit, and are allowed to follow it.
+        torch: its version.
+        details: what else `train` returned.
+    """
+
+    accuracy: float
+    seed: int
+    blocks: str
+    frozen: tuple[str, ...]
+    frozen_hash: str
+    frozen_parameters: int
+    trained_parameters: int
+    moved_buffers: tuple[str, ...] = ()
+    torch: str = torch.__version__
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FrozenBaseline:
+    """`accuracy` is what `diagnose(frozen_baseline_acc=…)` takes: a fraction, or one for each seed."""
+
+    accuracy: float | list[float]
+    controls: tuple[FrozenControl, ...]
+
+    def __str__(self) -> str:
+        rows = [
+            f"seed {c.seed}: accuracy {c.accuracy:.4f}, {c.frozen_parameters:,} numbers in blocks frozen (hash "
+            f"{c.frozen_hash[:12]}), {c.trained_parameters:,} trained, blocks initialised by {c.blocks}"
+            for c in self.controls
+        ]
+        return "\n".join(rows)
+
+
+def train_frozen(
+    build: Build,
+    train: Train,
+    *,
+    seed: int | Sequence[int] = 0,
+    anatomy: Anatomy | Mapping[str, Any] | None = None,
+    reinit: Callable[[nn.Module], object] | None = None,
+) -> FrozenBaseline:
+    """See `frozen_baseline`."""
+    for name, value in (("build", build), ("train", train)):
+        if not callable(value):
+            raise InputError(f"Expected {name} to be a function, but got a {type(value).__name__}.")
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    if not seeds or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
+        raise InputError(f"Expected seed to be an integer, or one for each run, but got {seed!r}.")
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"Expected different seeds, but got {seeds}: the same run twice says nothing new.")
+    controls = tuple(_control(build, train, s, anatomy, reinit) for s in seeds)
+    values = [c.accuracy for c in controls]
+    return FrozenBaseline(values[0] if isinstance(seed, int) else values, controls)
+
+
+def _control(
+    build: Build,
+    train: Train,
+    seed: int,
+    anatomy: Anatomy | Mapping[str, Any] | None,
+    reinit: Callable[[nn.Module], object] | None,
+) -> FrozenControl:
+    with random_state(_devices()):
+        other = _built(build, seed + 1)
+        # The control starts where the user's run starts: seed, build, train. Nothing in between draws a number.
+        model = _built(build, seed)
+        if {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}:
+            raise InputError(
+                "Expected build() to make a new network each time, but two of its networks share parameters. Build all "
+                "of it anew (copy.deepcopy what you have): its blocks are going to be frozen, and the rest trained."
+            )
+        parameters, buffers = _of_blocks(model, anatomy)
+        how = _randomise(model, parameters, _of_blocks(other, anatomy)[0], seed, anatomy, reinit)
+        del other
+        rest = _copies({n: p for n, p in _parameters(model).items() if n not in parameters and p.requires_grad})
+        if not parameters or not rest:
+            raise InputError(
+                f"Expected blocks with parameters to freeze and something beside them to train, but there are "
+                f"{len(parameters)} and {len(rest)} such parameters. Name the parts: anatomy=Anatomy.of(model, …)."
+            )
+        for p in parameters.values():
+            p.requires_grad_(False)
+            p.grad = None  # an optimiser would move a parameter with a gradient left over
+        frozen, statistics = _copies(parameters), _copies(buffers)
+        accuracy, details = _accuracy(train(model))
+        now = _parameters(model)
+        _refuse_moved(frozen, now)
+        if all(name in now and torch.equal(now[name], old) for name, old in rest.items()):
+            raise InputError(
+                "Expected train(model) to train the network it is given, but no parameter of it has moved: does it "
+                "train another network, or does its optimiser hold the parameters of another one?"
+            )
+        found = dict(unwrap(model).named_buffers())
+    return FrozenControl(
+        accuracy=accuracy,
+        seed=seed,
+        blocks=how,
+        frozen=tuple(frozen),
+        frozen_hash=digest(frozen),
+        frozen_parameters=sum(p.numel() for p in frozen.values()),
+        trained_parameters=sum(p.numel() for p in rest.values()),
+        moved_buffers=tuple(n for n, old in statistics.items() if n not in found or not torch.equal(found[n], old)),
+        details=details,
+    )
+
+
+def digest(parameters: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, shapes and bits.
+
+    >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.zeros(2)}) != digest({"w": -torch.zeros(2)})
+    True
+    """
+    found = hashlib.sha256()
+    for name, p in parameters.items():
+        found.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
+        found.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _built(build: Build, seed: int) -> nn.Module:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # what the user's own code draws from
+    torch.manual_seed(seed)
+    model = build()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected build() to return a torch.nn.Module, but got a {type(model).__name__}.")
+    return model
+
+
+def _of_blocks(
+    model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None
+) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+    """Parameters and buffers of the blocks, by their names in the network."""
+    core = unwrap(model)
+    parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
+    inside = {id(t) for block in parts.blocks for t in (*block.parameters(), *block.buffers())}  # type: ignore[union-attr]
+    parameters = {n: p for n, p in core.named_parameters() if id(p) in inside}
+    return parameters, {n: b for n, b in core.named_buffers() if id(b) in inside}
+
+
+def _randomise(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    other: Mapping[str, nn.Parameter],
+    seed: int,
+    anatomy: Anatomy | Mapping[str, Any] | None,
+    reinit: Callable[[nn.Module], object] | None,
+) -> str:
+    """See to it that the blocks are random; say what made them so.
+
+    A parameter that is the same under two seeds, and not a constant, was not drawn: it was loaded, or `build` sets a
+    seed of its own.
+    """
+    core = unwrap(model)
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        if reinit is not None:
+            parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
+            for block in parts.blocks:
+                reinit(block)  # type: ignore[arg-type]
+            return "reinit"
+        fixed = {n: p.detach().clone() for n, p in parameters.items() if _fixed(p, other.get(n))}
+        owners = dict.fromkeys(n.rpartition(".")[0] for n in fixed)
+        for owner in owners:
+            module = core.get_submodule(owner)
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+    stuck = [n for n, old in fixed.items() if torch.equal(parameters[n], old)]
+    if stuck:
+        raise InputError(
+            f"Expected blocks that are drawn anew from the seed, but build() gives {stuck[0]} the same values under "
+            f"two seeds ({len(stuck)} such parameters): pretrained, or build() sets a seed of its own, and its module "
+            "has no reset_parameters(). Build without loading weights, or say how a block is initialised: "
+            "reinit=lambda block: …."
+        )
+    return "reset_parameters" if fixed else "build"
+
+
+def _fixed(p: Tensor, other: Tensor | None) -> bool:
+    constant = p.numel() == 0 or bool((p == p.flatten()[0]).all())
+    return not constant and other is not None and torch.equal(p, other)
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(unwrap(model).named_parameters())
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def _accuracy(returned: Any) -> tuple[float, Mapping[str, Any]]:
+    details: Any = {}
+    if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+        returned, details = returned
+    if returned is None:
+        raise InputError(
+            "Expected train(model) to return the test accuracy as a fraction, or (accuracy, {…}), but got None."
+        )
+    return accuracies("the accuracy that train(model) returns", returned)[0], details
+
+
+def _refuse_moved(frozen: Mapping[str, Tensor], now: Mapping[str, nn.Parameter]) -> None:
+    gone = [n for n in frozen if n not in now]
+    if gone:
+        raise InputError(
+            f"Expected train(model) to keep the blocks, but afterwards {gone[0]} is gone ({len(gone)} of {len(frozen)} "
+            "frozen parameters): it replaced or renamed modules. Train the network as it is given."
+        )
+    moved = [n for n, old in frozen.items() if digest({n: old}) != digest({n: now[n]})]
+    if not moved:
+        return
+    awake = [n for n in moved if now[n].requires_grad]
+    why = (
+        f"requires_grad is on again for {len(awake)} of them: train() unfreezes the network (requires_grad_(True), or "
+        "a schedule that does). Leave requires_grad as it is given"
+        if awake
+        else "requires_grad is still off, so something writes them past it: weight decay or an average by hand, "
+        "an optimiser with gradients of its own, load_state_dict. Let it take only parameters with requires_grad"
+    )
+    raise InputError(
+        f"Expected frozen blocks that stay as they are, but train(model) moved {len(moved)} of {len(frozen)} block "
+        f"parameters, the first {moved[0]}: {why}."
+    )
+
+
+def _devices() -> set[torch.device]:
+    devices = {torch.device("cuda", i) for i in range(torch.cuda.device_count())}
+    return devices | ({torch.device("mps")} if torch.backends.mps.is_available() else set())

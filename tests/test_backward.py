@@ -1,0 +1,378 @@
+"""Is the reference the derivative of the loss? Networks that trip the check, and many that must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import walkback as wb
+from foreign import example, made
+from walkback.backward import BackwardCheck, check_backward
+from walkback.derived import Spy, Tape
+
+BATCHES = example(2)
+
+
+def checked(net: nn.Module, batch: tuple[Tensor, Tensor] = BATCHES[0], **options: Any) -> BackwardCheck:
+    with wb.Tracer(net.eval(), **options) as tracer:
+        return check_backward(tracer, tracer.trace(*batch))
+
+
+class Residual(nn.Module):
+    """A residual network of any branches; `between` is applied to what each branch returns."""
+
+    def __init__(self, branch: Callable[[], nn.Module], between: Callable[[Tensor], Tensor] = lambda f: f) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Linear(8, 16), nn.ModuleList(branch() for _ in range(3))
+        self.head, self.between = nn.Linear(16, 5), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = h + self.between(block(h))
+        return self.head(h)
+
+
+def mlp(act: type[nn.Module] = nn.Tanh, *more: nn.Module) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), act(), *more, nn.Linear(32, 16))
+
+
+def hooked(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def between(f: Tensor) -> Tensor:
+        if f.requires_grad:
+            f.register_hook(change)
+        return f
+
+    return between
+
+
+class Rounded(nn.Module):
+    """Rounds to eighths, straight through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + ((8 * x).round() / 8 - x).detach()
+
+
+class Exact(torch.autograd.Function):
+    """A backward of one's own that is right."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class Sine(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Exact.apply(x)
+
+
+class Checkpointed(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = h + checkpoint(block, h, use_reentrant=False)
+        return self.head(h)
+
+
+class NoGradBranch(Residual):
+    """The branches of block 2 don't send anything back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for i, block in enumerate(self.blocks):
+            f = block(h)
+            h = h + (f if i != 1 else f.detach() + 0 * f)
+        return self.head(h)
+
+
+def gated(grad: Tensor) -> Tensor:
+    """A quarter of the samples send nothing back."""
+    mask = torch.ones(len(grad), 1)
+    mask[::4] = 0
+    return grad * mask
+
+
+def masked(grad: Tensor) -> Tensor:
+    return grad * (torch.arange(grad.shape[1]) % 2)
+
+
+ALTERED = {
+    "fa": lambda: made("fa"),
+    "dfa": lambda: made("dfa"),
+    "half the length": lambda: Residual(mlp(), hooked(lambda g: 0.5 * g)),
+    "half the features": lambda: Residual(mlp(), hooked(masked)),
+    "some samples": lambda: Residual(mlp(), hooked(gated)),
+    "straight through": lambda: Residual(lambda: nn.Sequential(nn.Linear(16, 16), Rounded())),
+    "a cut branch": lambda: NoGradBranch(mlp()),
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_backward_trips_it(name: str):
+    torch.manual_seed(0)
+    net = ALTERED[name]()
+    found = checked(net)
+    assert found.agrees is False
+    assert found.error > 10 * found.limit
+    assert found.sites
+    measured = wb.measure(net, BATCHES)
+    assert measured.notes[0].startswith("the network's own backward pass is not the derivative of its loss")
+    assert measured.conditions["backward_error"] > 0.01
+
+
+def test_it_names_the_sites():
+    torch.manual_seed(0)
+    assert checked(NoGradBranch(mlp())).sites == (0, 1), "block 2 writes site 2: what is above it is right"
+
+
+HONEST = {
+    "plain": lambda: made("plain"),
+    "relu": lambda: Residual(mlp(nn.ReLU)),
+    "kinks everywhere": lambda: Residual(mlp(nn.Hardtanh, nn.LeakyReLU())),
+    "dropout": lambda: Residual(mlp(nn.GELU, nn.Dropout(0.5))),
+    "batch norm": lambda: Residual(lambda: nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())),
+    "a backward of one's own": lambda: Residual(lambda: nn.Sequential(nn.Linear(16, 16), Sine())),
+    "checkpointing": lambda: Checkpointed(mlp()),
+    "hooks that only look": lambda: Residual(mlp(), hooked(lambda g: None)),  # type: ignore[arg-type,return-value]
+    "zero branches": lambda: Residual(lambda: nn.Sequential(nn.Linear(16, 16), nn.Threshold(1e9, 0.0))),
+    "exploded": wb.selftest.exploded,
+    "creeping": wb.selftest.creeping,
+    "drifting": wb.selftest.drifting,
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_networks_do_not_trip_it(name: str):
+    torch.manual_seed(0)
+    net = HONEST[name]()
+    batch = BATCHES[0] if not isinstance(net, wb.selftest.ResidualNet) else wb.selftest.batches(1)[0]
+    found = checked(net, batch)
+    assert found.agrees is True
+    assert found.error < 0.1 * found.limit
+    assert checked(net, batch, reference="derived").agrees is True
+    assert not any("own backward pass" in note for note in wb.measure(net, [batch]).notes)
+
+
+def test_a_transformer_with_tokens_does_not_trip_it():
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 16)
+            self.blocks = nn.ModuleList(
+                nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=True) for _ in range(2)
+            )
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for block in self.blocks:
+                h = block(h)
+            return self.head(h[:, 0])
+
+    torch.manual_seed(0)
+    net, batch = Encoder(), example(1, tokens=True)[0]
+    assert checked(net, batch).agrees is True
+    with wb.Tracer(net) as one, wb.Tracer(net, reference="derived") as other:
+        own, derived = one.trace(*batch), other.trace(*batch)
+    for g, d in zip(own.grads, derived.grads, strict=True):
+        assert torch.allclose(g, d, rtol=1e-5, atol=1e-7)
+
+
+def test_large_networks_are_checked_without_a_copy_in_float64(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    for name in ("plain", "relu", "dropout", "exploded"):
+        torch.manual_seed(0)
+        net = HONEST[name]()
+        found = checked(net, wb.selftest.batches(1)[0] if name == "exploded" else BATCHES[0])
+        assert (found.agrees, found.dtype) == (True, "float32")
+    for name in ("fa", "dfa", "half the length", "a cut branch"):
+        torch.manual_seed(0)
+        assert checked(ALTERED[name]()).agrees is False
+
+
+def test_a_network_that_fixes_its_dtype_is_checked_in_float32():
+    class Fixed(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) @ torch.eye(5)
+
+    torch.manual_seed(0)
+    assert checked(Fixed(mlp())).dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_not_checked(dtype: torch.dtype):
+    x, y = BATCHES[0]
+    found = checked(made("fa").to(dtype), (x.to(dtype), y))
+    assert found.agrees is None
+    assert found.why.startswith("finite differences need float32 or float64, but this pass runs in")
+    measured = wb.measure(made("plain").to(dtype), [(x.to(dtype), y)], reference="derived")
+    assert measured.conditions["backward_error"] is None
+    assert "need float32 or float64" in measured.reasons["backward_error"]
+
+
+def test_a_mean_loss_is_not_checked():
+    assert "one loss per sample" in checked(made("fa"), loss=F.cross_entropy).why
+
+
+def test_a_random_forward_pass_is_not_checked():
+    class Always(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.dropout(x, 0.5)
+
+    found = checked(Residual(mlp(Always)))
+    assert found.agrees is None
+    assert "random" in found.why or "noisy" in found.why
+
+
+def test_samples_that_see_each_other_are_not_checked():
+    class Centred(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0)
+
+    found = checked(Residual(mlp(Centred)))
+    assert found.agrees is None
+    assert "couples its samples" in found.why
+
+
+def test_a_loss_without_a_slope_is_not_checked():
+    net = made("fa")
+    with torch.no_grad():
+        net.out_head.weight.zero_()
+    assert "too noisy" in checked(net).why
+
+
+# -- what makes a network worth checking -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["plain", "relu", "dropout", "batch norm", "exploded"])
+def test_plain_networks_cost_nothing_more(name: str):
+    torch.manual_seed(0)
+    net, calls = HONEST[name](), []
+    net.blocks[1].register_forward_hook(lambda module, args, made: calls.append(made.detach().abs().max()))  # a log
+    batch = wb.selftest.batches(1)[0] if name == "exploded" else BATCHES[0]
+    measured = wb.measure(net, [batch])
+    assert len(calls) == 1
+    assert measured.conditions["backward_error"] is None
+    assert measured.reasons["backward_error"].startswith("not needed: ")
+
+
+def test_a_network_worth_checking_is_run_four_times_more_on_few_samples():
+    sizes: list[int] = []
+    torch.manual_seed(0)
+    net = Residual(lambda: nn.Sequential(nn.Linear(16, 16), Sine()))
+    net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    wb.measure(net, BATCHES)
+    assert sizes == [128, 16, 16, 16, 16, 128]
+
+
+@pytest.mark.parametrize(
+    ("pass_", "parts"),
+    [
+        (lambda x: x.exp() + 1, False),
+        (lambda x: x + x.detach().norm(), True),
+        (lambda x: x * x.data, True),
+        (lambda x: [x.detach().norm().item(), x + 1][1], False),
+        (lambda x: x * (x.detach() * 2), True),
+        (lambda x: x * (x > 0), False),
+        (lambda x: x[x.argmax()], False),
+    ],
+)
+def test_the_spy(pass_: Callable[[Tensor], Any], parts: bool):
+    with Spy() as spy:
+        pass_(torch.randn(3, requires_grad=True))
+    assert spy.saw is parts
+
+
+def test_the_spy_sees_a_pass_without_gradients_that_is_used():
+    x = torch.randn(3, requires_grad=True)
+    with Spy() as spy:
+        with torch.no_grad():
+            scale = x.norm()
+        logged = scale + 1
+        assert not spy.saw
+        x * logged
+    assert spy.saw
+
+
+# -- the tape --------------------------------------------------------------------------------------------------------
+
+
+def by_tape(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    with Tape() as tape:
+        y = function(x.clone())
+    twin, _ = tape.rerun()
+    (grad,) = torch.autograd.grad(twin(y).sum(), x)
+    return grad
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sin().mul_(2).add_(x),
+        lambda x: torch.zeros(4, 3).index_copy_(0, torch.tensor([1]), x.exp()[:1]) ** 2,
+        lambda x: (x.view(3, 4).t()[1:] * torch.arange(3.0)).cumsum(0),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: torch.stack([*x.split(2)]).relu_().softmax(-1).log(),
+        lambda x: x * torch.rand(4, 3),
+    ],
+)
+def test_a_rerun_gives_the_gradient_autograd_gives(function: Callable[[Tensor], Tensor]):
+    x = torch.randn(4, 3, requires_grad=True)
+    state = torch.get_rng_state()
+    (expected,) = torch.autograd.grad(function(x.clone()).sum(), x)
+    torch.set_rng_state(state)
+    assert torch.allclose(by_tape(function, x), expected, rtol=1e-5)
+
+
+def test_a_rerun_goes_past_every_cut():
+    def function(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            a = x.sin()
+        return a * x.detach() * x.data + Exact.apply(x)
+
+    x = torch.randn(4, 3, requires_grad=True)
+    (expected,) = torch.autograd.grad((x.sin() * x * x + x.sin()).sum(), x)
+    assert torch.allclose(by_tape(function, x), expected, rtol=1e-5)
+
+
+def test_what_comes_from_outside_is_not_written_twice():
+    counter, x = torch.ones(()), torch.ones(2, requires_grad=True)
+    with Tape() as tape:
+        counter.add_(1)
+        y = (x * counter).sum()
+    twin, _ = tape.rerun()
+    assert counter == 2
+    assert twin(y) == y == 4
+
+
+def test_loss_scale_does_not_matter():
+    for scale in (1e-9, 1e9):
+        loss = lambda logits, y: scale * F.cross_entropy(logits, y, reduction="none")  # noqa: E731, B023
+        assert checked(made("plain"), loss=loss).agrees is True
+        assert checked(made("fa"), loss=loss).agrees is False
+
+
+def test_the_check_leaves_no_trace():
+    net = made("dfa").train()
+    state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    wb.measure(net, BATCHES)
+    assert all(m.training for m in net.modules())
+    assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None for p in net.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def test_the_reports_say_where_the_reference_came_from():
+    assert wb.diagnose(made("plain"), BATCHES).conditions["reference"] == "the network's own backward pass"
