@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from walkback.checks import Accuracy, DiagnosticThresholds, read_table
-from walkback.diagnose import make_report
+from walkback.diagnose import NULLS, PRECISION, make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
 from walkback.report import SCHEMA, Report
 
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
 _PROBES = ("perturbation", "nudging", "nudging_relative")
 _SCALARS = (
     "growth",
@@ -31,6 +31,7 @@ _SCALARS = (
     "gamma",
     "gamma_concentration",
     "deep_cosine",
+    "stability_distinct",
 )
 _ACCURACIES = {
     "headline_acc": ("headline_acc", "test_acc", "acc", "accuracy"),
@@ -41,12 +42,16 @@ _ACCURACIES = {
 # Quantities with a range of their own; a logged number outside it is something else.
 _RANGES = {
     **dict.fromkeys(("cosine", "cosine_clamped", "perturbation", "stability", "gamma", "deep_cosine"), (-1.0, 1.0)),
-    **dict.fromkeys(("below_eps", "gamma_concentration"), (0.0, 1.0)),
+    **dict.fromkeys(("null_low", "null_high", "stability_distinct"), (-1.0, 1.0)),
+    **dict.fromkeys(("below_eps", "gamma_concentration", "epsilon_share"), (0.0, 1.0)),
+    **dict.fromkeys(("null_dimension", "float64_disagreement", "absorption"), (0.0, float("inf"))),
     **dict.fromkeys(("h_norm", "g_norm", "growth", "growth_total", "g_norm_deepest"), (0.0, float("inf"))),
 }
 _NOT_FINITE = re.compile(r"(state|gradient) not finite\b")
 # Notes that judging writes anew, so they are not carried over from a report.
-_RENEWED = re.compile(r"the reference is under the floor|one site carries")
+_RENEWED = re.compile(
+    r"the reference is under the floor|one site carries|the published D2 would|F\.cosine_similarity would"
+)
 
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 
@@ -70,7 +75,7 @@ def judge(
             of such rows, one per epoch, or a path to .json, .jsonl or .csv (columns h_norm_0, g_norm_0, …).
             Gradient norms are those of a mean loss over 128 samples; for another batch size B say
             `conditions.g_norm_batch_size = B` (CSV: a column `g_norm_batch_size`).
-        edition: "three-check" or "four-diagnostic"; by default a report's own, else "three-check".
+        edition: "three-check", "four-diagnostic" or "intrinsic"; by default a report's own, else "three-check".
         thresholds: other limits; by default a report's own, else the published ones.
         headline_acc: overrides the logged one.
         frozen_baseline_acc: overrides the logged one.
@@ -286,8 +291,8 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         h_norm=h,
         g_norm=g,
         cosine=cosine,
-        cosine_clamped=lists["cosine_clamped"],
-        below_eps=lists["below_eps"],
+        **{name: lists[name] for name in ("cosine_clamped", "below_eps", *NULLS, *PRECISION)},
+        stability_distinct=scalars["stability_distinct"],
         growth=rho,
         growth_total=total,
         stability=scalars["stability"],

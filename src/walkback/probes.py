@@ -1,21 +1,27 @@
-"""Probes: does the credit predict and lower the loss? Extra passes, run only when asked.
+"""Probes: extra passes, run only when asked. Does the credit predict and lower the loss? Is it better than chance?
 
-Both change the stream at one site and run the rest of the network, in float64 where the device has it.
+Perturbation and nudging change the stream at one site and run the rest of the network, in float64 where the device has
+it. Fresh feedback asks the rule for its credit with new random matrices. (The intrinsic form of D2 is asked for like a
+probe, but measured batch by batch: see `intrinsic.py`.)
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from walkback.errors import InputError
+from walkback.intrinsic import Intrinsic
+from walkback.measure import Meter, Numbers
+from walkback.nulls import student
 from walkback.progress import track
-from walkback.trace import Trace, Tracer, no_autocast
+from walkback.trace import Credit, Trace, Tracer, no_autocast
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,34 @@ class Nudging:
             raise InputError(f"Expected eta > 0, but got {self.eta}.")
 
 
-Probe = Perturbation | Nudging
-PROBES: dict[str, type[Probe]] = {"perturbation": Perturbation, "nudging": Nudging}
+@dataclass(frozen=True)
+class FreshFeedback:
+    """The null of a rule with feedback matrices: the cosines of the same network and batches with B drawn anew.
+
+    The credit must be a rule with `redraw(generator)`, such as `wb.rules` gives or a bundle's; it is copied, not changed.
+
+    Args:
+        draws: how many times.
+        samples: at least this many samples are used (whole batches).
+        seed: of the draws.
+    """
+
+    draws: int = 20
+    samples: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
+
+
+Probe = Perturbation | Nudging | FreshFeedback | Intrinsic
+PROBES: dict[str, type[Probe]] = {
+    "perturbation": Perturbation,
+    "nudging": Nudging,
+    "fresh-b": FreshFeedback,
+    "intrinsic": Intrinsic,
+}
 
 
 def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
@@ -74,7 +106,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
     """
-    if isinstance(probes, (str, Perturbation, Nudging)):
+    if isinstance(probes, (str, *get_args(Probe))):
         probes = [probes]
     if not isinstance(probes, Iterable):
         raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probes!r}.")
@@ -82,20 +114,30 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     for probe in probes:
         if isinstance(probe, str) and probe in PROBES:
             out.append(PROBES[probe]())
-        elif isinstance(probe, (Perturbation, Nudging)):
+        elif isinstance(probe, get_args(Probe)):
             out.append(probe)
         else:
             raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probe!r}.")
     return out
 
 
-def run_probes(probes: Sequence[Probe], tracer: Tracer, traces: Sequence[Trace]) -> dict[str, Any]:
+def run_probes(
+    probes: Sequence[Perturbation | Nudging | FreshFeedback],
+    tracer: Tracer,
+    traces: Sequence[Trace],
+    credit: Credit | None = None,
+) -> dict[str, Any]:
     """Per-site lists by name, with `reasons` for what is missing and the `conditions` of the probes."""
     found: dict[str, Any] = {"reasons": {}, "conditions": {}}
-    replayer = _Replayer(tracer, traces[0])
-    found["conditions"]["probe_dtype"] = replayer.dtype
+    replayer = None
     for probe in probes:
         part = _first(traces, probe.samples)
+        if isinstance(probe, FreshFeedback):
+            _fresh_feedback(probe, part, credit, found)
+            continue
+        if replayer is None:
+            replayer = _Replayer(tracer, traces[0])
+            found["conditions"]["probe_dtype"] = replayer.dtype
         if not tracer.per_sample:
             why = "the loss returns a mean; probes need one loss per sample"
             names = ("perturbation",) if isinstance(probe, Perturbation) else ("nudging", "nudging_relative")
@@ -169,6 +211,46 @@ def _nudging(probe: Nudging, replayer: _Replayer, traces: Sequence[Trace], found
         found[name] = [_mean_of(parts) for parts in per_site]
         if None in found[name]:
             found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
+
+
+def _fresh_feedback(
+    probe: FreshFeedback, traces: Sequence[Trace], credit: Credit | None, found: dict[str, Any]
+) -> None:
+    told: dict[str, Any] = {**vars(probe), "samples": sum(len(t.losses) for t in traces)}
+    found["conditions"]["fresh_feedback"] = told
+    if credit is None:
+        told["not measured because"] = "no credit was given"
+        return
+    redraw = getattr(stranger := copy.deepcopy(credit), "redraw", None)
+    # On the CPU whatever the device, so that a seed gives the same matrices everywhere.
+    generator = torch.Generator().manual_seed(probe.seed)
+    drawn = []
+    for _ in track(range(probe.draws), "fresh feedback", probe.draws):
+        with torch.no_grad():
+            if redraw is None or not redraw(generator):
+                told["not measured because"] = "the credit has no feedback matrices to draw anew"
+                return
+        meter = Meter()
+        for trace in traces:
+            meter.add(replace(trace, credits=tuple(a.detach() for a in stranger(trace))))
+        drawn.append(meter.result())
+    spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
+    half = student(probe.draws - 1) * (1 + 1 / probe.draws) ** 0.5  # of where one more draw would lie
+    found["fresh_mean"] = [s and s[0] for s in spreads]
+    found["fresh_low"] = [s and s[0] - half * s[1] for s in spreads]
+    found["fresh_high"] = [s and s[0] + half * s[1] for s in spreads]
+    for name in ("gamma", "deep_cosine"):
+        spread = _spread([getattr(m, name) for m in drawn])
+        told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
+
+
+def _spread(values: Numbers) -> tuple[float, float] | None:
+    """Mean and standard deviation, None when one is missing."""
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    of = torch.tensor(known, dtype=torch.float64)
+    return float(of.mean()), float(of.std())
 
 
 class _Replayer:

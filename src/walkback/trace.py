@@ -45,6 +45,7 @@ class Trace:
         pool: where (B, T, d) states are read: token index, "mean", or "readout" (the token each sample reads).
         index: the batch's number.
         prints: (B,) a number that identifies each input, see `fingerprints`.
+        branches: f_1 … f_L where blocks return them, else None.
     """
 
     states: tuple[Tensor, ...]
@@ -57,6 +58,7 @@ class Trace:
     prints: Int[Tensor, " batch"] | None = None
     pool: int | str | None = None
     index: int = 0
+    branches: tuple[Tensor, ...] | None = None
 
 
 Credit = Callable[[Trace], Sequence[Tensor]]
@@ -106,6 +108,8 @@ class Tracer:
         self._clone_inputs = False
         self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
         self._recording = False
+        self._weights: Mapping[str, Tensor] | None = None  # other weights to run with, for `again`
+        self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
         self._hidden = _return_hidden(self.model)
@@ -264,7 +268,7 @@ class Tracer:
             raise
         if self._found_pool and isinstance(self.pool, int) and index:
             self._check_pool(grads[-1], self.pool, index)
-        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index)
+        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, self._branches)
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
@@ -332,6 +336,7 @@ class Tracer:
                 return self._pass(x, y, index)
         states = self._states()
         self._check_shapes(states, x)
+        self._branches = tuple(self._made.values()) if self.branch else None
         self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
         return states, grads, logits.detach(), losses.detach()  # type: ignore[return-value]
 
@@ -344,9 +349,15 @@ class Tracer:
         self._inputs, version = x, x._version
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
-        output = self.model(x, return_hidden=True) if ask else self.model(x)
+        output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
         self._clone_inputs = self._clone_inputs or x._version != version
         return output
+
+    def _run(self, x: Tensor, weights: Mapping[str, Tensor] | None, kwargs: dict[str, Any]) -> Any:
+        """The network's own forward pass, with other weights by name where they are given."""
+        if weights is None:
+            return self.model(x, **kwargs)
+        return torch.func.functional_call(self.model, dict(weights), (x,), kwargs)
 
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
@@ -671,14 +682,59 @@ class Tracer:
             handle = self.blocks[site - 1].register_forward_hook(at_block)
         try:
             x = x.detach().clone()
-            kwargs = {"return_hidden": True} if self._hidden == "required" else {}
-            if weights is None:
-                output = self.model(x, **kwargs)
-            else:
-                output = torch.func.functional_call(self.model, weights, (x,), kwargs)
+            output = self._run(x, weights, self._needed())
         finally:
             handle.remove()
         return self.losses(logits_of(output), y).double()
+
+    # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
+
+    def again(self, x: Tensor, y: Tensor, weights: Mapping[str, Tensor]) -> Trace:
+        """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
+
+        Args:
+            x: (B, ...) inputs, of the dtype and on the device of `weights`.
+            y: labels, on the device of `weights`.
+            weights: every parameter and buffer of the model.
+        """
+        self._refuse_outside("again")
+        kept, self._weights = (self._weights, self._copy, self._clone_inputs, self._widen), weights
+        try:
+            states, grads, logits, losses = self._pass(x, y, self._count)
+        finally:
+            self._weights, self._copy, self._clone_inputs, self._widen = kept
+        return Trace(states, grads, None, losses, logits, y, x, None, self.pool, self._count, self._branches)
+
+    @torch.no_grad()
+    def branches_at(self, x: Tensor, states: Sequence[Tensor], weights: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """f_1 … f_L with every block l given states[l - 1] in place of what it would receive, run with `weights`.
+
+        None for a block that changes the shape of the stream: it writes a new one rather than add to it.
+        """
+        self._refuse_outside("branches_at")
+        made: list[Tensor] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            stream, given = _first_tensor((*args, *kwargs.values())), states[len(made)].clone()
+            args = tuple(given if v is stream else v for v in args)
+            return args, {name: given if v is stream else v for name, v in kwargs.items()}
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            found = _first_tensor(output if isinstance(output, (tuple, list)) else (output,))
+            assert found is not None
+            made.append(found.clone())
+
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(after).remove)
+            self._run(x.clone(), weights, self._needed())
+        if self.branch:
+            return list(made)
+        return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]
+
+    def _needed(self) -> dict[str, Any]:
+        return {"return_hidden": True} if self._hidden == "required" else {}
 
 
 class _AgainError(Exception):
