@@ -115,7 +115,7 @@ def student(freedom: float) -> float:
 def reads_as(
     cosine: float | None, low: float | None, high: float | None, interval: tuple[float | None, float | None]
 ) -> str | None:
-    """ "signal" where the cosine and its interval lie outside the null band, else "noise"; None without a band.
+    """The word signal where the cosine and its interval lie outside the null band, else noise; None without a band.
 
     >>> reads_as(0.05, -0.12, 0.12, (None, None)), reads_as(0.05, -0.01, 0.01, (0.04, 0.06))
     ('noise', 'signal')

@@ -7,7 +7,6 @@ probe, but measured batch by batch: see `intrinsic.py`.)
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
-from walkback.measure import Meter, Numbers
+from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
 from walkback.progress import track
 from walkback.trace import Credit, Trace, Tracer, no_autocast
@@ -74,7 +73,7 @@ class Nudging:
 class FreshFeedback:
     """The null of a rule with feedback matrices: the cosines of the same network and batches with B drawn anew.
 
-    The credit must be a rule with `redraw(generator)`, such as `wb.rules` gives or a bundle's; it is copied, not changed.
+    The credit must be a rule with `redraw(generator)`, such as a bundle's; its own B is put back afterwards.
 
     Args:
         draws: how many times.
@@ -221,19 +220,10 @@ def _fresh_feedback(
     if credit is None:
         told["not measured because"] = "no credit was given"
         return
-    redraw = getattr(stranger := copy.deepcopy(credit), "redraw", None)
-    # On the CPU whatever the device, so that a seed gives the same matrices everywhere.
-    generator = torch.Generator().manual_seed(probe.seed)
-    drawn = []
-    for _ in track(range(probe.draws), "fresh feedback", probe.draws):
-        with torch.no_grad():
-            if redraw is None or not redraw(generator):
-                told["not measured because"] = "the credit has no feedback matrices to draw anew"
-                return
-        meter = Meter()
-        for trace in traces:
-            meter.add(replace(trace, credits=tuple(a.detach() for a in stranger(trace))))
-        drawn.append(meter.result())
+    drawn = _redrawn(probe, traces, credit)
+    if not drawn:
+        told["not measured because"] = "the credit has no feedback matrices to draw anew"
+        return
     spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
     half = student(probe.draws - 1) * (1 + 1 / probe.draws) ** 0.5  # of where one more draw would lie
     found["fresh_mean"] = [s and s[0] for s in spreads]
@@ -242,6 +232,28 @@ def _fresh_feedback(
     for name in ("gamma", "deep_cosine"):
         spread = _spread([getattr(m, name) for m in drawn])
         told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
+
+
+def _redrawn(probe: FreshFeedback, traces: Sequence[Trace], credit: Any) -> list[Measurements]:
+    """What is measured with each new draw, none for a credit that has nothing to draw. The rule is left as found."""
+    if not all(hasattr(credit, name) for name in ("redraw", "state_dict", "load_state_dict")):
+        return []
+    # On the CPU whatever the device, so that a seed gives the same matrices everywhere.
+    generator = torch.Generator().manual_seed(probe.seed)
+    own = {name: value.clone() for name, value in credit.state_dict().items()}
+    drawn: list[Measurements] = []
+    try:
+        for _ in track(range(probe.draws), "fresh feedback", probe.draws):
+            with torch.no_grad():
+                if not credit.redraw(generator):
+                    return []
+            meter = Meter()
+            for trace in traces:
+                meter.add(replace(trace, credits=tuple(a.detach() for a in credit(trace))))
+            drawn.append(meter.result())
+    finally:
+        credit.load_state_dict(own)
+    return drawn
 
 
 def _spread(values: Numbers) -> tuple[float, float] | None:
