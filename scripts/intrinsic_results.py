@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,29 @@ def huge_batch() -> list[list[str]]:
     return rows
 
 
+def by_confidence(folder: Path, root: Path | None) -> list[list[str]]:
+    """Where rounding acts in a trained network: 1 − cos(g_L, g_L in float64) by how sure it is of the label."""
+    bundle = wb.load_bundle(folder)
+    model = bundle.model()
+    wide = {name: p.double() if p.is_floating_point() else p for name, p in model.state_dict().items()}
+    found = []
+    with wb.Tracer(model) as tracer:
+        for x, y in probe_batches(load(str(bundle.spec["data"]), root), torch.device("cpu")):
+            low, high = tracer.trace(x, y), tracer.again(x.double(), y, wide)
+            unsure = -torch.expm1(-high.losses)  # 1 − p of the label
+            g, e = low.grads[-1].double(), high.grads[-1]
+            off = 0.5 * (F.normalize(g, dim=1, eps=0) - F.normalize(e, dim=1, eps=0)).square().sum(1)
+            found.append(torch.stack([unsure, off, (g.norm(dim=1) / 128 < 1e-8).double()]))
+    unsure, off, under = torch.cat(found, 1)
+    rows, edges = [], [0.0, 1e-7, 1e-6, 1e-4, 1e-2, 1.1]
+    for low, high in pairwise(edges):
+        here = (unsure >= low) & (unsure < high)
+        if here.any():
+            name = f"{low:g} … {min(high, 1):g}"
+            rows.append([name, str(int(here.sum())), f"{off[here].mean():.1e}", f"{under[here].mean():.0%}"])
+    return rows
+
+
 def _word(flagged: bool | None) -> str:
     return {True: "flags", False: "ok", None: "not tested"}[flagged]
 
@@ -144,7 +168,7 @@ def main() -> None:
     asked.add_argument("--out", type=Path, default=HERE / "results" / "intrinsic")
     args = asked.parse_args()
     folders = sorted(SHIPPED.iterdir()) + (sorted(args.runs.iterdir()) if args.runs else [])
-    rows, sites = [], []
+    rows, sites, sure = [], [], []
     for folder in folders:
         if not (folder / "report.json").exists() or not (folder / "weights.safetensors").exists():
             continue
@@ -155,6 +179,10 @@ def main() -> None:
         report.save(args.out / f"{name}.json")
         rows.append(row(report.notes, report))
         sites += _site_rows(report)
+        spec = wb.load_bundle(folder).spec
+        if spec["data"] == "cifar10" and spec["scope"] == "all":
+            there = by_confidence(folder, args.root)
+            sure += [[report.notes, *cells] for cells in there]
     made = []
     for name, shows, report in constructed():
         report.save(args.out / f"constructed-{''.join(c if c.isalnum() else '-' for c in name)}.json")
@@ -179,6 +207,13 @@ def main() -> None:
             ["batch", "‖g_L‖ of the mean loss", "< 1e-7", "‖g_L‖ ÷ 128 (ours)", "cosine off", "intrinsic D2"],
             huge_batch(),
         ),
+        "",
+        "## Where rounding acts",
+        "",
+        "Samples by 1 − p of their label (float64), how far g_L is from float64, and who is under "
+        "F.cosine_similarity's ε.",
+        "",
+        _markdown(["network", "1 − p", "samples", "mean 1 − cos(g_L, float64)", "under ε"], sure),
         "",
         "## Cosines and their nulls",
         "",

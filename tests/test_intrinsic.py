@@ -46,7 +46,8 @@ def test_disagreement_and_shift_against_a_float64_copy(kind: str, dtype: torch.d
         low, high = [], []
         for twin, data, out in ((net, x, low), (wide, x.double(), high)):
             leaf = twin.stream(data)[site].clone().requires_grad_()
-            loss = F.cross_entropy(twin.from_site(leaf * 1.0, site, data), y, reduction="sum")
+            logits = twin.from_site(leaf * 1.0, site, data)
+            loss = F.cross_entropy(logits if twin is wide else logits.float(), y, reduction="sum")
             out.append(torch.autograd.grad(loss, leaf)[0])
         g, e = rows(low[0].double().numpy()), rows(high[0].numpy())
         a = rows((low[0] + 0.3 * torch.roll(low[0], 1, -1)).double().numpy())
@@ -476,7 +477,7 @@ def test_scale_of_the_stream_in_powers_of_two(name: str, exponent: int):
     scaled = stream_times(name, 2.0**exponent)
     same(scaled, reference(name))
     for field in ("cosine", "float64_disagreement", "absorption"):
-        assert scaled.per_layer[field] == pytest.approx(reference(name).per_layer[field], rel=1e-6)
+        assert scaled.per_layer[field][1:] == pytest.approx(reference(name).per_layer[field][1:], rel=1e-6), field
 
 
 @quick

@@ -34,7 +34,7 @@ def test_readme_session_prints_what_it_shows(capsys: pytest.CaptureFixture[str])
     assert [re.sub(numbers, "", line) for line in printed] == [re.sub(numbers, "", line) for line in shown]
 
 
-@pytest.mark.parametrize("page", ["docs/custom-networks.md", "docs/rules.md"])
+@pytest.mark.parametrize("page", ["docs/custom-networks.md", "docs/rules.md", "docs/intrinsic.md"])
 def test_docs_run_as_printed(page: str) -> None:
     code = blocks(page, "python")
     assert code

@@ -273,7 +273,7 @@ def _nudged(t: Tensor, seed: int) -> Tensor:
     if not t.is_floating_point():
         return t
     signs = torch.randint(2, t.shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
-    return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device)).to(t.dtype)
+    return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device, t.dtype))
 
 
 def _unit(rows: Tensor, least: float) -> tuple[Tensor, Tensor]:

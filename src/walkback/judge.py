@@ -262,7 +262,8 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         g = [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
         conditions["g_norm_batch_size"] = PUBLISHED_BATCH
         conditions["g_norm_logged_batch_size"] = batch
-    if not (h or g or any(v is not None for v in logged.values()) or _has_accuracy(row)):
+    known = h or g or lists["float64_disagreement"] or any(v is not None for v in logged.values())
+    if not (known or _has_accuracy(row)):
         raise InputError(
             f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
             f"them among: {', '.join(map(str, row)) or 'nothing'}."
