@@ -22,6 +22,7 @@ from torch import Tensor
 
 import walkback as wb
 from walkback.data import load
+from walkback.exhibits.view import untested
 from walkback.selftest import network
 from walkback.training.loop import probe_batches
 
@@ -146,7 +147,7 @@ def row(name: str, report: wb.Report) -> list[str]:
     return [
         name, _sci(growth), _sci(deepest), _word(published.findings[1]["flagged"]), _sci(report.values["cosine_error"]),
         _word(report.findings[1]["flagged"]), _sci(clamp), "–" if share is None else f"{share:.0%}", _sci(absorbed),
-        " ".join(published.failed) or published.verdict, " ".join(report.failed) or report.verdict,
+        *(" ".join(r.failed) or r.verdict + untested(r.verdict, r.depth_used) for r in (published, report)),
     ]  # fmt: skip
 
 

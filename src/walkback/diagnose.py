@@ -205,8 +205,9 @@ def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list
         )
     if d2.flagged is False and off and not m.nonfinite_kinds:
         said.append(f"the published D2 would not flag (‖g_L‖ = {d2.value:.2g}), but rounding decides the reference")
-    pairs = [(abs(a - b), site) for site, (a, b) in enumerate(zip(m.cosine, m.cosine_clamped)) if None not in (a, b)]
-    clamp, site = max(pairs, default=(0.0, 0))
+    both = enumerate(zip(m.cosine, m.cosine_clamped))
+    off_by_clamp = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
+    clamp, site = max(off_by_clamp, default=(0.0, 0))
     if clamp > 0.005:
         said.append(
             f"F.cosine_similarity would report a cosine off by {clamp:.2g} at site {site}, from its ε alone: multiply "

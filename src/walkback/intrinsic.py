@@ -75,7 +75,7 @@ class IntrinsicMeter:
         self.tracer, self.seed = tracer, (probe or Intrinsic()).seed
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
-        self._sum: dict[str, Any] = defaultdict(float)
+        self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total and count
         self._weights: dict[str, Tensor] = {}
         self._given_up = False
         self._absorption = ""

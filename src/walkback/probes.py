@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -105,7 +105,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
     """
-    if isinstance(probes, (str, *get_args(Probe))):
+    if isinstance(probes, str | Probe):
         probes = [probes]
     if not isinstance(probes, Iterable):
         raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probes!r}.")
@@ -113,7 +113,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     for probe in probes:
         if isinstance(probe, str) and probe in PROBES:
             out.append(PROBES[probe]())
-        elif isinstance(probe, get_args(Probe)):
+        elif isinstance(probe, Probe):
             out.append(probe)
         else:
             raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probe!r}.")
