@@ -192,7 +192,7 @@ class Probing:
 class _Run:
     """One probe on its way: how many samples it has had, and what it found of each, by name and site."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Perturbation | Nudging) -> None:
         self.probe, self.samples = probe, 0
         self.values: dict[str, list[list[Tensor]]] = {}
         self.generator: torch.Generator | None = None
@@ -261,6 +261,8 @@ class _Redraws:
     def __init__(self, probe: FreshFeedback, credit: Any) -> None:
         self.probe, self.credit, self.samples = probe, credit, 0
         self.meters = [Meter() for _ in range(probe.draws)]
+        # On the CPU whatever the device, so that a seed gives the same matrices everywhere, and for every batch.
+        self.generator, self.starts = torch.Generator().manual_seed(probe.seed), []
         self.why = "no credit was given" if credit is None else ""
         if credit is not None and not all(hasattr(credit, n) for n in ("redraw", "state_dict", "load_state_dict")):
             self.why = "the credit has no feedback matrices to draw anew"
@@ -272,10 +274,12 @@ class _Redraws:
         own = {name: value.clone() for name, value in self.credit.state_dict().items()}
         try:
             for draw, meter in enumerate(self.meters):
-                # On the CPU whatever the device, and anew for every batch: a seed gives the same matrices everywhere.
-                generator = torch.Generator().manual_seed(1_000_003 * self.probe.seed + draw)
+                if self.samples:
+                    self.generator.set_state(self.starts[draw])
+                else:
+                    self.starts.append(self.generator.get_state())
                 with torch.no_grad():
-                    if not self.credit.redraw(generator):
+                    if not self.credit.redraw(self.generator):
                         self.why = "the credit has no feedback matrices to draw anew"
                         return
                 meter.add(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
