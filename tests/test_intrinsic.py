@@ -194,6 +194,9 @@ def test_states_that_are_not_finite_walk_back():
     report = intrinsic(net, wb.selftest.batches(2))
     assert "D2" in report.failed
     assert report.measurement_valid is False
+    assert "rounding" not in report.chain[3]["text"]
+    bad = {"g_norm": [1e-3, float("nan")], "float64_disagreement": [1e-9, None]}
+    assert wb.judge(bad, "intrinsic").failed == ("D2",), "also where some sites are known and exact"
 
 
 # -- where float64 is out of reach -----------------------------------------------------------------------------------

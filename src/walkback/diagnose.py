@@ -290,8 +290,10 @@ def make_report(
 
 def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list[str]:
     """Where the intrinsic reading and the published one differ, and what a clamped cosine would have said."""
-    said = []
+    said: list[str] = []
     d2 = reference_validity("D2", m, dtype_floor(m, thresholds))
+    if m.nonfinite_kinds or d2.value is None:
+        return said
     error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
     off = None if error is None else error > thresholds.cosine_error_limit
     if d2.flagged and off is False:
@@ -299,7 +301,7 @@ def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list
             f"the published D2 would flag (‖g_L‖ = {d2.value:.2g} < {d2.limit:.2g}), but no cosine is off by more than "
             f"{error:.1g}: the reference is small, not wrong"
         )
-    if d2.flagged is False and off and not m.nonfinite_kinds:
+    if d2.flagged is False and off:
         said.append(f"the published D2 would not flag (‖g_L‖ = {d2.value:.2g}), but rounding decides the reference")
     both = enumerate(zip(m.cosine, m.cosine_clamped))
     off_by_clamp = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
