@@ -71,6 +71,7 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
             "bare hooks + autograd.grad": lambda: bare(model, batches),
             "walkback.measure": lambda: wb.measure(model, batches),
             "walkback.measure with a credit": lambda: wb.measure(model, batches, credit=dfa),
+            "the same, and in float64": lambda: wb.measure(model, batches, credit=dfa, probes=("intrinsic",)),
         },
         rounds,
     )

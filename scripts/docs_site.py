@@ -54,7 +54,7 @@ def on_files(files: Files, config: Any) -> Files:
         if path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
             todo += [p for p in linked(path, text) if uri(p) not in files.src_uris]
-    pages = sorted(f.src_uri for f in files.documentation_pages())
+    pages = sorted((f.src_uri for f in files.documentation_pages()), key=lambda p: p.replace("index.md", ""))
     there: set[str] = set()
     config.nav = navigation(config.nav, pages, there)
     rest = [p for p in pages if p not in there and (ROOT / "docs" / p).is_file()]

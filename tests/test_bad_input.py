@@ -759,8 +759,8 @@ def test_a_credit_of_zero_or_nan_has_no_cosine_and_says_so():
         ({"bp_acc": 61.5}, r"Expected bp_acc .* pass 0\.615"),
         ({"headline_acc": -0.1}, r"but got -0\.1"),
         ({"headline_acc": [0.5, 0.6], "frozen_baseline_acc": [0.3]}, "but got 2 and 1 accuracies"),
-        ({"edition": "five"}, "Expected edition to be one of three-check, four-diagnostic, but got 'five'"),
-        ({"probes": ["nudge"]}, "Expected probes among perturbation, nudging, but got 'nudge'"),
+        ({"edition": "five"}, "Expected edition to be one of three-check, four-diagnostic, intrinsic, but got 'five'"),
+        ({"probes": ["nudge"]}, "Expected probes among perturbation, nudging, fresh-b, intrinsic, but got 'nudge'"),
         ({"thresholds": {"g_norm_floor": 1e-6}}, "Expected thresholds to be DiagnosticThresholds, but got dict"),
     ],
 )

@@ -38,7 +38,7 @@ def _one_thread():
 def test_a_rescaled_network_is_the_same_function_with_other_states(kind):
     base, (x, y) = _trained(kind, 0), (part[:64] for part in _task()["probe"])
     scales = [1.0, 4.0, 4.0, 2.0**20]
-    net = Rescaled(base, scales).double()
+    net = Rescaled(base, scales).double().eval()
     plain, hidden = base(x, return_hidden=True)
     logits, states = net(x, return_hidden=True)
     torch.testing.assert_close(logits, plain, rtol=1e-9, atol=1e-9)

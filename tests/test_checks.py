@@ -442,7 +442,7 @@ def test_a_threshold_file_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize("edition", ["five", "Three-check", "", None, ["three-check"]])
 def test_other_editions_are_refused_before_anything_is_measured(edition):
-    words = "Expected edition to be one of three-check, four-diagnostic, but got "
+    words = "Expected edition to be one of three-check, four-diagnostic, intrinsic, but got "
     with pytest.raises(wb.InputError, match=words):
         decide(numbers(), Claim(), T, edition)
     with pytest.raises(wb.InputError, match=words):

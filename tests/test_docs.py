@@ -32,6 +32,7 @@ NOT_RUN = {
     "walkback diagnose runs/*": "a run of hours",
     "walkback demo*": "takes a minute; tests/test_demo.py",
     "walkback audit*": "trains many runs, or times steps of all plans; tests/test_audit_*.py and test_executor_*.py",
+    "walkback lint my_evaluation/*": "a folder of the reader's; tests/test_lint.py",
     "for *": "the demo and trainings in a loop",
     "walkback report results --tables * --figures *": "draws every figure in six forms; tests/test_figures.py",
     "pip install *": "installs",

@@ -6,6 +6,7 @@ import json
 import random
 import struct
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ def test_scalars_of_a_row_are_flat_finite_numbers():
 
 @pytest.mark.parametrize("given", ["folder", "writer"])
 def test_tensorboard(tmp_path, given):
-    pytest.importorskip("tensorboard")
+    import_module("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 
@@ -71,7 +72,7 @@ def chunks(data: bytes):
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
+    wandb = import_module("wandb")
     from wandb.proto import wandb_internal_pb2
 
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
@@ -97,14 +98,14 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
 
 def test_wandb_without_a_run():
-    pytest.importorskip("wandb")
+    import_module("wandb")
     with pytest.raises(wb.InputError, match=r"Expected an active run .*, but there is none\. Call wandb\.init"):
         wandb_logger()
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")  # mlflow's use of SQLAlchemy
 def test_mlflow_with_sqlite(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
+    mlflow = import_module("mlflow")
     monkeypatch.chdir(tmp_path)
     before, uri = mlflow.get_tracking_uri(), f"sqlite:///{tmp_path}/mlflow.db"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def explode(net: nn.Module) -> None:
 @pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
 def lightning(request, monkeypatch):
     """The one namespace, as if the other had never been imported."""
-    module = pytest.importorskip(request.param)
+    module = import_module(request.param)
     other = {"lightning.pytorch": "pytorch_lightning", "pytorch_lightning": "lightning.pytorch"}[request.param]
     monkeypatch.delitem(sys.modules, other, raising=False)
     return module
@@ -105,15 +106,16 @@ class Broken:
 
     def __call__(self, trace):
         self.calls += 1
-        if self.calls > 6:
+        if self.calls > 5:
             torch.randn(3)
             raise RuntimeError("in the middle")
         return trace.grads
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}], ids=["plain", "more"]
-)
+MORE = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}
+
+
+@pytest.mark.parametrize("options", [{}, MORE, {"precision": "bf16-mixed"}], ids=["plain", "accumulated", "mixed"])
 def test_lightning_is_bit_identical_with_and_without(lightning, options):
     _, without = fit(lightning, module_of(lightning), [], **options)
     callback = lightning_callback(BATCHES, every=1, network="net")
@@ -121,9 +123,18 @@ def test_lightning_is_bit_identical_with_and_without(lightning, options):
     assert same(without, watched)
     steps = trainer.global_step
     assert [row["step"] for row in callback.watch.history] == list(range(1, steps + 1))
-    assert steps == (4 if options else 8), "steps are those of the optimiser"
+    assert steps == (4 if options == MORE else 8), "steps are those of the optimiser"
     assert callback.watch.history[-1]["total_steps"] == steps
     assert callback.watch.fired == ()
+
+
+def test_who_loaded_both_namespaces_gets_a_callback_of_both():
+    both = [import_module(name) for name in ("lightning.pytorch", "pytorch_lightning")]
+    for L in both:
+        callback = lightning_callback(BATCHES, network="net")
+        assert all(isinstance(callback, other.Callback) for other in both)
+        fit(L, module_of(L), [callback])
+        assert len(callback.watch.history) == 2
 
 
 def test_lightning_stops_when_trust_is_lost(lightning):
@@ -178,7 +189,7 @@ class ForTrainer(nn.Module):
 
 
 def hf_train(tmp_path, callbacks, explode_after=None, raises=False, **options):
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
     fresh()
     model = ForTrainer(explode_after)
     args = transformers.TrainingArguments(
@@ -205,15 +216,16 @@ def hf_train(tmp_path, callbacks, explode_after=None, raises=False, **options):
     return trainer, [*(t.clone() for t in model.state_dict().values()), *draws]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}], ids=["plain", "more"]
-)
+HF_MORE = {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1}
+
+
+@pytest.mark.parametrize("options", [{}, HF_MORE, {"bf16": True}], ids=["plain", "accumulated", "mixed"])
 def test_the_trainer_is_bit_identical_with_and_without(tmp_path, options):
     _, without = hf_train(tmp_path, [], **options)
     callback = trainer_callback(BATCHES, every=1, network="net")
     trainer, watched = hf_train(tmp_path, [callback], **options)
     assert same(without, watched)
-    steps = 4 if options else 8
+    steps = 4 if options == HF_MORE else 8
     assert trainer.state.global_step == steps
     assert [row["step"] for row in callback.watch.history] == list(range(1, steps + 1))
     assert callback.watch.history[-1]["total_steps"] == steps
@@ -237,7 +249,7 @@ def test_the_trainer_after_a_measurement_that_raised(tmp_path):
 
 
 def test_a_hugging_face_model_is_watched_as_it_is(tmp_path):
-    transformers = pytest.importorskip("transformers")
+    transformers = import_module("transformers")
     config = transformers.ViTConfig(
         hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
         num_labels=10,

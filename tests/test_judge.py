@@ -384,7 +384,7 @@ def test_numbers_of_a_wrong_kind_are_refused(numbers, words):
 
 def test_a_wrong_edition_or_wrong_thresholds_are_refused():
     with pytest.raises(
-        wb.InputError, match="Expected edition to be one of three-check, four-diagnostic, but got 'five'"
+        wb.InputError, match="Expected edition to be one of three-check, four-diagnostic, intrinsic, but got 'five'"
     ):
         wb.judge(GOOD, "five")
     with pytest.raises(wb.InputError, match="Expected thresholds to be DiagnosticThresholds, but got dict"):

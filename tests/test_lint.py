@@ -218,6 +218,8 @@ CALM = {
         "b = train(net, epochs=10, frozen=True)",
     ],
     "P10": [
+        "class A(L.Module):\n    def training_step(self, batch, i):\n        x, y = batch\n        net = self.net\n"
+        "        self.log('acc', (net(x).argmax(1) == y).float().mean())\n        return loss(net(x), y)",
         "model = Net().eval()\nacc = (model(x).argmax(1) == y).float().mean()",
         "model = Net()\nmodel.train(False)\nacc = (model(x).argmax(1) == y).float().mean()",
         "model = Net()\nloss = f(model(x), y)\nloss.backward()\noptimizer.step()\nacc = (model(x).argmax(1) == y)",

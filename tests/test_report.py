@@ -81,6 +81,11 @@ def reports() -> dict[str, Report]:
         "probes without credit": wb.diagnose(healthy, BATCHES, probes=probes),
         "seeds": wb.diagnose(healthy, BATCHES, [0.60, 0.61, 0.62], [0.30, 0.31, 0.33]),
         "straddles": wb.diagnose(healthy, BATCHES, [0.36, 0.40, 0.37], [0.35, 0.35, 0.35]),
+        "intrinsic": wb.diagnose(healthy, BATCHES, 0.6, 0.3, credit=noise, edition="intrinsic"),
+        "intrinsic, flagged": wb.diagnose(wb.selftest.absorbing(), BATCHES, 0.6, 0.3, edition="intrinsic"),
+        "intrinsic, not measured": wb.judge(
+            {"h_norm": [1, 2], "headline_acc": 0.6, "frozen_baseline_acc": 0.3}, "intrinsic"
+        ),
         "no depth in the task": wb.diagnose(healthy, BATCHES, 0.35, 0.35, bp_acc=0.36),
         "other thresholds": wb.diagnose(healthy, BATCHES, 0.6, 0.3, thresholds=DiagnosticThresholds(1e-6, 20, 0.5, 1)),
         "half precision": wb.diagnose(wb.selftest.healthy().half(), [(x.half(), y) for x, y in BATCHES]),
@@ -234,6 +239,11 @@ def test_a_missing_file_is_named(tmp_path):
 # -- text ----------------------------------------------------------------------------------------------------------
 
 
+def count(report: Report) -> int:
+    """How many tables: the checks, the layers if there are any, the reference's precision if it was measured."""
+    return 1 + any(report.per_layer.values()) + (report.per_layer["absorption"] is not None)
+
+
 def tables(text: str) -> list[list[str]]:
     """Header, rule and rows of every table in a printed report."""
     lines, found = text.splitlines(), []
@@ -246,7 +256,7 @@ def tables(text: str) -> list[list[str]]:
 
 def test_tables_are_aligned(report):
     found = tables(str(report))
-    assert len(found) == (2 if any(report.per_layer.values()) else 1)
+    assert len(found) == count(report)
     for table in found:
         columns = [m.span() for m in re.finditer(r"-+", table[1])]
         width = columns[-1][1]
@@ -273,7 +283,7 @@ def test_numbers_stand_right_and_words_left():
 def test_every_number_of_the_layer_table_is_the_measured_one():
     r = reports()["credit"]
     layers, _ = tables(str(r))
-    assert layers[0].split() == ["site", "‖h‖", "growth", "‖g‖", "cosine", "clamped", "under", "ε"]
+    assert " ".join(layers[0].split()) == "site ‖h‖ growth ‖g‖ cosine clamped under ε 95 % null reads"
     for site, row in enumerate(layers[2:-1]):
         cells = row.split()
         if site == 0:
@@ -284,6 +294,11 @@ def test_every_number_of_the_layer_table_is_the_measured_one():
         assert float(cells[4]) == pytest.approx(r.per_layer["cosine"][site], abs=6e-4)
         assert float(cells[5]) == pytest.approx(r.per_layer["cosine_clamped"][site], abs=6e-4)
         assert cells[6] == f"{r.per_layer['below_eps'][site]:.0%}"
+        low, high = map(float, cells[7].split("…"))
+        assert low == pytest.approx(r.per_layer["cosine_low"][site], abs=6e-4)
+        assert high == pytest.approx(r.per_layer["cosine_high"][site], abs=6e-4)
+        assert float(cells[8].removeprefix("±")) == pytest.approx(r.per_layer["null_high"][site], abs=6e-4)
+        assert cells[9] == "noise", "the credit is noise"
         if site:
             ratio = r.per_layer["h_norm"][site] / r.per_layer["h_norm"][site - 1]
             assert float(cells[2].removesuffix("x")) == pytest.approx(ratio, rel=5e-3)
@@ -364,7 +379,7 @@ def test_a_notebook_shows_markdown():
 def test_markdown_tables_have_as_many_cells_in_every_row(report):
     blocks = re.split(r"\n\s*\n", report.to_markdown())
     found = [block.splitlines() for block in blocks if block.startswith("| ")]
-    assert len(found) == (2 if any(report.per_layer.values()) else 1)
+    assert len(found) == count(report)
     for rows in found:
         assert re.fullmatch(r"\|(-+\|)+", rows[1].replace(":", "-"))
         assert len({row.count("|") for row in rows}) == 1

@@ -179,6 +179,17 @@ def raising_loader():
 CASES: dict[str, dict[str, Any]] = {
     "normal": {},
     "credit and probes": {"credit": lambda m: lambda t: t.grads, "probes": ("nudging", wb.Perturbation(count=3))},
+    "in float64 too": {"credit": lambda m: lambda t: t.grads, "probes": ("intrinsic", "fresh-b")},
+    "in float64 too, where it fails": {
+        "arrange": breaks(RuntimeError("boom"), 1),
+        "probes": ("intrinsic",),
+        "batches": lambda: data()[:1],
+    },
+    "interrupt in float64": {
+        "arrange": breaks(KeyboardInterrupt(), 1),
+        "probes": ("intrinsic",),
+        "error": KeyboardInterrupt,
+    },
     "credit that calls backward": {"credit": backward_credit},
     "credit that sets modes and grads": {"credit": meddling_credit},
     "mean loss": {"loss": nn.CrossEntropyLoss()},

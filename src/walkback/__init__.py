@@ -18,7 +18,9 @@ _HOMES = {
     "CreditError": "walkback.errors",
     "DiagnosticThresholds": "walkback.checks",
     "FormatError": "walkback.errors",
+    "FreshFeedback": "walkback.probes",
     "InputError": "walkback.errors",
+    "Intrinsic": "walkback.intrinsic",
     "Measurements": "walkback.measure",
     "Nudging": "walkback.probes",
     "Perturbation": "walkback.probes",
@@ -68,9 +70,11 @@ if TYPE_CHECKING:
     from walkback.errors import FormatError as FormatError
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
+    from walkback.intrinsic import Intrinsic as Intrinsic
     from walkback.judge import judge as judge
     from walkback.lint import lint as lint
     from walkback.measure import Measurements as Measurements
+    from walkback.probes import FreshFeedback as FreshFeedback
     from walkback.probes import Nudging as Nudging
     from walkback.probes import Perturbation as Perturbation
     from walkback.recorded import recorded as recorded

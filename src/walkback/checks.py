@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from walkback.errors import FormatError, InputError
-from walkback.measure import Measurements, smallest_subnormal
+from walkback.measure import Measurements, cosine_error, smallest_subnormal
 
 Accuracy = float | Sequence[float] | None
 # Which test samples are right, (N,) of the network and (N,) of its control, in the same order.
@@ -28,6 +28,7 @@ class DiagnosticThresholds:
         h_norm_explosion_ratio: D1 and (a) flag above this growth of one block.
         stability_drift_ceiling: (c) calls a failed reference drift-dominated above this.
         frozen_acc_margin_pp: D3 and (d) flag under this gain over frozen blocks, in percentage points.
+        cosine_error_limit: D2 of the intrinsic edition flags where rounding puts a reported cosine further off.
 
     >>> DiagnosticThresholds(h_norm_explosion_ratio=20.0).g_norm_floor
     1e-07
@@ -37,19 +38,20 @@ class DiagnosticThresholds:
     h_norm_explosion_ratio: float = 50.0
     stability_drift_ceiling: float = 0.30
     frozen_acc_margin_pp: float = 2.0
+    cosine_error_limit: float = 0.05
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
                 raise InputError(f"Expected {name} to be a finite number, but got {value!r}.")
             object.__setattr__(self, name, float(value))  # NumPy's scalars too: they don't go into JSON
-        for name in ("g_norm_floor", "h_norm_explosion_ratio"):
+        for name in ("g_norm_floor", "h_norm_explosion_ratio", "cosine_error_limit"):
             if getattr(self, name) <= 0:
                 raise InputError(f"Expected {name} to be positive, but got {getattr(self, name)!r}.")
 
     @classmethod
     def load(cls, path: str | Path) -> DiagnosticThresholds:
-        """Read a JSON or TOML file with any of the four fields."""
+        """Read a JSON or TOML file with any of the fields."""
         return cls.of(read_table(path), str(path))
 
     def save(self, path: str | Path) -> None:
@@ -63,7 +65,7 @@ class DiagnosticThresholds:
 
     @classmethod
     def of(cls, table: object, where: str = "thresholds") -> DiagnosticThresholds:
-        """From a mapping with any of the four fields."""
+        """From a mapping with any of the fields."""
         known = [f.name for f in fields(cls)]
         if not isinstance(table, dict) or set(table) - set(known):
             raise InputError(
@@ -110,6 +112,18 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
     flagged = None if deepest is None else deepest < floor
     why = "" if flagged is not None else m.reasons.get("g_norm", "no gradient norms were given")
     return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why)
+
+
+def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
+    """D2 of the intrinsic edition: how far does rounding put a reported cosine off, at the worst site?"""
+    limit, title = t.cosine_error_limit, "reference precision"
+    error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
+    if m.nonfinite_kinds:
+        return Finding(check, title, error, limit, f"> {limit:g}", True, _first_nonfinite(m, "gradient"))
+    if error is None:
+        why = m.reasons.get("float64_disagreement", "the reference was not computed again in float64")
+        return Finding(check, title, None, limit, f"> {limit:g}", None, why)
+    return Finding(check, title, error, limit, f"> {limit:g}", error > limit)
 
 
 def _first_nonfinite(m: Measurements, kind: str) -> str:

@@ -33,8 +33,11 @@ app = App(
     suppress_keyboard_interrupt=False,  # `run` says that it stopped
 )
 
-Edition = Literal["three-check", "four-diagnostic"]
-Probes = Annotated[tuple[Literal["perturbation", "nudging"], ...], Parameter(consume_multiple=True, negative=())]
+Edition = Literal["three-check", "four-diagnostic", "intrinsic"]
+Probes = Annotated[
+    tuple[Literal["perturbation", "nudging", "fresh-b", "intrinsic"], ...],
+    Parameter(consume_multiple=True, negative=()),
+]
 Accuracies = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -76,11 +79,12 @@ def diagnose(
     bp_acc
         BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
     edition
-        Which published form of the protocol judges: three-check unless the function says otherwise.
+        Which form of the protocol judges: three-check unless the function says otherwise; intrinsic runs every batch
+        once more in float64.
     thresholds
         JSON or TOML file with other limits.
     probes
-        Extra measurements: perturbation, nudging.
+        Extra measurements: perturbation, nudging, fresh-b, intrinsic.
     chunk
         Run batches in parts of at most so many samples: the same numbers in less memory.
     method
@@ -185,7 +189,7 @@ def judge(
     bp_acc
         BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
     edition
-        Which published form of the protocol judges: three-check unless the file is a report of another.
+        Which form of the protocol judges: three-check unless the file is a report of another.
     thresholds
         JSON or TOML file with other limits.
     method

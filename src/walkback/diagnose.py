@@ -13,16 +13,21 @@ from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
 from walkback.backward import BackwardCheck, check_backward
 from walkback.batch import pairs
-from walkback.checks import Accuracy, DiagnosticThresholds
+from walkback.checks import Accuracy, DiagnosticThresholds, dtype_floor, reference_validity
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
-from walkback.measure import Measurements, Meter, deep_sites, mean
+from walkback.intrinsic import Intrinsic, IntrinsicMeter
+from walkback.measure import Measurements, Meter, cosine_error, deep_sites, mean
 from walkback.options import whole_numbers
 from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
 from walkback.recorded import Recorded
 from walkback.report import Report
 from walkback.trace import Credit, Loss, Trace, Tracer
+
+# Per-layer fields of Measurements beyond the published ones, by where they come from.
+NULLS = ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
+PRECISION = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
 
 
 def diagnose(
@@ -55,10 +60,11 @@ def diagnose(
         method_name: shown in the report.
         notes: shown in the report.
         thresholds: other limits than the published ones.
-        edition: "three-check" or "four-diagnostic".
+        edition: "three-check", "four-diagnostic", or "intrinsic", which runs every batch once more in float64.
         anatomy: parts to use instead of those `Anatomy.of` finds (an Anatomy, or its keywords as a dict).
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
-        probes: "perturbation", "nudging", or their objects with options: extra passes, only when asked.
+        probes: "perturbation", "nudging", "fresh-b", "intrinsic", or their objects with options: extra passes, only
+            when asked.
         bp_acc: BP's accuracy on the same task; where it does not beat frozen blocks, D3 is not tested.
         chunk: run each batch in parts of at most this many samples, for long sequences and large batches: the same
             numbers, since each belongs to one sample, with the memory of one part.
@@ -74,13 +80,16 @@ def diagnose(
     claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
+    asked = wanted(probes)
+    if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):
+        asked.append(Intrinsic())
     measurements = measure(
         model,
         eval_batches,
         credit=credit,
         anatomy=anatomy,
         loss=loss,
-        probes=probes,
+        probes=asked,
         chunk=chunk,
         reference=reference,
     )
@@ -105,7 +114,8 @@ def measure(
     >>> m.growth > 50, len(m.g_norm), m.cosine, m.reasons["cosine"]
     (True, 5, [], 'no credit was given')
     """
-    asked = wanted(probes)
+    precise = next((probe for probe in wanted(probes) if isinstance(probe, Intrinsic)), None)
+    asked = [probe for probe in wanted(probes) if not isinstance(probe, Intrinsic)]
     if chunk is not None:
         whole_numbers(chunk=chunk)
     recorded = isinstance(credit, Recorded)
@@ -116,16 +126,18 @@ def measure(
     with Tracer(model, anatomy, loss, reference) as tracer:
         if isinstance(credit, Recorded):
             credit = credit.bound(tracer.anatomy, tracer.losses)
-        probing = Probing(asked, tracer)
+        probing = Probing(asked, tracer, credit)
+        second = None if precise is None else IntrinsicMeter(tracer, precise)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
-            meter.add(_seen(parts, probing, witness))
+            meter.add(_seen(parts, probing, witness, *([] if second is None else [second])))
         if not meter.batches:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before "
                 "gives nothing: pass a list or a fresh loader."
             )
         found = probing.result()
+        extra = {} if second is None else second.result()
         m = meter.result()
         odd = witness.notes(tracer, anatomy, m.conditions["distinct_samples"])
     backward = checks[0]
@@ -143,13 +155,14 @@ def measure(
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
+        **extra.pop("conditions", {}),
     }
-    reasons = {**m.reasons, **found.pop("reasons", {})}
+    reasons = {**m.reasons, **found.pop("reasons", {}), **extra.pop("reasons", {})}
     if backward.error is None:
         reasons["backward_error"] = backward.why
     altered = () if backward.agrees is not False else (_altered(backward),)
-    notes = (*altered, *tracer.notes, *m.notes, *odd)
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes)
+    notes = (*altered, *tracer.notes, *m.notes, *odd, *extra.pop("notes", ()))
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, **extra)
 
 
 _UNSUSPECTED = BackwardCheck(
@@ -225,13 +238,14 @@ def make_report(
         "gamma": m.gamma,
         "gamma_concentration": m.gamma_concentration,
         "deep_cosine": m.deep_cosine,
+        "cosine_error": cosine_error(m.float64_disagreement, m.float64_shift)[0],
+        "stability_distinct": m.stability_distinct,
         **{f"deep_{name}": _deep(m, name) for name in ("perturbation", "nudging", "nudging_relative")},
     }
     per_layer = {
         **{name: getattr(m, name) or None for name in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
         **{name: m.probes.get(name) for name in ("perturbation", "nudging", "nudging_relative")},
-        "null_low": None,
-        "null_high": None,
+        **{name: getattr(m, name) or None for name in (*NULLS, *PRECISION)},
     }
     reasons = dict(m.reasons)
     for name, value in {**values, **per_layer}.items():
@@ -244,6 +258,8 @@ def make_report(
         advisories.append(
             "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
         )
+    if edition == "intrinsic":
+        advisories += _beside_published(m, thresholds)
     if is_concentrated(m):
         advisories.append(f"one site carries {m.gamma_concentration:.0%} of Γ: report the cosine per layer")
     return Report(
@@ -272,11 +288,35 @@ def make_report(
     )
 
 
-def _seen(parts: Iterable[Trace], probing: Probing, witness: Witness) -> Iterator[Trace]:
-    """The same traces, after the probes and the witness have seen them."""
+def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list[str]:
+    """Where the intrinsic reading and the published one differ, and what a clamped cosine would have said."""
+    said = []
+    d2 = reference_validity("D2", m, dtype_floor(m, thresholds))
+    error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
+    off = None if error is None else error > thresholds.cosine_error_limit
+    if d2.flagged and off is False:
+        said.append(
+            f"the published D2 would flag (‖g_L‖ = {d2.value:.2g} < {d2.limit:.2g}), but no cosine is off by more than "
+            f"{error:.1g}: the reference is small, not wrong"
+        )
+    if d2.flagged is False and off and not m.nonfinite_kinds:
+        said.append(f"the published D2 would not flag (‖g_L‖ = {d2.value:.2g}), but rounding decides the reference")
+    both = enumerate(zip(m.cosine, m.cosine_clamped))
+    off_by_clamp = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
+    clamp, site = max(off_by_clamp, default=(0.0, 0))
+    if clamp > 0.005:
+        said.append(
+            f"F.cosine_similarity would report a cosine off by {clamp:.2g} at site {site}, from its ε alone: multiply "
+            "the loss by a constant, or leave ε out"
+        )
+    return said
+
+
+def _seen(parts: Iterable[Trace], *lookers: Probing | Witness | IntrinsicMeter) -> Iterator[Trace]:
+    """The same traces, after each of those who look on has seen them."""
     for trace in parts:
-        probing.add(trace)
-        witness.add(trace)
+        for looker in lookers:
+            looker.add(trace)
         yield trace
         del trace
 

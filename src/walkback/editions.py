@@ -1,9 +1,9 @@
-"""Findings to verdict: the two published editions of the protocol, each one readable rule."""
+"""Findings to verdict: the two published editions of the protocol and the intrinsic one, each one readable rule."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from walkback.checks import (
@@ -16,11 +16,12 @@ from walkback.checks import (
     depth_utility,
     direction_stability,
     dtype_floor,
+    reference_precision,
     reference_validity,
     scale_stability,
 )
 from walkback.errors import InputError
-from walkback.measure import Measurements
+from walkback.measure import Measurements, cosine_error
 
 TRUSTWORTHY, WALKED_BACK, INCONCLUSIVE = "trustworthy", "walked back", "inconclusive"
 
@@ -107,6 +108,21 @@ def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> V
     return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid)
 
 
+def intrinsic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
+    """Fails if D2 or D3, with D2 on how far rounding puts the reported cosine off, in no unit of loss or stream.
+
+    That is the failure itself and not a sign of it, so D2 needs no second witness. D1 is flagged, but growth alone does
+    not fail. The sub-mode is taken over different samples, so that repeated data change nothing.
+    """
+    d1 = scale_stability("D1", m, t)
+    d2 = reference_precision("D2", m, t)
+    d3 = _depth("D3", claim, t)
+    failed = [f.check for f in (d2, d3) if f.flagged]
+    valid = None if d2.flagged is None else not d2.flagged
+    m = replace(m, stability=m.stability_distinct)
+    return _verdict("intrinsic", m, claim, t, (d1, d2, d3), failed, valid, half=d2.flagged is None)
+
+
 def _depth(check: str, claim: Claim, t: DiagnosticThresholds) -> Finding:
     return depth_utility(check, claim.headline, claim.frozen, t, claim.bp, claim.bp_frozen, claim.correct)
 
@@ -114,6 +130,7 @@ def _depth(check: str, claim: Claim, t: DiagnosticThresholds) -> Finding:
 EDITIONS: dict[str, Callable[[Measurements, Claim, DiagnosticThresholds], Verdict]] = {
     "three-check": three_check,
     "four-diagnostic": four_diagnostic,
+    "intrinsic": intrinsic,
 }
 
 
@@ -175,7 +192,9 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
 
 def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None) -> Step:
     parts = []
-    if reference.value is not None:
+    if reference.title == "reference precision":
+        parts += _said_of_precision(m, reference)
+    elif reference.value is not None:
         relation = "under" if reference.value < reference.limit else "above"
         parts.append(f"‖g_L‖ = {reference.value:.2g} is {relation} the floor of {reference.limit:.2g}")
     if reference.reason:
@@ -189,6 +208,21 @@ def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid:
     if worst > 0:
         parts.append(f"up to {worst:.0%} of samples have a reference under the cosine's ε")
     return Step(2, "Is the reference measurable?", "; ".join(parts) or "not measured", valid)
+
+
+def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
+    said = []
+    error, site = cosine_error(m.float64_disagreement, m.float64_shift)
+    if error is not None:
+        relation = "above" if error > reference.limit else "within"
+        said.append(f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:g}")
+    clamp = max((e for e in m.epsilon_share if e is not None), default=0.0)
+    if clamp > 0.005:
+        said.append(f"the ε of F.cosine_similarity would take away up to {clamp:.0%} of it at some site")
+    lost = max((a for a in m.absorption if a is not None), default=0.0)
+    if lost > 0.005:
+        said.append(f"h + f loses up to {lost:.0%} of f to rounding at some site")
+    return said
 
 
 def _step_depth(depth: Finding, used: bool | None) -> Step:
@@ -205,6 +239,7 @@ def _step_mode(
 ) -> Step:
     title = "Which failure is it?"
     concentrated = is_concentrated(m)
+    sound = "clear of rounding" if reference.title == "reference precision" else "above its floor"
     if valid is False and not reference.flagged:
         text = "scale pathology: a block multiplies the stream"
         text += "" if reference.flagged is None else ", although the reference is still above its floor"
@@ -212,6 +247,8 @@ def _step_mode(
     if valid is False:
         named = f", {submode}" if submode else ""
         what = "that is not finite" if m.nonfinite_kinds else "under the floor"
+        if reference.title == "reference precision" and not m.nonfinite_kinds:
+            what = "that rounding has changed"
         text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference {what}"
         if growth.flagged is False:
             text += " (without an exploding block)"
@@ -221,20 +258,20 @@ def _step_mode(
         site = max(range(len(m.cosine) - 1), key=lambda i: abs(m.cosine[i] or 0.0))
         text = (
             f"Mode 2, aggregation collapse: site {site} carries {m.gamma_concentration:.0%} of Γ while the reference "
-            "is above its floor; the average hides it"
+            f"is {sound}; the average hides it"
         )
         return Step(4, title, text, False if used is False else None)
     if used is False and valid is None:
         return Step(4, title, "unused depth; whether the reference is measurable was not tested", False)
     if used is False:
-        text = "unused depth with a reference above its floor: Mode 2 (poor credit) if the per-layer cosines are low"
+        text = f"unused depth with a reference {sound}: Mode 2 (poor credit) if the per-layer cosines are low"
         if m.deep_cosine is not None:
             text += f" (deep mean {m.deep_cosine:+.3f})"
         return Step(4, title, text, False)
     if valid is None and used is None:
         return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
     if growth.flagged:
-        return Step(4, title, "growth with a reference still above its floor: flagged, but no failure on its own", None)
+        return Step(4, title, f"growth with a reference still {sound}: flagged, but no failure on its own", None)
     missing = [name for name, known in (("the reference", valid), ("depth", used)) if known is None]
     if missing:
         return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)

@@ -17,7 +17,7 @@ import torch
 
 from walkback.advisories import RENEWED, earlier_epoch
 from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
-from walkback.diagnose import make_report
+from walkback.diagnose import NULLS, PRECISION, make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
@@ -26,7 +26,7 @@ from walkback.report import SCHEMA, Report
 # One row of what `walkback.Watch` writes.
 WATCH_SCHEMA = "walkback.watch/1"
 
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
 _PROBES = ("perturbation", "nudging", "nudging_relative")
 _SCALARS = (
     "growth",
@@ -36,6 +36,7 @@ _SCALARS = (
     "gamma",
     "gamma_concentration",
     "deep_cosine",
+    "stability_distinct",
 )
 _ACCURACIES = {
     "headline_acc": ("headline_acc", "test_acc", "acc", "accuracy"),
@@ -46,12 +47,16 @@ _ACCURACIES = {
 # Quantities with a range of their own; a logged number outside it is something else.
 _RANGES = {
     **dict.fromkeys(("cosine", "cosine_clamped", "perturbation", "stability", "gamma", "deep_cosine"), (-1.0, 1.0)),
-    **dict.fromkeys(("below_eps", "gamma_concentration"), (0.0, 1.0)),
+    **dict.fromkeys(("null_low", "null_high", "stability_distinct"), (-1.0, 1.0)),
+    **dict.fromkeys(("below_eps", "gamma_concentration", "epsilon_share"), (0.0, 1.0)),
+    **dict.fromkeys(("null_dimension", "float64_disagreement", "absorption"), (0.0, float("inf"))),
     **dict.fromkeys(("h_norm", "g_norm", "growth", "growth_total", "g_norm_deepest"), (0.0, float("inf"))),
 }
 _NOT_FINITE = re.compile(r"(state|gradient) not finite\b")
 # Notes that judging writes anew, so they are not carried over from a report.
-_RENEWED = re.compile(r"the reference is under the floor|one site carries")
+_RENEWED = re.compile(
+    r"the reference is under the floor|one site carries|the published D2 would|F\.cosine_similarity would"
+)
 
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 
@@ -75,7 +80,7 @@ def judge(
             of such rows, one per epoch, or a path to .json, .jsonl or .csv (columns h_norm_0, g_norm_0, …).
             Gradient norms are those of a mean loss over 128 samples; for another batch size B say
             `conditions.g_norm_batch_size = B` (CSV: a column `g_norm_batch_size`).
-        edition: "three-check" or "four-diagnostic"; by default a report's own, else "three-check".
+        edition: "three-check", "four-diagnostic" or "intrinsic"; by default a report's own, else "three-check".
         thresholds: other limits; by default a report's own, else the published ones.
         headline_acc: overrides the logged one.
         frozen_baseline_acc: overrides the logged one.
@@ -386,7 +391,8 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         g = [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
         conditions["g_norm_batch_size"] = PUBLISHED_BATCH
         conditions["g_norm_logged_batch_size"] = batch
-    if not (h or g or any(v is not None for v in logged.values()) or _has_accuracy(row)):
+    known = h or g or lists["float64_disagreement"] or any(v is not None for v in logged.values())
+    if not (known or _has_accuracy(row)):
         raise InputError(
             f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
             f"them among: {', '.join(map(str, row)) or 'nothing'}."
@@ -419,8 +425,8 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         h_norm=h,
         g_norm=g,
         cosine=cosine,
-        cosine_clamped=lists["cosine_clamped"],
-        below_eps=lists["below_eps"],
+        **{name: lists[name] for name in ("cosine_clamped", "below_eps", *NULLS, *PRECISION)},
+        stability_distinct=scalars["stability_distinct"],
         growth=rho,
         growth_total=total,
         stability=scalars["stability"],

@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, sqrt
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from walkback.nulls import SAMPLES as NULL_SAMPLES
+from walkback.nulls import Coupling, null_half, student
 from walkback.trace import Trace, no_autocast, prints_of
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
@@ -26,6 +28,9 @@ PUBLISHED_BATCH = 128
 COSINE_EPS = 1e-8
 # Squares of smaller norms, and products of two of them, leave the range of float64.
 _SQUARABLE = 1e-140
+
+# With a larger share of repeated samples, groups of samples are not independent.
+_REPEATED = 0.05
 
 Numbers = list[float | None]
 
@@ -81,6 +86,13 @@ def site_vectors(
             return (state.double() * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).clamp(min=1)
         return state.mean(1, dtype=torch.float64)
     return state.flatten(1)
+
+
+def readers(trace: Trace) -> Int[Tensor, " batch"] | None:
+    """(B,) the token that each sample's readout looks at, where that differs between samples."""
+    if trace.pool != "readout":
+        return None
+    return torch.linalg.vector_norm(trace.grads[-1], dim=-1, dtype=torch.float64).argmax(1)
 
 
 def _fits(mask: Tensor | None, state: Tensor) -> TypeGuard[Tensor]:
@@ -148,6 +160,20 @@ def concentration(cosines: Numbers) -> float | None:
     return max(known) / sum(known)
 
 
+def cosine_error(disagreement: Numbers, shift: Numbers) -> tuple[float | None, int | None]:
+    """(how far a reported cosine is off at the worst site, which one): the larger of disagreement and |shift|.
+
+    >>> cosine_error([1e-12, 0.3], [0.0, -0.1])
+    (0.3, 1)
+    """
+    worst = [
+        max([abs(v) for v in pair if v is not None], default=None)
+        for pair in zip(disagreement, shift or [None] * len(disagreement))
+    ]
+    known = [(v, site) for site, v in enumerate(worst) if v is not None]
+    return max(known, key=lambda one: one[0]) if known else (None, None)
+
+
 def mean(values: Numbers) -> float | None:
     """The mean, or None when anything is missing (a mean over what is left would be another quantity)."""
     return (
@@ -186,6 +212,16 @@ class Measurements:
     cosine: Numbers = field(default_factory=list)
     cosine_clamped: Numbers = field(default_factory=list)
     below_eps: Numbers = field(default_factory=list)
+    cosine_low: Numbers = field(default_factory=list)  # 95 % interval over samples and batches
+    cosine_high: Numbers = field(default_factory=list)
+    null_low: Numbers = field(default_factory=list)  # 95 % band of the same credit, turned at random: see nulls.py
+    null_high: Numbers = field(default_factory=list)
+    null_dimension: Numbers = field(default_factory=list)
+    float64_disagreement: Numbers = field(default_factory=list)  # these five only where asked: see intrinsic.py
+    float64_shift: Numbers = field(default_factory=list)
+    epsilon_share: Numbers = field(default_factory=list)
+    absorption: Numbers = field(default_factory=list)
+    stability_distinct: float | None = None
     growth: float | None = None
     growth_total: float | None = None
     stability: float | None = None
@@ -205,7 +241,7 @@ class Measurements:
 # -- adding up --------------------------------------------------------------------------------------------
 
 
-class _Groups:
+class Groups:
     """Sums over consecutive samples in groups of 128, so that batch-level numbers don't depend on the batch size."""
 
     def __init__(self, size: int = PUBLISHED_BATCH) -> None:
@@ -242,7 +278,7 @@ class Meter:
         self.sizes: set[int] = set()
         self._sum: dict[str, Any] = defaultdict(float)  # running sums, on the device of the statistics
         self._bad: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
-        self._groups = _Groups()
+        self._groups = Groups()
         self._n_directions = self._n_empty = 0
         self._prints: list[Tensor] = []
         self._credit: _CreditMeter | None = None
@@ -252,7 +288,7 @@ class Meter:
         prints: list[Tensor] = []
         for trace in (batch,) if isinstance(batch, Trace) else batch:
             with no_autocast(trace.losses.device):
-                prints.append(self._add(_to_float64_device(trace)))
+                prints.append(self._add(to_float64_device(trace)))
             del trace  # the next part is traced without this one in memory
         self._prints.append(torch.cat(prints))
         self.batches += 1
@@ -266,9 +302,7 @@ class Meter:
             self.device, self.where = str(trace.logits.device), str(trace.losses.device)
             self.masked = False
         self.pool = trace.pool
-        reader = None
-        if trace.pool == "readout":
-            reader = torch.linalg.vector_norm(trace.grads[-1], dim=-1, dtype=torch.float64).argmax(1)
+        reader = readers(trace)
         norms = torch.stack([site_norms(s, trace.pool, reader, trace.mask) for s in (*trace.states, *trace.grads)])
         self.masked = self.masked or (trace.pool == "mean" and _fits(trace.mask, trace.states[-1]))
         sums = norms.sum(1)
@@ -297,7 +331,7 @@ class Meter:
     def result(self) -> Measurements:
         """The Measurements of everything added so far."""
         reasons: dict[str, str] = {}
-        h, g = ([_some(v) for v in part.tolist()] for part in (self._sum["norms"] / self.samples).chunk(2))
+        h, g = ([some(v) for v in part.tolist()] for part in (self._sum["norms"] / self.samples).chunk(2))
         g = [None if v is None else v / PUBLISHED_BATCH for v in g]
         nonfinite = tuple(
             f"{kind} not finite at site {site}, first in batch {batch}"
@@ -314,6 +348,7 @@ class Meter:
             reasons["stability"] = why
         if self._credit is None:
             names = ("cosine", "cosine_clamped", "below_eps", "gamma", "gamma_concentration", "deep_cosine")
+            names += ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
         return Measurements(
@@ -347,8 +382,12 @@ class Meter:
                 "credit_site": "writer",
                 "checkpoint": "the model as given",
             },
-            **({} if self._credit is None else self._credit.result(self.dtype, reasons)),
+            **({} if self._credit is None else self._credit.result(self.dtype, reasons, self._repeated())),
         )
+
+    def _repeated(self) -> float:
+        """The share of samples that had been added before."""
+        return 1 - self._distinct() / self.samples
 
     def _distinct(self) -> int:
         """How many different samples were added."""
@@ -362,8 +401,8 @@ class Meter:
             first = seen.setdefault(total, batch)
             if first != batch:
                 return None, f"needs disjoint batches, but batch {batch} repeats batch {first}"
-        share = 1 - self._distinct() / self.samples
-        if share > 0.05:
+        share = self._repeated()
+        if share > _REPEATED:
             return None, f"needs disjoint batches, but {share:.0%} of the samples occur more than once"
         if self._n_empty:
             return (
@@ -383,7 +422,9 @@ class _CreditMeter:
 
     def __init__(self) -> None:
         self._sum: dict[str, Any] = defaultdict(float)
-        self._groups: list[tuple[_Groups, _Groups]] = []
+        self._groups: list[tuple[Groups, Groups]] = []
+        self._couplings: list[Coupling] = []
+        self._means, self._n_means = Groups(), 0
         self._samples = self._n_groups = 0
         self._same = True
 
@@ -396,21 +437,31 @@ class _CreditMeter:
         valid = usable & ~(na < _SQUARABLE)
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = dot * scale**2 / ((na * scale).clamp(min=eps) * (ng * scale).clamp(min=eps))
+        cosines = torch.where(valid, dot / (na * ng), 0.0)
         self._samples += dot.shape[1]
         self._sum["per_site"] += torch.stack([
-            torch.where(valid, dot / (na * ng), 0.0).sum(1),
+            cosines.sum(1),
             clamped.sum(1),
             valid.sum(1),
             (~usable).sum(1),
             torch.where(torch.isnan(ng), torch.nan, (ng * scale < eps).double()).sum(1),
         ])  # fmt: skip
+        for total, n in (group.chunk(2) for group in self._means.add(torch.cat([cosines, valid]).T)):
+            self._sum["mean"] += total / n
+            self._sum["square"] += (total / n) ** 2
+            self._n_means += 1
+        self._couplings = self._couplings or [Coupling() for _ in credits]
+        if self._samples - dot.shape[1] < NULL_SAMPLES:
+            inverse = torch.where(valid, torch.stack([1 / na, 1 / ng]), 0.0)
+            for coupling, a, g, by in zip(self._couplings, credits, grads, inverse.unbind(1)):
+                coupling.add(a, g, by)
         # The other orders of averaging, over the sites of Γ: 0…L−1.
         d, aa, gg = dot[:-1].sum(0), (na[:-1] ** 2).sum(0), (ng[:-1] ** 2).sum(0)
         whole = ~(aa < _SQUARABLE**2) & ~(gg < _SQUARABLE**2)
         by_sample = torch.where(whole, d / (aa.sqrt() * gg.sqrt()), 0.0)
         self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), d.sum(), aa.sum(), gg.sum()])
         if not self._groups:
-            self._groups = [(_Groups(), _Groups()) for _ in credits[:-1]]
+            self._groups = [(Groups(), Groups()) for _ in credits[:-1]]
         per_site = [
             list(zip(list(for_a.add(a.flatten(1))), list(for_g.add(g.flatten(1)))))
             for (for_a, for_g), a, g in zip(self._groups, credits, grads)
@@ -419,14 +470,14 @@ class _CreditMeter:
             self._sum["by_batch"] += torch.stack([a @ g / (a.norm() * g.norm()) for a, g in group]).mean()
             self._n_groups += 1
 
-    def result(self, dtype: torch.dtype, reasons: dict[str, str]) -> dict[str, Any]:
+    def result(self, dtype: torch.dtype, reasons: dict[str, str], repeated: float) -> dict[str, Any]:
         """Fields of Measurements; what can't be given is None, with its reason added to `reasons`."""
         totals, clamped, valid, lost, below = self._sum["per_site"].tolist()
         cosine: Numbers = []
         why, notes = [], []
         floor = f"{least_norm(dtype):.1e}"
         for site, (total, n) in enumerate(zip(totals, valid)):
-            cosine.append(_some(total / n) if n else None)
+            cosine.append(some(total / n) if n else None)
             what = "the credit is zero"
             if lost[site]:
                 what = f"the reference is zero or underflowed (norm below {floor} in {dtype})"
@@ -444,9 +495,9 @@ class _CreditMeter:
         by_sample, n_by_sample, d, aa, gg = self._sum["orders"].tolist()
         aggregates: dict[str, float | None] = {
             "layers": gamma,
-            "samples": _some(by_sample / n_by_sample) if n_by_sample else None,
-            "batches": _some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
-            "flattened": _some(d / (aa**0.5 * gg**0.5)) if aa > 0 and gg > 0 else None,
+            "samples": some(by_sample / n_by_sample) if n_by_sample else None,
+            "batches": some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
+            "flattened": some(d / (aa**0.5 * gg**0.5)) if aa > 0 and gg > 0 else None,
         }
         if self._samples in lost[:-1]:  # a site whose reference has no direction has none in any order
             aggregates = dict.fromkeys(aggregates)
@@ -468,8 +519,10 @@ class _CreditMeter:
             )
         return {
             "cosine": cosine,
-            "cosine_clamped": [_some(c / self._samples) for c in clamped],
-            "below_eps": [_some(c / self._samples) for c in below],
+            "cosine_clamped": [some(c / self._samples) for c in clamped],
+            "below_eps": [some(c / self._samples) for c in below],
+            **self._nulls(cosine, valid, reasons),
+            **self._intervals(cosine, reasons, repeated),
             "gamma": gamma,
             "gamma_concentration": share,
             "deep_cosine": deep,
@@ -477,11 +530,42 @@ class _CreditMeter:
             "notes": tuple(notes),
         }
 
+    def _nulls(self, cosine: Numbers, valid: Sequence[float], reasons: dict[str, str]) -> dict[str, Numbers]:
+        """The band of the same credit turned at random, and the effective dimension it comes from, by site."""
+        known = [c is not None for c in cosine]
+        sizes = [one.dimension(n) if ok else None for one, n, ok in zip(self._couplings, valid, known)]
+        half = [None if k is None else null_half(k) for k in sizes]
+        if None in half:
+            why = reasons.get("cosine", "credit and reference never move together")
+            reasons.update(dict.fromkeys(("null_low", "null_high", "null_dimension"), why))
+        return {"null_low": [None if x is None else -x for x in half], "null_high": half, "null_dimension": sizes}
+
+    def _intervals(self, cosine: Numbers, reasons: dict[str, str], repeated: float) -> dict[str, Numbers]:
+        """95 % t interval of each cosine, from its means over groups of 128 consecutive samples."""
+        n = self._n_means
+        why = f"needs at least 2 groups of {PUBLISHED_BATCH} samples, got {self._samples} samples" if n < 2 else ""
+        if repeated > _REPEATED:
+            why = f"needs different samples, but {repeated:.0%} of them occur more than once"
+        if why:
+            reasons.update(cosine_low=why, cosine_high=why)
+            return {"cosine_low": [], "cosine_high": []}
+        spread = (self._sum["square"] - self._sum["mean"] ** 2 / n).clamp(min=0) / (n - 1)
+        half = [some(student(n - 1) * sqrt(v / n)) for v in spread.tolist()]
+        if None in half:
+            why = reasons.get("cosine", "credit or reference is zero for a whole group of samples")
+            reasons.update(cosine_low=why, cosine_high=why)
+        both = list(zip(cosine, half))
+        return {
+            "cosine_low": [None if c is None or x is None else c - x for c, x in both],
+            "cosine_high": [None if c is None or x is None else c + x for c, x in both],
+        }
+
 
 # -- small helpers ----------------------------------------------------------------------------------------
 
 
-def _some(x: float) -> float | None:
+def some(x: float) -> float | None:
+    """A finite number, else None."""
     return x if isfinite(x) else None
 
 
@@ -491,7 +575,7 @@ def _dot_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (a * g).sum(1), torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
 
 
-def _to_float64_device(trace: Trace) -> Trace:
+def to_float64_device(trace: Trace) -> Trace:
     """MPS has no float64: statistics of its tensors are taken on the CPU, and the conditions say so."""
     if trace.losses.device.type != "mps":
         return trace

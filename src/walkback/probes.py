@@ -1,12 +1,14 @@
-"""Probes: does the credit predict and lower the loss? Extra passes, run only when asked.
+"""Probes: extra passes, run only when asked. Does the credit predict and lower the loss? Is it better than chance?
 
-Both change the stream at one site and run the rest of the network, in float64 where the device has it.
+Perturbation and nudging change the stream at one site and run the rest of the network, in float64 where the device has
+it. Fresh feedback asks the rule for its credit with new random matrices. (The intrinsic form of D2 is asked for like a
+probe, but measured batch by batch: see `intrinsic.py`.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +17,10 @@ from torch import Tensor, nn
 
 from walkback.batch import mapped
 from walkback.errors import InputError
-from walkback.trace import Trace, Tracer, no_autocast
+from walkback.intrinsic import Intrinsic
+from walkback.measure import Measurements, Meter, Numbers
+from walkback.nulls import student
+from walkback.trace import Credit, Trace, Tracer, no_autocast
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,34 @@ class Nudging:
             raise InputError(f"Expected eta > 0, but got {self.eta}.")
 
 
-Probe = Perturbation | Nudging
-PROBES: dict[str, type[Probe]] = {"perturbation": Perturbation, "nudging": Nudging}
+@dataclass(frozen=True)
+class FreshFeedback:
+    """The null of a rule with feedback matrices: the cosines of the same network and batches with B drawn anew.
+
+    The credit must be a rule with `redraw(generator)`, such as a bundle's; its own B is put back afterwards.
+
+    Args:
+        draws: how many times.
+        samples: at least this many samples are used (whole batches).
+        seed: of the draws.
+    """
+
+    draws: int = 20
+    samples: int = 1024
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
+
+
+Probe = Perturbation | Nudging | FreshFeedback | Intrinsic
+PROBES: dict[str, type[Probe]] = {
+    "perturbation": Perturbation,
+    "nudging": Nudging,
+    "fresh-b": FreshFeedback,
+    "intrinsic": Intrinsic,
+}
 
 
 def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
@@ -86,7 +117,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
     """
-    if isinstance(probes, (str, Perturbation, Nudging)):
+    if isinstance(probes, str | Probe):
         probes = [probes]
     if not isinstance(probes, Iterable):
         raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probes!r}.")
@@ -94,7 +125,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     for probe in probes:
         if isinstance(probe, str) and probe in PROBES:
             out.append(PROBES[probe]())
-        elif isinstance(probe, (Perturbation, Nudging)):
+        elif isinstance(probe, Probe):
             out.append(probe)
         else:
             raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probe!r}.")
@@ -107,16 +138,20 @@ class Probing:
     Args:
         probes: what to run.
         tracer: the session the traces come from.
+        credit: of the traces.
     """
 
-    def __init__(self, probes: Sequence[Probe], tracer: Tracer) -> None:
-        self._runs = [_Run(probe) for probe in probes]
+    def __init__(self, probes: Sequence[Probe], tracer: Tracer, credit: Credit | None = None) -> None:
+        self._runs = [_Run(probe) for probe in probes if isinstance(probe, Perturbation | Nudging)]
+        self._redraws = [_Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
         self._tracer = tracer
         self._replayer: _Replayer | None = None
         self._dtype = ""
 
     def add(self, trace: Trace) -> None:
         """Run the probes that want more samples on this trace."""
+        for redraws in self._redraws:
+            redraws.add(trace)
         due = [run for run in self._runs if run.samples < run.probe.samples]
         if not due:
             self._replayer = None  # its copy of the weights is not needed any more
@@ -149,6 +184,8 @@ class Probing:
                     found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
             found["reasons"].update(dict.fromkeys((n for n in names if n not in run.values), "no credit was given"))
             found["conditions"][type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
+        for redraws in self._redraws:
+            redraws.tell(found)
         return found
 
 
@@ -216,6 +253,61 @@ def double_weights(model: nn.Module) -> dict[str, Tensor]:
 def is_sharded(model: nn.Module) -> bool:
     """Are its weights spread over processes, so that a copy would gather them?"""
     return any(type(p).__name__ == "DTensor" for p in model.parameters())
+
+
+class _Redraws:
+    """The same traces with the feedback of their credit drawn anew, one Meter per draw. The rule is left as found."""
+
+    def __init__(self, probe: FreshFeedback, credit: Any) -> None:
+        self.probe, self.credit, self.samples = probe, credit, 0
+        self.meters = [Meter() for _ in range(probe.draws)]
+        self.why = "no credit was given" if credit is None else ""
+        if credit is not None and not all(hasattr(credit, n) for n in ("redraw", "state_dict", "load_state_dict")):
+            self.why = "the credit has no feedback matrices to draw anew"
+
+    def add(self, trace: Trace) -> None:
+        """Measure this trace with every draw."""
+        if self.why or self.samples >= self.probe.samples:
+            return
+        own = {name: value.clone() for name, value in self.credit.state_dict().items()}
+        try:
+            for draw, meter in enumerate(self.meters):
+                # On the CPU whatever the device, and anew for every batch: a seed gives the same matrices everywhere.
+                generator = torch.Generator().manual_seed(1_000_003 * self.probe.seed + draw)
+                with torch.no_grad():
+                    if not self.credit.redraw(generator):
+                        self.why = "the credit has no feedback matrices to draw anew"
+                        return
+                meter.add(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
+        finally:
+            self.credit.load_state_dict(own)
+        self.samples += len(trace.losses)
+
+    def tell(self, found: dict[str, Any]) -> None:
+        """Add the spread over the draws to what was found."""
+        told: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
+        found["conditions"]["fresh_feedback"] = told
+        if self.why:
+            told["not measured because"] = self.why
+            return
+        drawn: list[Measurements] = [meter.result() for meter in self.meters]
+        spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
+        half = student(self.probe.draws - 1) * (1 + 1 / self.probe.draws) ** 0.5  # of where one more draw would lie
+        found["fresh_mean"] = [s and s[0] for s in spreads]
+        found["fresh_low"] = [s and s[0] - half * s[1] for s in spreads]
+        found["fresh_high"] = [s and s[0] + half * s[1] for s in spreads]
+        for name in ("gamma", "deep_cosine"):
+            spread = _spread([getattr(m, name) for m in drawn])
+            told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
+
+
+def _spread(values: Numbers) -> tuple[float, float] | None:
+    """Mean and standard deviation, None when one is missing."""
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None
+    of = torch.tensor(known, dtype=torch.float64)
+    return float(of.mean()), float(of.std())
 
 
 class _Replayer:

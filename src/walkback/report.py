@@ -12,6 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from walkback.errors import FormatError
+from walkback.nulls import reads_as
 
 SCHEMA = "walkback.report/1"
 
@@ -22,15 +23,27 @@ _COLUMNS = {
     "cosine": "cosine",
     "clamped": "cosine_clamped",
     "under ε": "below_eps",
+    "95 %": "cosine_low",
+    "null": "null_high",
     "ρ_pert": "perturbation",
     "nudge": "nudging",
     "nudge rel.": "nudging_relative",
+}
+# A table of its own: only measured when asked.
+_PRECISION = {
+    "off float64": "float64_disagreement",
+    "shift": "float64_shift",
+    "ε share": "epsilon_share",
+    "absorbed": "absorption",
 }
 _CONTROLS = {
     "perturbation_bp": "control, ρ_pert of the BP gradient by site",
     "perturbation_random": "control, ρ_pert of a random vector by site",
     "nudging_bp": "control, nudge along the BP gradient by site",
     "nudging_bp_relative": "control, relative nudge along the BP gradient by site",
+    "fresh_mean": "control, mean cosine under fresh feedback by site",
+    "fresh_low": "control, lower end of the cosine under fresh feedback by site",
+    "fresh_high": "control, upper end of the cosine under fresh feedback by site",
 }
 _LATEX = {
     "‖h‖": r"$\|h_l\|$",
@@ -38,6 +51,7 @@ _LATEX = {
     "‖g‖": r"$\|g_l\|$",
     "under ε": r"under $\varepsilon$",
     "ρ_pert": r"$\rho_\mathrm{pert}$",
+    "ε share": r"$\varepsilon$ share",
 }
 
 
@@ -109,7 +123,10 @@ class Report:
         flagged = [f["check"] for f in self.findings if f["flagged"]]
         untested = [f["check"] for f in self.findings if f["flagged"] is None]
         if not flagged:
-            return "nothing was tested"
+            tested = [f["check"] for f in self.findings if f["flagged"] is not None]
+            return f"{untested[0]} was not tested" if tested else "nothing was tested"
+        if self.edition == "intrinsic":
+            return "D2 was not tested"
         return f"{flagged[0]} flags, but {next(c for c in untested if c in ('D1', 'D2'))} was not tested"
 
     def __post_init__(self) -> None:
@@ -123,7 +140,7 @@ class Report:
             *([self.notes] if self.notes else []),
             self._conditions_line(),
             "",
-            *([_table(*self._layer_rows(), "simple"), ""] if self._sites() else []),
+            *(line for rows in self._layer_tables() for line in (_table(*rows, "simple"), "")),
             _table(*self._finding_rows(), "simple"),
             *self._below_tables(),
             "",
@@ -163,7 +180,7 @@ class Report:
                 "",
                 self._conditions_line(),
                 "",
-                *([_table(*self._layer_rows(), "github"), ""] if self._sites() else []),
+                *(line for rows in self._layer_tables() for line in (_table(*rows, "github"), "")),
                 _table(*self._finding_rows(), "github"),
                 "",
                 *[line for text in self._below_tables() if text for line in (f"- {text.strip()}",)],
@@ -180,19 +197,26 @@ class Report:
     def to_latex(self) -> str:
         """Two booktabs tables with the thresholds in the caption, ready to be put into a paper."""
         name = tex(self.method or "the network")
-        layer_header, layer_rows = self._layer_rows()
         limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in self.findings)
         edition = f"edition {self.edition}"
+        captions = (
+            f"Per-layer state of {name}: {tex(self._conditions_line())}",
+            f"Precision of {name}'s reference, by site",
+        )
         layers = [
-            r"\begin{table}",
-            r"  \centering",
-            rf"  \caption{{Per-layer state of {name}: {tex(self._conditions_line())}.}}",
-            _booktabs([_LATEX.get(h, tex(h)) for h in layer_header], layer_rows[:-1]),
-            r"\end{table}",
+            line
+            for caption, (head, rows) in zip(captions, self._layer_tables())
+            for line in (
+                r"\begin{table}",
+                r"  \centering",
+                rf"  \caption{{{caption}.}}",
+                _booktabs([_LATEX.get(h, tex(h)) for h in head], rows[:-1]),
+                r"\end{table}",
+            )
         ]
         return "\n".join(
             [
-                *(layers if self._sites() else []),
+                *layers,
                 r"\begin{table}",
                 r"  \centering",
                 rf"  \caption{{Checks of {name} ({tex(edition)}; {tex(limits)}). {tex(self.verdict_line)}.}}",
@@ -292,30 +316,56 @@ class Report:
         return "undecided" if undecided else _yes(self.depth_used)
 
     def _sites(self) -> int:
-        return max((len(self.per_layer.get(key) or []) for key in _COLUMNS.values()), default=0)
+        keys = (*_COLUMNS.values(), *_PRECISION.values())
+        return max((len(self.per_layer.get(key) or []) for key in keys), default=0)
 
-    def _layer_rows(self) -> tuple[list[str], list[list[str]]]:
-        lists = {head: self.per_layer.get(key) for head, key in _COLUMNS.items()}
+    def _layer_tables(self) -> list[tuple[list[str], list[list[str]]]]:
+        """The state by site, and where it was measured the precision of the reference: heads and rows of each."""
+        tables = [self._layer_rows(_COLUMNS), self._layer_rows(_PRECISION)]
+        return [table for table in tables if len(table[0]) > 1]
+
+    def _layer_rows(self, columns: dict[str, str] | None = None) -> tuple[list[str], list[list[str]]]:
+        columns = {**_COLUMNS, **_PRECISION} if columns is None else columns
+        lists = {head: self.per_layer.get(key) for head, key in columns.items()}
         lists = {head: values for head, values in lists.items() if values and any(v is not None for v in values)}
         sites = self._sites()
         heads = ["site"]
         for head in lists:
-            heads += [head, "growth"] if head == "‖h‖" else [head]
+            heads += [head, *{"‖h‖": ["growth"], "null": ["reads"]}.get(head, ())]
         rows = []
         for site in range(sites):
             row = [str(site)]
             for head, values in lists.items():
                 assert values is not None
                 value = values[site] if site < len(values) else None
-                row.append(
-                    _share(value) if head == "under ε" else _number(value, head in ("cosine", "clamped", "ρ_pert"))
-                )
+                row.append(self._cell(head, site, value))
+                if head == "null":
+                    row.append(self.reads_as(site) or "–")
                 if head == "‖h‖":
                     before = values[site - 1] if site and self._same_shape(site) else None
                     row.append(f"{value / before:.3g}x" if value is not None and before else "")
             rows.append(row)
-        limits = {"growth": _limit(self.findings, 0), "‖g‖": _limit(self.findings, 1)}
+        where = {"reference precision": "off float64"}.get(self.findings[1]["title"], "‖g‖")
+        limits = {"growth": _limit(self.findings, 0), where: _limit(self.findings, 1)}
         return heads, [*rows, ["flags"] + [limits.get(h, "") for h in heads[1:]]]
+
+    def _cell(self, head: str, site: int, value: float | None) -> str:
+        if head == "95 %" and value is not None:
+            return f"{value:+.3f}…{(self.per_layer.get('cosine_high') or [])[site]:+.3f}"
+        if head == "null" and value is not None:
+            return f"±{value:.3f}"
+        if head in ("under ε", "ε share"):
+            return _share(value)
+        return _number(value, head in ("cosine", "clamped", "ρ_pert", "shift"))
+
+    def reads_as(self, site: int) -> str | None:
+        """The word signal where the cosine and its interval lie outside the null band of the site, else noise.
+
+        None where there is no band.
+        """
+        names = ("cosine", "null_low", "null_high", "cosine_low", "cosine_high")
+        cosine, low, high, *interval = ((self.per_layer.get(name) or {site: None})[site] for name in names)
+        return reads_as(cosine, low, high, (interval[0], interval[1]))
 
     def _same_shape(self, site: int) -> bool:
         """Growth is only taken between sites of one shape."""
@@ -358,6 +408,14 @@ class Report:
             others = [f"{k} {_number(x, True)}" for k, x in self.aggregates.items() if k != "layers"]
             if others:
                 said.append(f"Γ averaged in other orders: {', '.join(others)}")
+        fresh = self.conditions.get("fresh_feedback") or {}
+        for name, letter in (("gamma", "Γ"), ("deep_cosine", "deep mean")):
+            if fresh.get(name) and v.get(name) is not None:
+                mean, std = fresh[name]["mean"], fresh[name]["std"]
+                apart = f", {abs(v[name] - mean) / std:.1f}σ from ours" if std else ""
+                said.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
+        if "not measured because" in fresh:
+            said.append(f"fresh feedback not measured: {fresh['not measured because']}")
         for name, numbers in self.controls.items():
             said.append(f"{_CONTROLS.get(name, name)}: {', '.join(_number(x, True) for x in numbers)}")
         return said

@@ -104,6 +104,25 @@ def noisy() -> ResidualNet:
     return net
 
 
+def absorbing() -> ResidualNet:
+    """A stream far from zero by the same amount in every feature, which LayerNorm takes off again.
+
+    ‖g_L‖ and growth look healthy, but in float32 h + f rounds nearly all of f away.
+    """
+    net = network()
+    with torch.no_grad():
+        net.embed.bias.add_(1e7)
+    return net
+
+
+def confident() -> tuple[ResidualNet, list[tuple[Tensor, Tensor]]]:
+    """A network that is nearly always sure, and right: in float32 softmax rounds p to 1, and p − 1 to 0."""
+    net = network()
+    with torch.no_grad():
+        net.out_head.weight.mul_(60.0)
+        return net, [(x, net(x).argmax(1)) for x, _ in batches()]  # type: ignore[union-attr]
+
+
 @dataclass(frozen=True)
 class Case:
     """A network, what is claimed of it, and what each edition must say."""

@@ -56,6 +56,7 @@ class Trace:
         mask: (B, T) which tokens are no padding, where the inputs have an `attention_mask`.
         reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
             alone, or a "twin".
+        branches: f_1 … f_L where blocks return them, else None.
 
     >>> import walkback as wb
     >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
@@ -76,6 +77,7 @@ class Trace:
     index: int = 0
     mask: Bool[Tensor, "batch tokens"] | None = None
     reference: str = "own"
+    branches: tuple[Tensor, ...] | None = None
 
 
 Credit = Callable[[Trace], Sequence[Tensor]]
@@ -135,6 +137,8 @@ class Tracer:
         self._clone_inputs = False
         self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
         self._recording = False
+        self._weights: Mapping[str, Tensor] | None = None  # other weights to run with, for `again`
+        self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
         self._hidden = _return_hidden(self.model)
@@ -342,7 +346,21 @@ class Tracer:
         if self._found_pool and isinstance(self.pool, int):
             self._check_pool(grads[-1], self.pool, index)
         mask = self._mask(x, grads[-1], index)
-        trace = Trace(states, grads, None, losses, logits, y, x, prints, self.pool, index, mask, self.reference)
+        trace = Trace(
+            states,
+            grads,
+            None,
+            losses,
+            logits,
+            y,
+            x,
+            prints,
+            self.pool,
+            index,
+            mask,
+            self.reference,
+            self._branches,
+        )
         if credit is not None:
             trace = replace(trace, credits=self._credits(credit, trace))
         self._count += 1
@@ -421,6 +439,7 @@ class Tracer:
         states = tuple(map(self._batch_first, self._states()))
         grads = tuple(map(self._batch_first, grads))  # type: ignore[arg-type]
         self._check_shapes(states, len(y))
+        self._branches = tuple(map(self._batch_first, self._made.values())) if self.branch else None
         self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
         return states, grads, logits.detach(), losses.detach()
 
@@ -434,7 +453,7 @@ class Tracer:
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
         drawn = None if self._checked else _random_state(self._device)
-        output = call(self.model, x, **({"return_hidden": True} if ask else {}))
+        output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
         if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, _random_state(self._device)):
             self.notes.append(_DRAWS)
         self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
@@ -470,6 +489,13 @@ class Tracer:
 
     def _batch_first(self, h: Tensor) -> Tensor:
         return h.transpose(0, 1) if self._axis else h
+
+    def _run(self, x: Inputs, weights: Mapping[str, Tensor] | None, kwargs: dict[str, Any]) -> Any:
+        """The network's own forward pass, with other weights by name where they are given."""
+        if weights is None:
+            return call(self.model, x, **kwargs)
+        args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
+        return torch.func.functional_call(self.model, dict(weights), args, named)
 
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
@@ -886,13 +912,56 @@ class Tracer:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)
             x = mapped(x, lambda t: t.detach().clone())
-            kwargs = self._required()
-            if weights is None:
-                output = call(self.model, x, **kwargs)
-            else:
-                args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
-                output = torch.func.functional_call(self.model, weights, args, named)
+            output = self._run(x, weights, self._required())
         return self.losses(logits_of(output), y).double()
+
+    # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
+
+    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor]) -> Trace:
+        """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
+
+        Args:
+            x: (B, ...) inputs, of the dtype and on the device of `weights`.
+            y: labels, on the device of `weights`.
+            weights: every parameter and buffer of the model.
+        """
+        self._refuse_outside("again")
+        kept, self._weights = (self._weights, self._copy, self._clone_inputs, self._widen), weights
+        try:
+            states, grads, logits, losses = self._pass(x, y, self._count)
+        finally:
+            self._weights, self._copy, self._clone_inputs, self._widen = kept
+        if self._twin is not None:
+            grads = self._twin.again(x, y, weights).grads
+        return Trace(states, grads, None, losses, logits, y, x, pool=self.pool, branches=self._branches)
+
+    @torch.no_grad()
+    def branches_at(self, x: Inputs, states: Sequence[Tensor], weights: Mapping[str, Tensor]) -> list[Tensor | None]:
+        """f_1 … f_L with every block l given states[l - 1] in place of what it would receive, run with `weights`.
+
+        None for a block that changes the shape of the stream: it writes a new one rather than add to it.
+        """
+        self._refuse_outside("branches_at")
+        made: list[Tensor] = []
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            stream, given = stream_of(module, args, kwargs), self._batch_first(states[len(made)]).clone()
+            args = tuple(given if v is stream else v for v in args)
+            return args, {name: given if v is stream else v for name, v in kwargs.items()}
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            found = first_tensor(members(output))
+            assert found is not None
+            made.append(self._batch_first(found).clone())
+
+        with ExitStack() as stack:
+            for block in self.blocks:
+                stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(after).remove)
+            self._run(mapped(x, torch.clone), weights, self._required())
+        if self.branch:
+            return list(made)
+        return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]
 
 
 class _AgainError(Exception):

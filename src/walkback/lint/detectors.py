@@ -488,6 +488,7 @@ def training_mode(script: Script) -> Found:
         calls = [n for n in nodes if isinstance(n, ast.Call)]
         passes = [call for call in calls if MODEL.fullmatch(_last(call.func)) and call.args]
         trains = any(_method(call) in ("step", "backward", "zero_grad") for call in calls)
+        trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
         if passes and not trains and (_accuracy(nodes) or _compares(script, calls)):
             first = min(passes, key=lambda call: call.lineno)
             yield (

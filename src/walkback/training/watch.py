@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy
 from walkback.checks import DiagnosticThresholds, accuracies
-from walkback.diagnose import measure, pairs
+from walkback.diagnose import measure
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError, WalkbackError
 from walkback.judge import WATCH_SCHEMA, culprit, judge, measurements, plain, position, standing
@@ -161,9 +161,13 @@ class Watch:
             raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {max_overhead!r}.")
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+        if isinstance(eval_batches, (Tensor, str, Path)) or not isinstance(eval_batches, Iterable):
+            raise InputError(
+                f"Expected eval_batches to be an iterable of batches, but got {type(eval_batches).__name__}. Wrap a "
+                "single batch in a list: [(x, y)]."
+            )
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
         self._how: dict[str, Any] = {"credit": credit, "anatomy": anatomy, "loss": loss}
-        self._device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
         self._log, self._live, self._to = None if log is None else Path(log), live, tuple(to)
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._start = clock, clock()
@@ -307,8 +311,7 @@ class Watch:
             self._rows, self._flags, self._resumed = self._rows[:kept], self._flags[:kept], False
         self._cost, self._last = row["seconds"], self._clock()
         self._add(row)
-        if not _distributed() or dist.get_rank() == 0:
-            self._publish(row)
+        _together(lambda: self._publish(row))
         self._spent += self._clock() - began
         return row
 
@@ -368,25 +371,31 @@ class Watch:
 
     def _moved(self) -> Iterator[Any]:
         """The batches, on the model's device."""
-        for x, y in pairs(self._batches):
-            yield _on(x, self._device), _on(y, self._device)
+        for batch in self._batches:
+            yield _on(batch, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the model is now; it may have been moved since the watch was made."""
+        return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
 
     def _now(self) -> float:
         """The time when everything that was asked of the device is done."""
-        if self._device.type not in ("cpu", "meta"):
-            getattr(torch, self._device.type).synchronize()
+        device = self._device.type
+        if device != "cpu":
+            getattr(torch, device).synchronize()
         return self._clock()
 
     def _begin(self) -> tuple[float, float, list[Row]]:
-        """(seconds spent on measuring one batch twice, seconds of the second time, the rows a log already holds)."""
+        """(seconds spent on measuring one batch, seconds that it takes, the rows a log already holds)."""
         rows = [] if self._log is None else reopen(self._log)
         times = [self._now()]
-        for _ in range(2):  # the first time is slow: it loads code
+        for _ in range(1 if self.max_overhead is None else 2):  # the first time loads code: it says little of the cost
             first = next(iter(self._moved()), None)
             with quietly():
                 measure(self.model, [] if first is None else [first], **self._how)
             times.append(self._now())
-        return times[2] - times[0], times[2] - times[1], rows
+        return times[-1] - times[0], times[-1] - times[-2], rows
 
 
 # -- cadence ---------------------------------------------------------------------------------------------------

@@ -192,8 +192,8 @@
     const panels = [];
     if (known(h)) panels.push({ title: "‖h‖ by site", log: true, x: "site", caption: `${told("‖h‖", h)}. Dashed: ${limit} × the site before, where D1 flags.`,
       traces: [series("‖h‖", sites(h), h), dashed(`${limit} × before`, sites(h).slice(1), h.slice(0, -1).map((v) => v === null ? null : limit * v))] });
-    if (known(g)) panels.push({ title: "‖g‖ by site", log: true, x: "site", caption: `${told("‖g‖", g)}. Dashed: the floor of ${floor}.`,
-      traces: [series("‖g‖", sites(g), g), dashed(`floor ${floor}`, sites(g), g.map(() => floor))] });
+    if (known(g)) panels.push({ title: "‖g‖ by site", log: true, x: "site", caption: `${told("‖g‖", g)}.${floor === undefined ? "" : ` Dashed: the floor of ${floor}.`}`,
+      traces: [series("‖g‖", sites(g), g), ...(floor === undefined ? [] : [dashed(`floor ${floor}`, sites(g), g.map(() => floor))])] });
     if (known(cosine)) {
       const band = low && high ? [
         { name: "null band", x: sites(low), y: low, mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip", role: "--sky" },
