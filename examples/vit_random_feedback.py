@@ -102,7 +102,7 @@ def main() -> None:
     model = build()
     accuracy = train(model)
     control = wb.frozen_baseline(build, train, seed=0, anatomy=anatomy)
-    x, y = images(1024, seed=3)
+    x, y = images(1024, seed=2)
     batches = list(zip(x.split(128), y.split(128)))
 
     naive = wb.measure(model, batches, anatomy=anatomy, credit=lambda trace: trace.grads)

@@ -409,3 +409,42 @@ def test_token_networks_are_audited():
     report = wb.diagnose(net, batches, credit=wb.recorded(net))
     assert all(-1 <= c <= 1 for c in report.per_layer["cosine"])
     assert report.per_layer["cosine"][0] < 0.9
+
+
+def test_batches_as_dicts_and_streams_with_time_first():
+    """Keywords and (T, B, d): the signals come back with the batch first, as the states do."""
+
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 8)
+            self.blocks = nn.ModuleList(nn.Sequential(FALinear(8, 8), nn.Tanh()) for _ in range(2))
+            self.head = nn.Linear(8, 5)
+
+        def forward(self, ids: Tensor, shift: float) -> Tensor:
+            h = self.embed(ids).transpose(0, 1) + shift
+            for block in self.blocks:
+                h = h + block(h)
+            return self.head(h[0])
+
+    torch.manual_seed(0)
+    net = TimeFirst()
+    batches = [({"ids": x, "shift": 0.5}, y) for x, y in example(2, tokens=True)]
+    with Tracer(net, reference="derived") as tracer:
+        trace = tracer.trace(*batches[0], wb.recorded(net))
+    assert trace.credits is not None
+    (a,) = (trace.credits[2],)
+    assert gap(a, trace.grads[2]) < 1e-6
+    first, _ = net.blocks[1]
+    z = torch.tanh(first(trace.states[1])).detach()
+    assert gap(trace.credits[1], a + (a * (1 - z**2)) @ first.back) < 1e-5
+    report = wb.diagnose(net, batches, credit=wb.recorded(net))
+    assert report.conditions["backward_error"] < 1e-3
+    assert report.per_layer["cosine"][0] < 0.99
+
+
+def test_a_batch_in_parts_is_recorded_part_by_part():
+    net, batches = made("fa"), example(2)
+    whole = wb.measure(net, batches, credit=wb.recorded(net))
+    parts = wb.measure(net, batches, credit=wb.recorded(net), chunk=48)
+    assert parts.cosine == pytest.approx(whole.cosine, abs=1e-6)
