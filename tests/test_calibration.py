@@ -80,6 +80,7 @@ def test_half_precision_reports_no_number_where_a_gradient_underflows():
     one = specimen("resmlp", "float16", Strength(mix=0.1, alignment=0.7))  # a refitted, confident head
     assert one.off == float("inf")
     assert one.unusable
+    assert not one.lost  # the gradients that are left are right
 
 
 def test_a_biased_head_drifts():

@@ -544,3 +544,38 @@ def test_a_credit_that_trains_the_model_is_refused():
 
     with pytest.raises(wb.CreditError, match="it changed its weights"):
         wb.diagnose(model, data(), credit=credit)
+
+
+# -- modules under two names, and tied weights -----------------------------------------------------------------------
+
+
+class Aliased(nn.Module):
+    """Its blocks stand in it twice, and its head is tied to the stem: what weights by name can trip over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 16, bias=False)
+        self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.alias = self.blocks  # the same modules under a second name
+        self.out_head = nn.Linear(16, 16, bias=False)
+        self.out_head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.out_head(h)
+
+
+@pytest.mark.parametrize("probe", ["intrinsic", "perturbation", "nudging"])
+def test_other_weights_by_name_leave_shared_modules_and_tied_weights_alone(probe: str) -> None:
+    torch.manual_seed(0)
+    net = Aliased()
+    before = {name: (id(p), p.clone()) for name, p in net.named_parameters(remove_duplicate=False)}
+    report = wb.diagnose(net, wb.selftest.batches(2), credit=wb.rules.BP(), probes=[probe])
+    after = dict(net.named_parameters(remove_duplicate=False))
+    assert {name: id(p) for name, p in after.items()} == {name: number for name, (number, _) in before.items()}
+    assert all(torch.equal(after[name], value) for name, (_, value) in before.items())
+    if probe == "intrinsic":
+        assert report.conditions["intrinsic"]["method"] == "float64"
+        assert max(report.per_layer["float64_disagreement"]) < 1e-6

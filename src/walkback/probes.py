@@ -20,7 +20,7 @@ from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
 from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
-from walkback.trace import Credit, Trace, Tracer, no_autocast
+from walkback.trace import Credit, Trace, Tracer, no_autocast, places
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,13 @@ class FreshFeedback:
         draws: how many times.
         samples: at least this many samples are used (whole batches).
         seed: of the draws.
+
+    >>> import walkback as wb
+    >>> net, dfa, batches = wb.selftest.healthy(), wb.rules.DFA(), wb.selftest.batches(2)
+    >>> wb.rules.set_up(dfa, net, batches[0][0], 10, torch.Generator().manual_seed(0))
+    >>> report = wb.diagnose(net, batches, credit=dfa, probes=[FreshFeedback(draws=5)])
+    >>> len(report.controls["fresh_mean"])
+    5
     """
 
     draws: int = 20
@@ -246,8 +253,10 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
 
 def double_weights(model: nn.Module) -> dict[str, Tensor]:
     """Copies of all parameters and buffers, in float64 where they are floating point."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    return {name: t.detach().double() if t.is_floating_point() else t.detach() for name, t in named}
+    wide: dict[int, Tensor] = {}  # tied weights are copied once
+    for _, t in places(model):
+        wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
+    return {name: wide[id(t)] for name, t in places(model)}
 
 
 def is_sharded(model: nn.Module) -> bool:

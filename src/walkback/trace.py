@@ -495,7 +495,9 @@ class Tracer:
         if weights is None:
             return call(self.model, x, **kwargs)
         args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
-        return torch.func.functional_call(self.model, dict(weights), args, named)
+        # `weights` name every place once (see `places`). Left to tie them itself, torch would not put back a module
+        # that stands in the network under two names.
+        return torch.func.functional_call(self.model, dict(weights), args, named, tie_weights=False)
 
     def losses(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
         """Per-sample losses whose sum is differentiated; a custom loss that returns a mean is spread evenly."""
@@ -1117,6 +1119,19 @@ def members(output: Any) -> Sequence[Any]:
     if is_dataclass(output):
         return [getattr(output, field.name) for field in fields(output)]
     return list(output.values()) if isinstance(output, Mapping) else (output,)
+
+
+def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every place that holds a parameter or a buffer, by one name: tied weights are in several, shared modules in one.
+
+    >>> shared = nn.Linear(2, 2, bias=False)
+    >>> [name for name, _ in places(nn.ModuleDict({"a": shared, "b": shared}))]
+    ['a.weight']
+    """
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
 
 
 def _random_state(device: torch.device | None) -> Tensor:

@@ -11,8 +11,9 @@ Every specimen starts from a small network trained on a task that needs its bloc
 
 What is known then, each by measuring an outcome on samples the protocol does not see:
 
-- `off`: how far the cosine people would report (`F.cosine_similarity` of float32 gradients of a mean loss) is from
-  the truth; the reference is unusable above 0.05;
+- `off`: how far the cosine people would report (`F.cosine_similarity` of gradients of a mean loss, in the network's
+  dtype) is from the truth; the reference is unusable above 0.05;
+- `rounded`: how far a cosine without any ε, of the same gradients in float64 arithmetic, is from the truth;
 - `gain`: what re-randomising the blocks and refitting the readout costs; depth is unused below 2 pp.
 """
 
@@ -69,6 +70,7 @@ class Specimen:
         headline_acc: on 2,000 test samples.
         frozen_acc: of one network with random blocks and a refitted readout, on the same samples.
         off: |reported − true| cosine, the worst site 1…L; infinite where what is reported is no number.
+        rounded: the same of a cosine that is not clamped, over the samples whose gradient is not zero.
         gain: accuracy minus that of re-randomised blocks, in pp, on 10,000 other samples.
         drifts: one direction explains more than half of the reference.
     """
@@ -84,6 +86,7 @@ class Specimen:
     frozen_acc: float
     reported: float
     off: float
+    rounded: float
     gain: float
     drifts: bool
 
@@ -91,6 +94,11 @@ class Specimen:
     def unusable(self) -> bool:
         """The reference can't be compared with."""
         return not self.off <= OFF
+
+    @property
+    def lost(self) -> bool:
+        """Rounding alone has made the reference another one."""
+        return not self.rounded <= OFF
 
     @property
     def unused(self) -> bool:
@@ -156,8 +164,11 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
     batches = [(a.to(_dtype(net)), b) for a, b in zip(x.split(128), y.split(128))]
     truths = [_gradients(exact, a.double(), b) for a, b in batches]
     credits = [_credits(truth, strength.alignment, seed + i) for i, truth in enumerate(truths)]
-    reported = _reported(net, batches, credits)
-    worst = max(abs(value - strength.alignment) if isfinite(value) else np.inf for value in reported[1:])
+    reported, plain = _reported(net, batches, credits)
+    off, rounded = (
+        max(abs(value - strength.alignment) if isfinite(value) else np.inf for value in values[1:])
+        for values in (reported, plain)
+    )
     frozen = _refitted(kind, seed % 3, 1000 + seed % 2)
     return Specimen(
         name=f"{kind} {dtype} " + " ".join(f"{k} {v:.3g}" for k, v in vars(strength).items()),
@@ -170,7 +181,8 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
         headline_acc=accuracy(net, *task["test"]),
         frozen_acc=accuracy(frozen, *task["test"]),
         reported=float(np.mean(reported[:-1])),
-        off=float(worst),
+        off=float(off),
+        rounded=float(rounded),
         gain=100 * (accuracy(deepcopy(base).float(), *task["fresh"]) - _rivals(kind, seed % 3)),
         drifts=_drifts(exact),
     )
@@ -353,16 +365,31 @@ def _credits(truth: Sequence[Tensor], alignment: float, seed: int) -> list[Tenso
     return out
 
 
-def _reported(net: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], credits: Sequence[list[Tensor]]) -> list[float]:
-    """Per site, what a script with `loss.mean().backward()` and `F.cosine_similarity` prints."""
-    sums: list[float] = []
+def _reported(
+    net: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], credits: Sequence[list[Tensor]]
+) -> tuple[list[float], list[float]]:
+    """Per site, what a script with `loss.mean().backward()` and `F.cosine_similarity` prints, and a plain cosine."""
+    printed, plain = [], []
     for (x, y), credit in zip(batches, credits):
         logits, hidden = net(x, return_hidden=True)
-        grads = torch.autograd.grad(F.cross_entropy(logits, y), hidden)
-        pairs = [(a.to(g.dtype) / len(x), g.flatten(1)) for a, g in zip(credit, grads)]
-        said = [float(F.cosine_similarity(a, g).float().mean()) for a, g in pairs]  # walkback: ignore[P02]
-        sums = [a + b for a, b in zip(sums, said)] if sums else said
-    return [value / len(batches) for value in sums]
+        means = torch.autograd.grad(F.cross_entropy(logits, y), hidden, retain_graph=True)
+        pairs = [(a.to(g.dtype) / len(x), g.flatten(1)) for a, g in zip(credit, means)]
+        printed.append([float(F.cosine_similarity(a, g).float().mean()) for a, g in pairs])  # walkback: ignore[P02]
+        sums = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
+        plain.append([_plain_cosine(a, g.flatten(1).double()) for a, g in zip(credit, sums)])
+    return [float(np.mean(site)) for site in zip(*printed)], [_mean(site) for site in zip(*plain)]
+
+
+def _plain_cosine(a: Tensor, g: Tensor) -> float:
+    """Over the samples that have a gradient; NaN where none has."""
+    length = g.norm(dim=1)
+    some = length > 0
+    return float(((a * g).sum(1)[some] / (a.norm(dim=1) * length)[some]).mean())
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [v for v in values if isfinite(v)]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def _drifts(net: nn.Module) -> bool:
