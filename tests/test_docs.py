@@ -30,6 +30,7 @@ PAGES += sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("**
 NOT_RUN = {
     "*--data cifar*": "trains for hours, on images that don't ship",
     "walkback diagnose runs/*": "a run of hours",
+    "walkback diagnose RUN --root DATA *": "runs of hours; scripts/intrinsic_results.py calls it on each",
     "walkback demo*": "takes a minute; tests/test_demo.py",
     "walkback audit*": "trains many runs, or times steps of all plans; tests/test_audit_*.py and test_executor_*.py",
     "walkback lint my_evaluation/*": "a folder of the reader's; tests/test_lint.py",

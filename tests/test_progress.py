@@ -219,7 +219,7 @@ def test_quiet_training_shows_nothing_in_a_terminal(
     with sitting_at(terminal):
         train(RunSpec(**RUN), tmp_path, data=task(), quiet=quiet)
     told = terminal.text()
-    assert told == "" if quiet else all(word in told for word in ("3/3 epochs", "measuring", "perturbation"))
+    assert told == "" if quiet else all(word in told for word in ("3/3 epochs", "measuring"))
 
 
 def test_one_bar_at_a_time() -> None:
@@ -354,7 +354,7 @@ def test_ctrl_c_says_stopped_and_the_run_goes_on_later(
         assert process.stdout is not None
         assert process.stdout.readline() == b"130\n"
         desk.wait_for("stopped\r\n")
-    assert desk.drawn()[-1] == "stopped"
+    assert desk.drawn()[-1].removeprefix("^C") == "stopped"  # a terminal may echo the key
     assert desk.text().rindex(SHOW) > desk.text().rindex(HIDE)
 
     (checkpoint,) = tmp_path.glob("runs/*/checkpoint.safetensors")

@@ -103,6 +103,7 @@ def test_the_thresholds_block_runs_as_printed():
         "h_norm_explosion_ratio": 20.0,
         "stability_drift_ceiling": 0.30,
         "frozen_acc_margin_pp": 2.0,
+        "cosine_error_limit": 0.05,  # of the intrinsic edition, which the published interface does not know
     }
     strict = here["DiagnosticThresholds"](h_norm_explosion_ratio=0.5)
     assert here["diagnose"](here["trained_model"], here["eval_batches"], thresholds=strict).failed == ("a",)

@@ -462,6 +462,20 @@ def test_what_is_not_finite_names_its_site():
     json.loads(json.dumps(watch.history[0], allow_nan=False))
 
 
+def test_the_intrinsic_edition_measures_what_it_judges():
+    """Far under the published floor and exact: nothing fires. A reference that float32 loses: D2, at once."""
+    exploded, absorbing = (
+        Watch(net, wb.selftest.batches(2), edition="intrinsic")
+        for net in (wb.selftest.exploded(), wb.selftest.absorbing())
+    )
+    for watch in (exploded, absorbing):
+        watch.epoch()
+    assert not any(f.check == "D2" for f in exploded.fired)
+    assert exploded.history[-1]["per_layer"]["float64_disagreement"][-1] < 1e-6
+    assert [f.check for f in absorbing.fired if f.check == "D2"] == ["D2"]
+    assert absorbing.should_stop
+
+
 def test_the_same_numbers_as_diagnose():
     net, batches = wb.selftest.healthy(), wb.selftest.batches(4)
     watch = Watch(net, batches, credit=lambda trace: trace.grads)

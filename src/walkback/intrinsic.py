@@ -79,6 +79,7 @@ class IntrinsicMeter:
 
     def __init__(self, tracer: Tracer, probe: Intrinsic | None = None) -> None:
         self.tracer, self.seed = tracer, (probe or Intrinsic()).seed
+        tracer.keep_branches = True
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
         self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total and count

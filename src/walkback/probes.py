@@ -20,7 +20,7 @@ from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
 from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
-from walkback.trace import Credit, Trace, Tracer, no_autocast, places
+from walkback.trace import Trace, Tracer, no_autocast, places
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Probing:
         credit: of the traces.
     """
 
-    def __init__(self, probes: Sequence[Probe], tracer: Tracer, credit: Credit | None = None) -> None:
+    def __init__(self, probes: Sequence[Probe], tracer: Tracer, credit: Any = None) -> None:
         self._runs = [_Run(probe) for probe in probes if isinstance(probe, Perturbation | Nudging)]
         self._redraws = [_Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
         self._tracer = tracer

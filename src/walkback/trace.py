@@ -56,7 +56,7 @@ class Trace:
         mask: (B, T) which tokens are no padding, where the inputs have an `attention_mask`.
         reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
             alone, or a "twin".
-        branches: f_1 … f_L where blocks return them, else None.
+        branches: f_1 … f_L where blocks return them and `Tracer.keep_branches` is set, else None.
 
     >>> import walkback as wb
     >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
@@ -138,6 +138,7 @@ class Tracer:
         self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
         self._recording = False
         self._weights: Mapping[str, Tensor] | None = None  # other weights to run with, for `again`
+        self.keep_branches = False  # in traces, where someone asks for them: they are as large as the states
         self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
@@ -439,7 +440,8 @@ class Tracer:
         states = tuple(map(self._batch_first, self._states()))
         grads = tuple(map(self._batch_first, grads))  # type: ignore[arg-type]
         self._check_shapes(states, len(y))
-        self._branches = tuple(map(self._batch_first, self._made.values())) if self.branch else None
+        keep = self.keep_branches and self.branch
+        self._branches = tuple(map(self._batch_first, self._made.values())) if keep else None
         self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
         return states, grads, logits.detach(), losses.detach()
 

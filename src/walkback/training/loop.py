@@ -40,6 +40,7 @@ from walkback.training.step import Step
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
+ROW_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
 ROW_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
 
 
@@ -252,11 +253,11 @@ def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
         "train_loss": _some(train_loss),
         "test_loss": _some(test_loss),
         "test_acc": float(right.double().mean()),
-        "per_layer": {k: getattr(m, k) for k in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
+        "per_layer": {k: getattr(m, k) for k in ROW_LISTS},
         "values": {k: getattr(m, k) for k in ROW_VALUES},
         "aggregates": m.aggregates,
         "weights": weight_growth(run),
-        "reasons": {k: v for k, v in m.reasons.items() if getattr(m, k, None) is None},
+        "reasons": {k: m.reasons[k] for k in (*ROW_LISTS, *ROW_VALUES, "aggregates") if k in m.reasons},
     }
     if diverged:
         row["diverged"] = f"epoch {epoch}: {m.nonfinite[0] if m.nonfinite else 'training loss not finite'}"

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy
 from walkback.checks import DiagnosticThresholds, accuracies
-from walkback.diagnose import measure
+from walkback.diagnose import NULLS, PRECISION, measure
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError, WalkbackError
 from walkback.judge import WATCH_SCHEMA, culprit, judge, measurements, plain, position, standing
@@ -39,9 +39,9 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 DEFAULT_OVERHEAD = 0.02
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
-_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
-_CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
+_VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
+_CONDITIONS = ("probe_accuracy", "mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
                "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
@@ -168,6 +168,8 @@ class Watch:
             )
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
         self._how: dict[str, Any] = {"credit": credit, "anatomy": anatomy, "loss": loss}
+        if edition == "intrinsic":
+            self._how["probes"] = ("intrinsic",)
         self._log, self._live, self._to = None if log is None else Path(log), live, tuple(to)
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._start = clock, clock()
