@@ -13,7 +13,7 @@ What is known then, each by measuring an outcome on samples the protocol does no
 
 - `off`: how far the cosine people would report (`F.cosine_similarity` of gradients of a mean loss, in the network's
   dtype) is from the truth; the reference is unusable above 0.05;
-- `rounded`: how far a cosine without any ε, of the same gradients in float64 arithmetic, is from the truth;
+- `rounded`: how far a cosine without any ε, of the same gradients, is from the truth: what rounding alone has done;
 - `gain`: what re-randomising the blocks and refitting the readout costs; depth is unused below 2 pp.
 """
 
@@ -69,8 +69,9 @@ class Specimen:
         credit: for `diagnose`.
         headline_acc: on 2,000 test samples.
         frozen_acc: of one network with random blocks and a refitted readout, on the same samples.
-        off: |reported − true| cosine, the worst site 1…L; infinite where what is reported is no number.
-        rounded: the same of a cosine that is not clamped, over the samples whose gradient is not zero.
+        off: |reported − true| cosine, the worst site 1…L, over the samples for which a number is reported (float16's
+            zeros give NaN, which people see); infinite where there is none.
+        rounded: the same of a cosine that is not clamped; a sample that has lost its gradient counts as 0.
         gain: accuracy minus that of re-randomised blocks, in pp, on 10,000 other samples.
         drifts: one direction explains more than half of the reference.
     """
@@ -374,20 +375,20 @@ def _reported(
         logits, hidden = net(x, return_hidden=True)
         means = torch.autograd.grad(F.cross_entropy(logits, y), hidden, retain_graph=True)
         pairs = [(a.to(g.dtype) / len(x), g.flatten(1)) for a, g in zip(credit, means)]
-        printed.append([float(F.cosine_similarity(a, g).float().mean()) for a, g in pairs])  # walkback: ignore[P02]
+        printed.append([float(F.cosine_similarity(a, g).float().nanmean()) for a, g in pairs])  # walkback: ignore[P02]
         sums = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
         plain.append([_plain_cosine(a, g.flatten(1).double()) for a, g in zip(credit, sums)])
-    return [float(np.mean(site)) for site in zip(*printed)], [_mean(site) for site in zip(*plain)]
+    return [_mean(site) for site in zip(*printed)], [_mean(site) for site in zip(*plain)]
 
 
 def _plain_cosine(a: Tensor, g: Tensor) -> float:
-    """Over the samples that have a gradient; NaN where none has."""
+    """The mean over samples; 0 for one without a gradient."""
     length = g.norm(dim=1)
-    some = length > 0
-    return float(((a * g).sum(1)[some] / (a.norm(dim=1) * length)[some]).mean())
+    return float(torch.where(length > 0, (a * g).sum(1) / (a.norm(dim=1) * length), 0.0).mean())
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Over the batches that gave a number; NaN where none did."""
     known = [v for v in values if isfinite(v)]
     return float(np.mean(known)) if known else float("nan")
 

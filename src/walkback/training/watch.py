@@ -41,8 +41,8 @@ Row = dict[str, Any]
 DEFAULT_OVERHEAD = 0.02
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
 _VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
-_CONDITIONS = ("probe_accuracy", "mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
-               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss")  # fmt: skip
+_CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
+               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
          "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead")  # fmt: skip
