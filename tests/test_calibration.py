@@ -163,7 +163,9 @@ def test_what_is_not_known_is_left_out():
 def test_the_command_prints_and_writes_thresholds_that_diagnose_reads(tmp_path, capsys):
     file = tmp_path / "limits.json"
     small = ["--count", "6", "--nets", "student", "--dtypes", "float32"]
-    assert cli.run(["calibrate", *small, "--refit", str(file)]) == 0
+    assert cli.run(["calibrate", *small, "--refit", str(file), "--out", str(tmp_path)]) == 0
+    assert "| reference  | D1 " in (tmp_path / "calibration.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))["conditions"]["seed"] == 0
     said = capsys.readouterr().out
     assert "6 generated networks" in said
     assert "three-check" in said

@@ -547,6 +547,7 @@ def calibrate(
     results: Path | None = None,
     thresholds: Path | None = None,
     refit: Path | None = None,
+    out: Path | None = None,
     json: Flag = False,
 ) -> int:
     """Count every check's errors on generated networks whose answers are known.
@@ -567,6 +568,8 @@ def calibrate(
         JSON or TOML file with other limits than the published ones.
     refit
         Write the thresholds with the fewest errors here: a JSON file that `--thresholds` takes.
+    out
+        Write calibration.json and calibration.md into this folder.
     json
         Print the scores as JSON.
     """
@@ -580,6 +583,8 @@ def calibrate(
     done = calibration.calibrate(count, seed, **chosen, results=results, thresholds=limits)
     if refit is not None:
         done.fitted.save(refit)
+    if out is not None:
+        done.save(out)
     if json:
         _print_json(done.to_dict())
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from walkback.audit.records import read_records
 from walkback.calibration.score import QUESTIONS, Case, Score, case_of, refit, run_cases, scores
 from walkback.calibration.zoo import DTYPES, NETS, Specimen, Strength, specimen, zoo
 from walkback.checks import DiagnosticThresholds
+from walkback.errors import FormatError
 from walkback.progress import track
 
 __all__ = ["DTYPES", "NETS", "Calibration", "Case", "Score", "Specimen", "Strength", "calibrate", "specimen", "zoo"]
@@ -34,18 +36,37 @@ class Calibration:
         """Everything as plain values."""
         return {"schema": "walkback.calibration/1", **asdict(self)}
 
+    def save(self, folder: str | Path) -> None:
+        """Write `calibration.json` (scores and conditions, without the cases) and `calibration.md`."""
+        where = Path(folder)
+        scores = {k: v for k, v in self.to_dict().items() if k not in ("cases", "run_cases")}
+        try:
+            where.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(scores, indent=1, allow_nan=False) + "\n"
+            (where / "calibration.json").write_text(text, encoding="utf-8")
+            (where / "calibration.md").write_text(f"# Calibration\n\n{self.to_markdown()}\n", encoding="utf-8")
+        except OSError as error:
+            raise FormatError(f"Expected to write the calibration to {where}, but: {error.strerror}.") from None
+
+    def to_markdown(self) -> str:
+        """Both tables, and what is asked in them."""
+        return self._text("github", "**{}**\n", "- {}: {}")
+
     def __str__(self) -> str:
+        return self._text("simple", "{}", "{}: {}")
+
+    def _text(self, style: str, heading: str, item: str) -> str:
         said = ", ".join(f"{k} {v}" for k, v in self.conditions.items())
-        parts = [f"{len(self.cases)} generated networks ({said})\n{_table(self.generated)}"]
+        parts = [f"{heading.format(f'{len(self.cases)} generated networks ({said})')}\n{_table(self.generated, style)}"]
         if self.runs:
-            parts.append(f"{len(self.run_cases)} finished runs\n{_table(self.runs)}")
-        parts.append("\n".join(f"{name}: {text}" for name, text in QUESTIONS.items()))
+            parts.append(f"{heading.format(f'{len(self.run_cases)} finished runs')}\n{_table(self.runs, style)}")
+        parts.append("\n".join(item.format(name, text) for name, text in QUESTIONS.items()))
         parts.append(
-            "rates and areas with 95 % intervals (exact; bootstrap); undecided cases count in neither rate\n"
-            "no error: thresholds between these ends make none on these networks; else the best one, with its errors"
+            "Rates and areas with 95 % intervals (exact; bootstrap); undecided cases count in neither rate.\n"
+            "No error: thresholds between these ends make none on these networks; else the best one, with its errors."
         )
         fitted = [f"{k} = {v:.3g}" for k, v in asdict(self.fitted).items()]
-        parts.append(f"fewest errors on the generated networks: {', '.join(fitted)}")
+        parts.append(f"Fewest errors on the generated networks: {', '.join(fitted)}")
         return "\n\n".join(parts)
 
 
@@ -90,7 +111,7 @@ def calibrate(
     )
 
 
-def _table(found: Sequence[Score]) -> str:
+def _table(found: Sequence[Score], style: str) -> str:
     rows = []
     for s in found:
         if s.free is not None:
@@ -101,7 +122,7 @@ def _table(found: Sequence[Score]) -> str:
         limit = "" if s.threshold is None else f"{s.threshold:g}"
         rows.append([s.question, s.check, *counts, *map(_rate, (s.sensitivity, s.specificity, s.area)), limit, free])
     heads = ["question", "check", "TP", "FN", "TN", "FP", "?", "sensitivity", "specificity", "ROC area"]
-    return tabulate(rows, [*heads, "threshold", "no error"], disable_numparse=True)
+    return tabulate(rows, [*heads, "threshold", "no error"], style, disable_numparse=True)
 
 
 def _rate(value: tuple[float, float, float] | None) -> str:

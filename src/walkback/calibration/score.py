@@ -147,11 +147,10 @@ def _case(name: str, truth: Any, m: Measurements, acc: float, gamma: float | Non
     if "intrinsic" in verdicts:
         precise = next(f for f in verdicts["intrinsic"].findings if f.check == "D2")
         signs["D2 intrinsic"], values["D2 intrinsic"] = precise.flagged, precise.value
-        signs["D2 intrinsic or the clamp"] = _either(precise.flagged, clamped)
-        walked["intrinsic, or the clamp"] = _either(walked["intrinsic"], clamped)
+        walked["intrinsic, or clamped"] = _either(walked["intrinsic"], clamped)
     said = {
-        "reference": {**pair, **signs},
-        "rounding": {k: v for k, v in signs.items() if "clamp" not in k},
+        "reference": {**pair, **signs, "clamped column": clamped},
+        "rounding": signs,
         "depth": {**pair, "D3": d3},
         "claim": walked,
         "drift": {"(c)": by_name["c"].flagged},
