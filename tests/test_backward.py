@@ -131,6 +131,23 @@ def test_an_altered_backward_trips_it(name: str):
     assert measured.conditions["backward_error"] > 0.01
 
 
+@pytest.mark.parametrize(("edition", "check"), [("three-check", "D2"), ("four-diagnostic", "b"), ("intrinsic", "D2")])
+def test_a_reference_that_is_not_the_gradient_walks_the_claim_back(edition: str, check: str):
+    """Compared with itself the altered signal has Γ = 1: nobody may read that as a pass, nor as BP."""
+    torch.manual_seed(0)
+    net = made("fa")
+    report = wb.diagnose(net, BATCHES, 0.9, 0.5, credit=lambda t: t.grads, edition=edition)
+    assert report.values["gamma"] == pytest.approx(1.0)
+    assert (report.verdict, report.failed, report.measurement_valid) == ("walked back", (check,), False)
+    assert not any("bit for bit" in note for note in report.advisories)
+    assert "not the derivative of the loss" in report.chain[1]["text"]
+    assert "reference=" in report.chain[3]["text"]
+    assert wb.judge(report, edition).failed == (check,)
+    right = wb.diagnose(net, BATCHES, 0.9, 0.5, credit=lambda t: t.grads, edition=edition, reference="derived")
+    assert right.measurement_valid is True
+    assert right.verdict == "trustworthy"
+
+
 def test_it_names_the_sites():
     torch.manual_seed(0)
     assert checked(NoGradBranch(mlp())).sites == (0, 1), "block 2 writes site 2: what is above it is right"

@@ -583,3 +583,15 @@ def test_a_meter_may_be_read_before_the_last_batch():
         for done, (xb, yb) in enumerate(batched(x, y, 128), 1):
             meter.add(tracer.trace(xb, yb))
             assert meter.result().h_norm == close([mean_norm(h) for h in spec.states(x[: 128 * done])])
+
+
+def test_one_sample_that_carries_the_mean_is_said():
+    """A single huge input hides growth: relative to it no block adds anything."""
+    batches = [(x.clone(), y) for x, y in wb.selftest.batches(2)]
+    assert not any("samples carries" in note for note in wb.measure(wb.selftest.network(gain=60.0), batches).notes)
+    batches[0][0][7] *= 1e6
+    m = wb.measure(wb.selftest.network(gain=60.0), batches)
+    (note,) = (note for note in m.notes if "samples carries" in note)
+    with wb.Tracer(wb.selftest.network(gain=60.0)) as tracer:
+        norms = torch.cat([tracer.trace(x, y).states[0].double().norm(dim=1) for x, y in batches])
+    assert f"one of 256 samples carries {float(norms.max() / norms.sum()):.0%} of ‖h‖ at site 0" in note

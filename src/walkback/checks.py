@@ -93,6 +93,9 @@ class Finding:
 CONCENTRATED = 0.5
 
 
+NOT_THE_GRADIENT = "the reference is not the derivative of the loss: the network's own backward pass is altered"
+
+
 def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
     """D1 and (a): does one block multiply the stream?"""
     limit = t.h_norm_explosion_ratio
@@ -109,6 +112,8 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
     if m.nonfinite_kinds:
         why = _first_nonfinite(m, "gradient")
         return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, why)
+    if m.altered:
+        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, NOT_THE_GRADIENT)
     flagged = None if deepest is None else deepest < floor
     why = "" if flagged is not None else m.reasons.get("g_norm", "no gradient norms were given")
     return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why)
@@ -120,6 +125,8 @@ def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds) ->
     error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
     if m.nonfinite_kinds:
         return Finding(check, title, error, limit, f"> {limit:g}", True, _first_nonfinite(m, "gradient"))
+    if m.altered:
+        return Finding(check, title, error, limit, f"> {limit:g}", True, NOT_THE_GRADIENT)
     if error is None:
         why = m.reasons.get("float64_disagreement", "the reference was not computed again in float64")
         return Finding(check, title, None, limit, f"> {limit:g}", None, why)

@@ -160,9 +160,10 @@ def measure(
     reasons = {**m.reasons, **found.pop("reasons", {}), **extra.pop("reasons", {})}
     if backward.error is None:
         reasons["backward_error"] = backward.why
-    altered = () if backward.agrees is not False else (_altered(backward),)
-    notes = (*altered, *tracer.notes, *m.notes, *odd, *extra.pop("notes", ()))
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, **extra)
+    altered = "" if backward.agrees is not False else _altered(backward)
+    told = [note for note in m.notes if not (altered and "bit for bit" in note)]  # the same altered gradient, not BP
+    notes = (*([altered] if altered else []), *tracer.notes, *told, *odd, *extra.pop("notes", ()))
+    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, altered=altered, **extra)
 
 
 _UNSUSPECTED = BackwardCheck(
@@ -175,10 +176,13 @@ _REFERENCES = {
 }
 
 
+ALTERED = "the network's own backward pass is not the derivative of its loss"
+
+
 def _altered(check: BackwardCheck) -> str:
     sites = ", ".join(map(str, check.sites)) or "all together"
     return (
-        "the network's own backward pass is not the derivative of its loss (finite differences disagree by "
+        f"{ALTERED} (finite differences disagree by "
         f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
         'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
     )

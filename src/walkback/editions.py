@@ -87,8 +87,8 @@ def three_check(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdi
     failed = []
     if d1.flagged and d2.flagged:
         failed += ["D1", "D2"]
-    elif d2.flagged and m.nonfinite_kinds:
-        failed += ["D2"]  # outside the published rule: a reference that is not a number can't be compared with
+    elif d2.flagged and (m.nonfinite_kinds or m.altered):
+        failed += ["D2"]  # outside the published rule: what is not a number, or not the gradient, is no reference
     if d3.flagged:
         failed += ["D3"]
     valid = None if d2.flagged is None else not d2.flagged
@@ -162,7 +162,7 @@ def _verdict(
     untested = all(f.flagged is None for f in (growth, reference, depth))  # nothing was passed either
     outcome = WALKED_BACK if failed else INCONCLUSIVE if undecided or untested or half else TRUSTWORTHY
     submode = None
-    if valid is False and m.stability is not None and not m.nonfinite_kinds:
+    if valid is False and m.stability is not None and not m.nonfinite_kinds and not m.altered:
         submode = "drift-dominated" if m.stability > t.stability_drift_ceiling else "noise-dominated"
     chain = (
         _step_claim(m, claim),
@@ -243,6 +243,9 @@ def _step_mode(
     if valid is False and not reference.flagged:
         text = "scale pathology: a block multiplies the stream"
         text += "" if reference.flagged is None else ", although the reference is still above its floor"
+        return Step(4, title, text, False)
+    if m.altered:
+        text = 'none can be told: every g_l is an altered gradient; measure with reference="derived" or a plain twin'
         return Step(4, title, text, False)
     if valid is False:
         named = f", {submode}" if submode else ""

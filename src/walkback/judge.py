@@ -17,7 +17,7 @@ import torch
 
 from walkback.advisories import RENEWED, earlier_epoch
 from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
-from walkback.diagnose import NULLS, PRECISION, make_report
+from walkback.diagnose import ALTERED, NULLS, PRECISION, make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
@@ -427,6 +427,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         cosine=cosine,
         **{name: lists[name] for name in ("cosine_clamped", "below_eps", *NULLS, *PRECISION)},
         stability_distinct=scalars["stability_distinct"],
+        altered=next((text for text in said if text.startswith(ALTERED)), ""),
         growth=rho,
         growth_total=total,
         stability=scalars["stability"],

@@ -26,6 +26,8 @@ from walkback.trace import Trace, no_autocast, prints_of
 PUBLISHED_BATCH = 128
 # F.cosine_similarity's default denominator floor.
 COSINE_EPS = 1e-8
+# One sample may carry this share of a mean norm before it is said.
+OUTLIER = 0.1
 # Squares of smaller norms, and products of two of them, leave the range of float64.
 _SQUARABLE = 1e-140
 
@@ -232,6 +234,7 @@ class Measurements:
     probes: dict[str, Numbers] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
     nonfinite_kinds: frozenset[str] = frozenset()
+    altered: str = ""  # how the reference was found not to be the derivative of the loss
     dtype: torch.dtype = torch.float32
     conditions: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
@@ -307,6 +310,7 @@ class Meter:
         self.masked = self.masked or (trace.pool == "mean" and _fits(trace.mask, trace.states[-1]))
         sums = norms.sum(1)
         self._sum["norms"] += sums
+        self._largest = torch.maximum(self._largest, norms.amax(1)) if self.samples else norms.amax(1)
         if not isfinite(float(sums.sum())):
             h, g = norms.chunk(2)
             self._note_nonfinite("state", h)
@@ -351,8 +355,11 @@ class Meter:
             names += ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
+        found = {} if self._credit is None else self._credit.result(self.dtype, reasons, self._repeated())
+        notes = (*found.pop("notes", ()), *self._outliers())
         return Measurements(
             h_norm=h,
+            notes=notes,
             g_norm=g,
             growth=rho,
             growth_total=total,
@@ -382,12 +389,25 @@ class Meter:
                 "credit_site": "writer",
                 "checkpoint": "the model as given",
             },
-            **({} if self._credit is None else self._credit.result(self.dtype, reasons, self._repeated())),
+            **found,
         )
 
     def _repeated(self) -> float:
         """The share of samples that had been added before."""
         return 1 - self._distinct() / self.samples
+
+    def _outliers(self) -> Iterator[str]:
+        """Where one sample makes up much of a mean norm, and with it growth or the reference's size."""
+        if self.samples < 1 / OUTLIER**2:
+            return
+        shares = (self._largest / self._sum["norms"]).nan_to_num(0.0)
+        for what, part in zip(("‖h‖", "‖g‖"), shares.chunk(2)):
+            share, site = part.max(0)
+            if float(share) > OUTLIER:
+                yield (
+                    f"one of {self.samples} samples carries {float(share):.0%} of {what} at site {int(site)}: means "
+                    "over samples, and what is judged by them, are mostly that sample's; look at it, or leave it out"
+                )
 
     def _distinct(self) -> int:
         """How many different samples were added."""

@@ -40,6 +40,7 @@ from walkback.training.step import Step
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
+PROBES = ("perturbation", "nudging", "intrinsic")  # of the report after the last epoch
 ROW_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
 ROW_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
 
@@ -362,7 +363,7 @@ def _finish(run: _Run, folder: Path) -> Bundle:
         headline_acc=float(right.double().mean()),
         credit=run.rule,
         method_name=spec.rule if spec.scope == "all" else f"{spec.rule}, frozen blocks",
-        probes=("perturbation", "nudging"),
+        probes=PROBES,
     )
     losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
     extra = {
