@@ -194,7 +194,8 @@ def test_finished_runs_are_cases(tmp_path):
     """The reference by what the clamp did to the cosine, depth by what re-randomising was found to cost."""
     bp, dfa = (wb.RunSpec(rule=rule, epochs=2, seed=0) for rule in ("bp", "dfa"))
     clamped = write_run(tmp_path, bp, 0.5)
-    edit(clamped, per_layer={"cosine_clamped": [1.0, 1.0, 0.9, 1.0, 1.0]})
+    exact = {"float64_disagreement": [0.0] * 5, "float64_shift": [0.0] * 5}
+    edit(clamped, per_layer={"cosine_clamped": [1.0, 1.0, 0.9, 1.0, 1.0], **exact})
     write_run(tmp_path, control_spec(bp), 0.3)
     write_run(tmp_path, dfa, 0.35, **EXPLODED)
     write_run(tmp_path, control_spec(dfa), 0.36)
@@ -205,6 +206,9 @@ def test_finished_runs_are_cases(tmp_path):
     assert found[bp.name].truth == {"reference": True, "depth": None, "claim": True}
     assert found[dfa.name].truth == {"reference": False, "depth": True, "claim": True}
     assert found[bp.name].said["claim"]["three-check"] is False
+    assert found[bp.name].said["claim"]["intrinsic"] is False
+    assert found[bp.name].said["claim"]["intrinsic, or clamped"] is True
+    assert "intrinsic" not in found[dfa.name].said["claim"]  # not measured there
     assert found[dfa.name].said["depth"]["D3"] is True
     (depth,) = (s for s in scores(list(found.values())) if (s.question, s.check) == ("depth", "D3"))
     assert (depth.hits, depth.misses, depth.passes, depth.alarms) == (1, 0, 0, 0)

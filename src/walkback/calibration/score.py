@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from walkback.audit.records import Records
+from walkback.audit.records import Record, Records
 from walkback.audit.settings import judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
 from walkback.checks import DiagnosticThresholds, Finding, read_table
@@ -113,8 +113,17 @@ def run_cases(records: Records, outcomes: Path | None = None) -> list[Case]:
         truth["claim"] = True if True in known else None if None in known else False
         j = judged_runs(records, [run])
         verdicts = {edition: found_by[0] for edition, found_by in j.verdicts.items()}
+        if m.float64_disagreement:
+            verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), DiagnosticThresholds(), "intrinsic")
         found.append(_case(run.spec.name, truth, m, run.accuracy, m.gamma, run.classes, verdicts))
     return found
+
+
+def _claim(run: Record, control: Record | None) -> Claim:
+    if control is None:
+        return Claim(run.accuracy)
+    correct = None if run.correct is None or control.correct is None else (run.correct, control.correct)
+    return Claim(run.accuracy, control.accuracy, correct=correct)
 
 
 def _gains(path: Path | None) -> dict[str, float]:
