@@ -491,11 +491,130 @@ def test_19_samples_that_are_not_finite_are_a_finding_and_their_filtering_shows_
     assert noted(filtered, "is not that of these batches")
 
 
+# -- 20 … 24: seeds, controls, near copies -----------------------------------------------------------------------
+
+
+STREAM = {"per_layer": {"h_norm": [3.0, 4.0, 5.0], "g_norm": [1e-3, 2e-3, 1e-3]}}
+
+
+@pytest.mark.parametrize(
+    ("headline", "frozen", "named"),
+    [
+        (
+            [0.45, 0.45],
+            [0.425, 0.425],
+            "headline_acc is 0.450, frozen_baseline_acc is 0.425, the gain over frozen blocks",
+        ),
+        ([0.45, 0.45, 0.45], [0.42, 0.43, 0.41], "headline_acc is 0.450 for all 3"),
+        ([0.45, 0.46], [0.3, 0.3], "frozen_baseline_acc is 0.300 for all 2"),
+        ([0.45, 0.47], [0.425, 0.445], "the gain over frozen blocks is 0.025 for all 2"),
+        ([0.45, 0.45], None, "headline_acc is 0.450 for all 2"),
+        ([0.45, 0.46], [0.425, 0.43], None),
+        ([0.5, 0.5, 0.6], [0.4, 0.3, 0.4], None),
+        ([0.45], [0.425], None),
+        (0.45, 0.425, None),
+    ],
+)
+def test_20_one_run_told_as_several_seeds_is_noted(headline, frozen, named: str | None) -> None:
+    report = wb.judge(STREAM, headline_acc=headline, frozen_baseline_acc=frozen)
+    assert noted(report, "seeds without spread: headline_acc is 0.450, ") is (named is not None and ", " in named)
+    told = [text for text in report.advisories if text.startswith("seeds without spread")]
+    assert len(told) == (named is not None)
+    assert all(str(named) in text for text in told)
+    assert wb.judge(report).advisories == report.advisories, "made anew and not doubled"
+
+
+def test_20_the_interval_has_no_width() -> None:
+    report = wb.judge(STREAM, headline_acc=[0.45, 0.45], frozen_baseline_acc=[0.425, 0.425])
+    assert report.values["depth_margin_pp"] == pytest.approx(2.5)
+    assert report.verdict == "trustworthy", "a note changes no verdict"
+
+
+@pytest.mark.parametrize(
+    ("frozen", "classes", "odd"),
+    [
+        (0.0, None, True),
+        (0.01, None, False),  # of 100 classes, for all we know
+        (0.0, 10, True),
+        (0.01, 10, True),
+        ([0.3, 0.02], 10, True),
+        (0.05, 10, False),
+        (0.01, 100, False),
+        (0.3, 2, False),
+        (0.2, 2, True),
+    ],
+)
+def test_21_a_control_below_chance_is_noted(frozen, classes: int | None, odd: bool) -> None:
+    numbers = {**STREAM, **({} if classes is None else {"conditions": {"classes": classes}})}
+    headline = [0.4, 0.41] if isinstance(frozen, list) else 0.4
+    report = wb.judge(numbers, headline_acc=headline, frozen_baseline_acc=frozen)
+    assert noted(report, "the frozen control is below chance") is odd
+    assert wb.judge(report).advisories == report.advisories
+
+
+def test_21_a_control_that_is_never_right_is_noted_in_a_diagnosis() -> None:
+    assert noted(honest(frozen_baseline_acc=0.0), "the frozen control is below chance")
+
+
+def noisy(share: float):
+    """The gradient with noise of a share of its norm, which makes a cosine of 1/√(1 + share²)."""
+    draw = torch.Generator().manual_seed(0)
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        noise = [nn.functional.normalize(torch.randn(g.shape, generator=draw)) for g in trace.grads]
+        return [g + share * g.norm(dim=1, keepdim=True) * n for g, n in zip(trace.grads, noise)]
+
+    return credit
+
+
+@pytest.mark.parametrize(("share", "odd"), [(0.01, True), (0.1, True), (0.2, False), (1.0, False)])
+def test_22_a_credit_that_is_backpropagation_with_noise_is_asked_about(share: float, odd: bool) -> None:
+    report = honest(credit=noisy(share))
+    assert report.per_layer["cosine"] == pytest.approx([(1 + share**2) ** -0.5] * 5, abs=0.02 * share)
+    assert noted(report, "the credit is nearly the direction of the BP gradient") is odd
+    assert sum("BP gradient" in text for text in report.advisories) == odd
+    assert wb.judge(report).advisories == report.advisories
+
+
+def test_22_one_deep_site_of_its_own_is_enough() -> None:
+    def mixed(trace: wb.Trace) -> list[Tensor]:
+        credits = noisy(0.01)(trace)
+        return [credits[0], credits[1].roll(1, 1), *credits[2:]]
+
+    assert not noted(honest(credit=mixed), "the credit is nearly the direction of the BP gradient")
+
+
+def test_23_copies_with_a_jitter_are_out_of_reach() -> None:
+    draw, batches = torch.Generator().manual_seed(0), wb.selftest.batches(4)
+    copies = [(x + 1e-6 * torch.randn(x.shape, generator=draw), y) for x, y in batches]
+    report = wb.diagnose(wb.selftest.healthy(), [*batches, *copies])
+    assert (report.advisories, report.conditions["distinct_samples"]) == ((), 1024)
+    assert "**Samples repeated with a jitter**" in DOC
+
+
+def test_24_samples_that_see_their_batch_are_out_of_reach_and_half_batches_show_them() -> None:
+    class Centred(nn.Module):
+        def forward(self, f: Tensor) -> Tensor:
+            return f - f.mean(0, keepdim=True)
+
+    def norms(net: nn.Module, size: int) -> list[float]:
+        report = wb.diagnose(net, wb.selftest.batches(1024 // size, size))
+        assert report.advisories == ()
+        return report.per_layer["h_norm"]
+
+    net = wb.selftest.healthy()
+    assert norms(net, 128) == pytest.approx(norms(net, 64), rel=1e-6)
+    for block in net.blocks:
+        block.append(Centred())  # type: ignore[operator]
+    assert norms(net, 128)[-1] != pytest.approx(norms(net, 64)[-1], rel=1e-4)
+    assert "**Samples that see their batch**" in DOC
+
+
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_and_the_tests_number_the_same_tries() -> None:
     in_page = {int(n) for n in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)}
-    assert in_page == tested == set(range(1, 20))
+    assert in_page == tested == set(range(1, 25))
     assert "Out of reach" in DOC

@@ -66,6 +66,7 @@ TRIPS = {
         "n = h.grad.to(dtype=torch.half)",
         "n = np.asarray(grad).astype(np.float16)",
         "model.half()\nloss.backward()",
+        "with torch.no_grad():\n    net.half()(x.half())\nloss.backward()",  # .half() stays
         "with torch.autocast('cuda', dtype=torch.float16):\n    loss = f(x)\nloss.backward()",
         "with torch.autocast('cuda'):\n    g = torch.autograd.grad(loss, h)",
         "with torch.cuda.amp.autocast():\n    loss.backward()",
@@ -84,6 +85,24 @@ TRIPS = {
         "    cosines.append(cosine(a[l], b[l]))\nprint(sum(cosines) / len(cosines))",
         "cosines = [cosine(a, b) for a, b in zip(layers, others)]\ngamma = torch.tensor(cosines).mean()",
         "total = 0\nfor block in model.blocks:\n    total += alignment(block.a, block.b)\nprint(total / 4)",
+        "c = [cos(ai, gi).mean() for ai, gi in zip(a, g)]\ngamma = sum(c) / len(c)",
+        "c = [cos(a[i], g[i]).mean() for i in range(len(g))]\ngamma = sum(c) / len(c)",
+        "gamma = torch.stack([torch.cosine_similarity(d, g, -1).mean() for d, g in zip(ds, gs)]).mean()",
+        "gamma = torch.stack([torch.cosine_similarity(d, g, -1).mean() for d, g in zip(deltas, reference)]).mean()",
+        "bp = torch.autograd.grad(loss, h)\n"
+        "gamma = torch.stack([torch.cosine_similarity(d, r, -1).mean() for d, r in zip(deltas, bp)]).mean()",
+        "gammas = []\nfor d, g in zip(deltas, gs):\n    gammas.append(F.cosine_similarity(d, g).mean().item())\n"
+        "print(sum(gammas) / len(gammas))",
+        "gammas = []\nfor l in range(L):\n    c = F.cosine_similarity(a[l], b[l])\n    gammas.append(float(c.mean()))\n"
+        "gamma = sum(gammas) / len(gammas)",
+        "gammas = []\nfor layer in net.layers:\n    d, r = layer.delta, layer.weight.grad\n"
+        "    gammas.append((d * r).sum() / (d.norm() * r.norm()))\ngamma = sum(gammas) / len(gammas)",
+        "gammas = []\nfor d, g in zip(deltas, gs):\n    gammas += [cosine(d, g).mean()]\nprint(np.mean(gammas))",
+        "total = 0\nfor l in range(L):\n    c = cosine(a[l], b[l])\n    total += c\nprint(total / L)",
+        "gammas = []\nfor i, layer in enumerate(m):\n    c = cosine(layer.delta, bp[i])\n    gammas.append(c.item())\n"
+        "print(sum(gammas) / len(gammas))",
+        "gammas = []\nfor d, g in zip(deltas, gs):\n    dot = (d * g).sum(1)\n"
+        "    gammas.append((dot / (d.norm(dim=1) * g.norm(dim=1))).mean())\nprint(sum(gammas) / len(gammas))",
     ],
     "P07": [
         "B = torch.randn(10, 64)\ntorch.save(model.state_dict(), 'm.pt')",
@@ -109,12 +128,20 @@ TRIPS = {
         "model = Net()\nmodel.load_state_dict(s)\nacc = (model(x).argmax(1) == y).float().mean()",
         "def measure(net, x, y):\n    logits, h = net(x)\n    return torch.autograd.grad(loss(logits, y), h)\n"
         "net = Net()\nmeasure(net, x, y)",
+        "from model import net\nacc = (net(x).argmax(1) == y).float().mean()",
+        "from model import net\nfor x, y in loader:\n    guess = net(x).argmax(1)\n    right += (guess == y).sum()",
+        "from model import net\nfor x, y in loader:\n    right += net(x).argmax(1).eq(y).sum()",
+        "from zoo import resmlp as model\ng = torch.autograd.grad(F.cross_entropy(model(x), y, reduction='sum'), h)",
+        "from model import net\nF.cross_entropy(net(x), y).backward()\nprint(h.grad.abs().max())",
     ],
     "P11": [
         "h = F.normalize(h, dim=1)\nlog(h.norm(dim=1).mean())",
         "u = h / h.norm(dim=1, keepdim=True)\nprint(torch.linalg.vector_norm(u, dim=1))",
         "states = [F.normalize(h) for h in hidden]\nnorms = [s.norm(dim=1).mean() for s in states]",
         "print((h / torch.linalg.vector_norm(h)).norm())",
+        "h = torch.randn(4, 8)\nh = h / h.norm(2, -1, keepdim=True)\nprint(h.norm(dim=-1))",  # a state by its name
+        "x = torch.randn(4, 8)\nx = block(x)\nx = x / x.norm(dim=-1, keepdim=True)\nprint(x.norm(dim=-1))",
+        "def forward(x):\n    x = F.normalize(x)\n    log(x.norm(dim=1))",
     ],
     "P13": [
         "loss = F.cross_entropy(model(x), y)\n(g,) = torch.autograd.grad(loss, h)\nprint(g.norm(dim=1).mean())",
@@ -164,6 +191,9 @@ CALM = {
         "n = g.bfloat16().norm(dim=1)",
         "x = images.half()",
         "model.half()\nwith torch.no_grad():\n    z = f(x)",
+        "with torch.no_grad():\n    net.half()(x.half())",
+        "loss.backward()\nwith torch.no_grad():\n    net.half()(x.half())",
+        "@torch.inference_mode()\ndef f(net, x):\n    return net.half()(x.half())\nloss.backward()",
         "scaler = torch.amp.GradScaler()\n"
         "with torch.autocast('cuda', dtype=torch.float16):\n    loss = f(x)\nloss.backward()",
         "with torch.autocast('cuda', dtype=torch.bfloat16):\n    loss = f(x)\nloss.backward()",
@@ -190,6 +220,14 @@ CALM = {
         "per_layer = torch.stack([cosine(a, g) for a, g in zip(credits, grads)]).mean(1)",
         "total = [0.0] * L\nfor l, block in enumerate(model.blocks):\n    total[l] += cosine(block.a, block.b)",
         "def f():\n    cosines = [cosine(a, g) for a, g in zip(credits, grads)]\n    return cosines, np.mean(cosines)",
+        "c = [cos(ai, bi).mean() for ai, bi in zip(texts, pictures)]\nprint(sum(c) / len(c))",
+        "c = [cos(ai, gi) for ai, gi in zip(a, g)]\nprint(sum(c) / len(c))",  # rows of one layer
+        "c = [cos(ai, gi).mean() for ai, gi in zip(credit_batches, g_batches)]\nprint(sum(c) / len(c))",
+        "c = [cos(ai, gi).mean() for ai, gi in zip(a, g)]\nprint(c)\ngamma = sum(c) / len(c)",
+        "found = []\nfor seed in range(5):\n    found.append(cos(a, g).mean())\nprint(sum(found) / len(found))",
+        "total = 0\nfor l in range(L):\n    c = cosine(a[l], b[l])\n    print(l, c)\n    total += c\nprint(total / L)",
+        "cosines = []\nfor l in range(L):\n    cosines += [cosine(a[l], b[l])]\nprint(cosines)",
+        "n = []\nfor d, g in zip(deltas, gs):\n    n.append((d.norm() / g.norm()).mean())\nprint(np.mean(n))",
     ],
     "P07": [
         "B = torch.randn(10, 64)\ntorch.save({'model': model.state_dict(), 'B': B}, 'm.pt')",
@@ -224,6 +262,11 @@ CALM = {
         "model = Net()\nmodel.train(False)\nacc = (model(x).argmax(1) == y).float().mean()",
         "model = Net()\nloss = f(model(x), y)\nloss.backward()\noptimizer.step()\nacc = (model(x).argmax(1) == y)",
         "def helper(model, x, y):\n    return (model(x).argmax(1) == y).float().mean()",
+        "from model import net\ndef accuracy(net, x, y):\n    return (net(x).argmax(1) == y).float().mean()",
+        "from model import net\nnet.eval()\nacc = (net(x).argmax(1) == y).float().mean()",
+        "from model import net\nprint(net(x).shape)",
+        "from model import net\nF.cross_entropy(net(x), y).backward()\noptimizer.step()\nprint(h.grad.abs().max())",
+        "from model import Net\ndef accuracy(net, x, y):\n    return (net(x).argmax(1) == y).float().mean()",
         "model = Net()\nprint(model(x).shape)",
         "model = Net()\nreport = wb.diagnose(model, batches)",
     ],
@@ -234,6 +277,10 @@ CALM = {
         "r = h / other.norm(dim=1)\nprint(r.norm())",
         "weights = w / w.sum()\nprint(weights.norm())",
         "v = v / v.norm()",
+        "x = torch.randn(4, 8)\nx = x / x.norm(2, -1, keepdim=True)\nprint(x.norm(dim=-1), x.norm(dim=-1).max())\n"
+        "assert x.norm(dim=-1).allclose(torch.ones(4))",
+        "u = F.normalize(3 * torch.rand(4, 8))\nprint(u.norm(dim=-1))",
+        "for x, y in loader:\n    x = F.normalize(x.flatten(1))\n    print(x.norm(dim=1))",
         "v = f(x)\nfor _ in range(9):\n    v = v / (v.norm() + 1e-9)",
     ],
     "P13": [
@@ -392,7 +439,7 @@ def test_what_can_not_be_read_is_named_and_the_rest_is_scanned(
     assert cli.run(["lint", str(tmp_path)]) == 2
     told = capsys.readouterr()
     assert f"{tmp_path / 'good.py'}:1: P01" in told.out
-    assert "1 finding in 7 files" in told.out
+    assert "1 finding in 1 file; 6 files could not be read" in told.out
     assert f"error: {tmp_path / 'broken.py'}:2: not Python: invalid syntax" in told.err
     assert f"error: {tmp_path / 'bad.ipynb'}:1: not Python in cell 3: '(' was never closed" in told.err
     for name in ("latin.py", "null.py", "deep.py", "no.ipynb"):
@@ -409,6 +456,13 @@ def test_exit_codes(name: str, text: str, code: int, tmp_path: Path, capsys: pyt
     assert cli.run(["lint", str(tmp_path / name)]) == code
     assert cli.run(["lint", str(tmp_path / name), "--json"]) == code
     printed = capsys.readouterr().out
+    said = {
+        0: "nothing found in 1 file\n",
+        1: "1 finding in 1 file;",
+        2: "nothing was checked; 1 file could not be read\n",
+    }
+    assert said[code] in printed
+    assert ("nothing found" in printed) is (code == 0)
     found = json.loads(printed[printed.index("{") :])
     assert (len(found["findings"]), len(found["problems"])) == (int(code == 1), int(code == 2))
     assert found["files"] == 1
@@ -425,6 +479,20 @@ def test_a_path_with_nothing_to_scan_is_exit_2(
     (tmp_path / "empty").mkdir()
     assert cli.run(["lint", str(tmp_path / name)]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_several_paths_are_scanned_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "more").mkdir()
+    for name in ("b.py", "a.py", "more/c.py"):
+        (tmp_path / name).write_text("n = h.norm(-1)\n", encoding="utf-8")
+    paths = [str(tmp_path / name) for name in ("b.py", "more", "a.py", "more/c.py")]
+    assert cli.run(["lint", *paths, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"files", "findings", "problems"}
+    assert [Path(f["path"]).name for f in found["findings"]] == ["b.py", "c.py", "a.py"], "each file once"
+    assert found == json.loads(json.dumps(wb.lint(*paths).to_dict()))
+    assert cli.run(["lint", paths[0], str(tmp_path / "gone")]) == 2
+    assert "there is none at" in capsys.readouterr().err
 
 
 def test_linting_needs_no_torch(tmp_path: Path) -> None:

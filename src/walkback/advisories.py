@@ -18,17 +18,19 @@ from walkback.anatomy import Anatomy
 from walkback.checks import Accuracy, DiagnosticThresholds, accuracies
 from walkback.editions import Claim
 from walkback.errors import WalkbackError
-from walkback.measure import PUBLISHED_BATCH, Measurements
+from walkback.measure import PUBLISHED_BATCH, Measurements, deep_sites
 from walkback.trace import Trace, Tracer, cross_entropy
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 REPEATED = 0.05  # share of samples that occur more than once
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
 APART = 5.0  # standard errors between the accuracy that is claimed and the one on the probe
+NEARLY = 0.99  # cosine at every deep site from which a credit may as well be the gradient with noise
 SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
 # Notes that judging writes anew from the numbers, so they are not carried over from a report.
 RENEWED = re.compile(
-    "the headline accuracy|every ‖h‖ is the same|the credit (has|is against) the direction|judged with other thresholds"
+    "the headline accuracy|every ‖h‖ is the same|the credit (has|is against|is nearly) the direction"
+    "|judged with other thresholds|seeds without spread|the frozen control is below chance"
 )
 
 
@@ -199,7 +201,14 @@ def _left_out(tracer: Tracer, given: object) -> str | None:
 
 def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[str, ...]:
     """What is odd about a claim and the numbers it is judged on."""
-    found = [_other_accuracy(m.conditions, claim), _constant(m.h_norm), _same_direction(m), _other_limits(thresholds)]
+    found = [
+        _other_accuracy(m.conditions, claim),
+        _no_spread(claim),
+        _below_chance(m.conditions, claim),
+        _constant(m.h_norm),
+        _same_direction(m),
+        _other_limits(thresholds),
+    ]
     return tuple(text for text in found if text)
 
 
@@ -215,6 +224,37 @@ def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> str | None:
     return (
         f"the headline accuracy {said:.3f} is not that of these batches, {measured:.3f} of {samples} samples: another "
         "split, epoch or network, or batches that were picked"
+    )
+
+
+def _no_spread(claim: Claim) -> str | None:
+    """Several seeds with one number: of the network, of its control, or as the gain between them."""
+    given = {"headline_acc": claim.headline, "frozen_baseline_acc": claim.frozen}
+    seeds = {name: accuracies(name, value) for name, value in given.items() if value is not None}
+    if len(seeds) == 2:
+        seeds["the gain over frozen blocks"] = [a - b for a, b in zip(*seeds.values())]
+    same = {name: row for name, row in seeds.items() if len(row) > 1 and max(row) - min(row) < 1e-9}
+    if not same:
+        return None
+    told = ", ".join(f"{name} is {row[0]:.3f}" for name, row in same.items())
+    return (
+        f"seeds without spread: {told} for all {len(next(iter(same.values())))} of them; one run told several times "
+        "is not several seeds, and an interval from it has no width"
+    )
+
+
+def _below_chance(conditions: dict[str, Any], claim: Claim) -> str | None:
+    """A control under half of chance; where the number of classes is not known, one that is never right."""
+    if claim.frozen is None:
+        return None
+    classes, lowest = conditions.get("classes"), min(accuracies("frozen_baseline_acc", claim.frozen))
+    chance = 1 / classes if isinstance(classes, int) and classes > 1 else None
+    if (lowest > 0) if chance is None else (lowest >= chance / 2):
+        return None
+    beside = "" if chance is None else f", and chance is {chance:.3f}"
+    return (
+        f"the frozen control is below chance: frozen_baseline_acc is {lowest:.3f}{beside}; a readout on random blocks "
+        "reaches chance at least, so this is no control and the margin over it says nothing"
     )
 
 
@@ -256,6 +296,12 @@ def _same_direction(m: Measurements) -> str | None:
         )
     if max(known) < -1 + 1e-6:
         return "the credit is against the direction of the BP gradient at every site: BP with the sign changed"
+    deep = [m.cosine[site] or 0.0 for site in deep_sites(m.cosine)]
+    if deep and min(deep) > NEARLY:
+        return (
+            f"the credit is nearly the direction of the BP gradient, {min(deep):.5f} or more at every deep site: does "
+            "the rule reach it by itself, as equilibrium propagation can, or is it BP with noise? Ask walkback.certify"
+        )
     return None
 
 

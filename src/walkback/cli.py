@@ -635,19 +635,21 @@ def pitfalls(
 
 
 @app.command
-def lint(path: Path, *, json: Flag = False) -> int:
+def lint(path: Path, *more: Path, json: Flag = False) -> int:
     """Scan evaluation scripts for pitfalls, without running them. Exit 0: nothing found, 1: findings, 2: not readable.
 
     Parameters
     ----------
     path
         A .py or .ipynb file, or a folder with such files. `# walkback: ignore[P02]` on a line silences P02 there.
+    more
+        Further files and folders.
     json
         Print the findings as JSON.
     """
     from walkback.lint import lint as run
 
-    found = run(path)
+    found = run(path, *more)
     _print_json(found.to_dict()) if json else _print(str(found))
     for problem in found.problems:
         print(f"error: {problem}", file=sys.stderr)

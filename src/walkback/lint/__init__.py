@@ -47,15 +47,17 @@ class Finding:
 
 @dataclass(frozen=True)
 class Linted:
-    """What was found in how many files, and which files could not be read."""
+    """What was found in how many files, and which of them could not be read."""
 
     files: int
     findings: tuple[Finding, ...]
     problems: tuple[Problem, ...] = ()
 
     def __str__(self) -> str:
-        count, files = len(self.findings), f"{self.files} file{'s' * (self.files != 1)}"
-        told = f"{count} finding{'s' * (count != 1)} in {files}" if count else f"nothing found in {files}"
+        count, read, lost = len(self.findings), self.files - len(self.problems), len(self.problems)
+        told = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
+        told = f"{told} in {_count(read)}" if read else "nothing was checked"
+        told += f"; {_count(lost)} could not be read" * bool(lost)
         if self.findings:
             told += "; `# walkback: ignore[P01]` on a line that is right silences it there"
         return "\n".join([*map(str, self.findings), told])
@@ -65,8 +67,8 @@ class Linted:
         return asdict(self)
 
 
-def lint(path: str | Path) -> Linted:
-    r"""Scan a script, a notebook, or all of a folder.
+def lint(path: str | Path, *more: str | Path) -> Linted:
+    r"""Scan scripts, notebooks, or all of a folder; a file that stands under two of the paths once.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -77,14 +79,18 @@ def lint(path: str | Path) -> Linted:
     """
     findings: list[Finding] = []
     problems: list[Problem] = []
-    files = _files(Path(path))
-    for file in files:
+    files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
+    for file in files.values():
         source = read(file)
         if isinstance(source, Problem):
             problems.append(source)
         else:
             findings += sorted(_look(source), key=lambda f: (f.cell or 0, f.line, f.code))
     return Linted(len(files), tuple(findings), tuple(problems))
+
+
+def _count(files: int) -> str:
+    return f"{files} file{'s' * (files != 1)}"
 
 
 def _look(source: Source) -> Iterator[Finding]:

@@ -16,6 +16,8 @@ Found = Iterator[tuple[ast.expr | ast.stmt, str, str]]
 _EVALUATES = re.compile(r"(^|_)(eval\w*|test|measure\w*|gamma|align\w*|diagnos\w*|audit|probe|validat\w*)(_|$)", re.I)
 _NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.I)
 _LAYERS = re.compile(r"(^|_)(layers?|blocks?|sites?|grads?|gradients?|credits?|hiddens?|states?|depth)\d*(_|$)|^n?L$")
+_LAYER = re.compile(r"(^|_)(layer|block|site)\d*(_|$)")
+_SAMPLES = re.compile(r"batch|loader|(^|_)(epochs?|steps?|seeds?|runs?|samples?|trials?)\d*(_|$)")
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
 _SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model")
@@ -156,10 +158,16 @@ def half_precision(script: Script) -> Found:
             of = call.func.value
             if script.is_gradient(of):
                 yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
-            elif takes and MODEL.fullmatch(_last(of)):
+            elif takes and MODEL.fullmatch(_last(of)) and not _only_infers(script, call):
                 yield call, "gradients through a network in fp16 are zero below 6e-8", fix
         elif takes and name.endswith("autocast") and _autocasts_to_half(script, call, name):
             yield call, "under autocast to fp16 without a GradScaler, gradients below 6e-8 are zero", fix
+
+
+def _only_infers(script: Script, call: ast.Call) -> bool:
+    """Without gradients, and none are taken later in the same function: `.half()` changes the network for good."""
+    after = [c for c in script.inside(script.scope(call)) if isinstance(c, ast.Call) and c.lineno > call.lineno]
+    return script.without_gradients(call) and not any(_differentiates(script, c) for c in after)
 
 
 def _to_half(script: Script, call: ast.Call) -> bool:
@@ -246,7 +254,7 @@ def one_layer(script: Script) -> Found:
         over = _averaged(script, node)
         if over is None:
             continue
-        if isinstance(over, (ast.ListComp, ast.GeneratorExp)) and _over_layers(script, over):
+        if _is_layer_list(script, over):
             yield node, why, fix  # type: ignore[misc]
         elif isinstance(over, ast.Name) and (script.scope(node), over.id) in lists:
             shown = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id == over.id]
@@ -254,33 +262,75 @@ def one_layer(script: Script) -> Found:
                 yield node, why, fix  # type: ignore[misc]
     for node in script.of(ast.AugAssign):
         assert isinstance(node, ast.AugAssign)
-        loop = next((up for up in script.above(node) if isinstance(up, (ast.For, ast.AsyncFor))), None)
+        loop = _loop(script, node)
         if loop is None or not isinstance(node.target, ast.Name) or not isinstance(node.op, ast.Add):
             continue
-        if any(script.is_cosine_call(n) for n in ast.walk(node.value)) and _is_layers(loop.iter):
+        if not isinstance(node.value, ast.List) and _per_layer(script, loop, *_kept(script, node.value)):
             yield node, why, fix
 
 
-def _is_layers(iterated: ast.AST) -> bool:
-    words = list(_words(iterated))
-    return any(_LAYERS.search(w) for w in words) and not any(re.search("batch|loader", w) for w in words)
+def _loop(script: Script, node: ast.AST) -> ast.For | ast.AsyncFor | None:
+    return next((up for up in script.above(node) if isinstance(up, (ast.For, ast.AsyncFor))), None)
 
 
-def _over_layers(script: Script, node: ast.ListComp | ast.GeneratorExp) -> bool:
-    cosine = any(script.is_cosine_call(inner) for inner in ast.walk(node.elt))
-    return cosine and len(node.generators) == 1 and _is_layers(node.generators[0].iter)
+def _is_layer_list(script: Script, node: ast.AST) -> bool:
+    if not isinstance(node, (ast.ListComp, ast.GeneratorExp)) or len(node.generators) != 1:
+        return False
+    return _per_layer(script, node.generators[0], node.elt)
+
+
+def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension, *values: ast.AST) -> bool:
+    """One cosine per turn of a loop over layers.
+
+    The loop names layers, or each turn has a gradient of its own whose cosine is averaged over samples.
+    """
+    words = list(_words(loop.iter))
+    inner = [node for value in values for node in ast.walk(value)]
+    cosines = [node for node in inner if script.is_cosine_call(node) or _is_cosine_by_hand(node)]
+    if not cosines or any(_SAMPLES.search(word) for word in words):
+        return False
+    if any(_LAYERS.search(word) for word in words) or any(_LAYER.search(word) for word in _words(loop.target)):
+        return True
+    paired = isinstance(loop.iter, ast.Call) and script.name(loop.iter.func) in ("zip", "enumerate", "range")
+    averaged = any(isinstance(node, ast.Call) and _method(node) == "mean" for node in inner)
+    turn = set(_words(loop.target))
+    vectors = [v for c in cosines for v in (c.args if isinstance(c, ast.Call) else ast.walk(c))]
+    return paired and averaged and any(turn & set(_words(v)) and script.is_gradient(v) for v in vectors)
+
+
+def _is_cosine_by_hand(node: ast.AST) -> bool:
+    """(a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return False
+    norms = [n for n in ast.walk(node.right) if isinstance(n, ast.Call) and _method(n) in ("norm", "vector_norm")]
+    return len(norms) == 2 and isinstance(node.right, ast.BinOp) and isinstance(node.right.op, ast.Mult)
+
+
+def _kept(script: Script, value: ast.AST) -> list[ast.AST]:
+    """What is put into a list or sum, with what was assigned to a name in it that is used for nothing else."""
+    names = [n for n in ast.walk(value) if isinstance(n, ast.Name)]
+    scope, found = script.scope(value), [value]
+    for name in names:
+        made = [a for a in script.assignments(scope, name.id) if a.seen <= name.lineno]
+        uses = [n for n in script.inside(scope) if isinstance(n, ast.Name) and n.id == name.id]
+        if made and all(isinstance(n.ctx, ast.Store) or n in names for n in uses):
+            found.append(max(made, key=lambda a: a.seen).value)
+    return found
 
 
 def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
     """Lists with one cosine per layer."""
     for node in script.nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.ListComp) and _over_layers(script, node.value):
+        into, put = None, None
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.ListComp) and _is_layer_list(script, node.value):
             yield from ((script.scope(node), t.id) for t in node.targets if isinstance(t, ast.Name))
         elif isinstance(node, ast.Call) and _method(node) == "append" and isinstance(node.func, ast.Attribute):
-            loop = next((up for up in script.above(node) if isinstance(up, (ast.For, ast.AsyncFor))), None)
-            cosine = any(script.is_cosine_call(inner) for a in node.args for inner in ast.walk(a))
-            if loop is not None and cosine and _is_layers(loop.iter) and isinstance(node.func.value, ast.Name):
-                yield script.scope(node), node.func.value.id
+            into, put = node.func.value, node.args[0] if node.args else None
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and len(node.value.elts) == 1:
+            into, put = node.target, node.value.elts[0]
+        loop = _loop(script, node) if put is not None else None
+        if isinstance(into, ast.Name) and put is not None and loop and _per_layer(script, loop, *_kept(script, put)):
+            yield script.scope(node), into.id
 
 
 def _averaged(script: Script, node: ast.AST) -> ast.AST | None:
@@ -481,15 +531,21 @@ def training_mode(script: Script) -> Found:
     """A network that is measured in a script without `.eval()`."""
     if _called(script, "eval") or any(_turns_off(call) for call in script.calls()):
         return
-    if not (_called(script, "load_state_dict") or any(_builds_model(node) for node in script.nodes)):
+    made = _called(script, "load_state_dict") or any(_builds_model(node) for node in script.nodes)
+    imported = _imported_models(script)
+    if not made and not imported:
         return
+    updates = _called(script, "step", "zero_grad")
     for scope in (script.tree, *script.of(ast.FunctionDef, ast.AsyncFunctionDef)):
         nodes = list(script.inside(scope))  # type: ignore[arg-type]
         calls = [n for n in nodes if isinstance(n, ast.Call)]
         passes = [call for call in calls if MODEL.fullmatch(_last(call.func)) and call.args]
-        trains = any(_method(call) in ("step", "backward", "zero_grad") for call in calls)
+        if not made:  # a function may be given another network
+            passes = [c for c in passes if scope is script.tree and getattr(c.func, "id", "") in imported]
+        learns = ("step", "zero_grad") if scope is script.tree and not updates else ("step", "zero_grad", "backward")
+        trains = any(_method(call) in learns for call in calls)
         trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
-        if passes and not trains and (_accuracy(nodes) or _compares(script, calls)):
+        if passes and not trains and (_accuracy(script, nodes) or _compares(script, nodes)):
             first = min(passes, key=lambda call: call.lineno)
             yield (
                 first,
@@ -509,15 +565,30 @@ def _builds_model(node: ast.AST) -> bool:
     return any(MODEL.fullmatch(_last(target)) for target in node.targets)
 
 
-def _accuracy(nodes: list[ast.AST]) -> bool:
-    """argmax(…) == y."""
+def _imported_models(script: Script) -> set[str]:
+    """Networks by their name, as in `from model import net`."""
+    names = {a.asname or a.name for n in script.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    return {name for name in names if MODEL.fullmatch(name)}
+
+
+def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
+    """argmax(…) == y, also of a name that was assigned it, or `argmax(…).eq(y)`."""
     compared = [n for n in nodes if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
-    return any(isinstance(n, ast.Call) and _method(n) == "argmax" for c in compared for n in ast.walk(c))
+    parts: list[ast.AST] = [*compared, *(n for n in nodes if isinstance(n, ast.Call) and _method(n) == "eq")]
+    for name in [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)]:
+        parts += [a.value for a in script.assignments(script.scope(name), name.id) if a.seen <= name.lineno]
+    return any(_method(call) == "argmax" for part in parts for call in script.calls(part))
 
 
-def _compares(script: Script, calls: list[ast.Call]) -> bool:
-    return any(script.is_cosine_call(c) and any(map(script.is_gradient, c.args)) for c in calls) or any(
-        script.name(c.func).endswith("autograd.grad") for c in calls
+def _compares(script: Script, nodes: list[ast.AST]) -> bool:
+    """A cosine with a gradient, or a gradient that is taken (by `backward` too, where it is read afterwards)."""
+    calls = [n for n in nodes if isinstance(n, ast.Call)]
+    read = any(isinstance(n, ast.Attribute) and n.attr == "grad" and isinstance(n.ctx, ast.Load) for n in nodes)
+    return any(
+        (script.is_cosine_call(c) and any(map(script.is_gradient, c.args)))
+        or script.name(c.func).endswith("autograd.grad")
+        or (read and _method(c) == "backward")
+        for c in calls
     )
 
 
@@ -531,7 +602,7 @@ def renormalised(script: Script) -> Found:
         of = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "norm" else None
         if name in ("torch.norm", "torch.linalg.vector_norm", "torch.linalg.norm", "numpy.linalg.norm"):
             of = call.args[0] if call.args else None
-        if of is not None and script.is_normalised(of):
+        if of is not None and script.is_normalised(of) and not script.is_data(of):
             yield (
                 call,
                 "this was divided by its norm before, so its norm is 1 whatever the network does",

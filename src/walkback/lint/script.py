@@ -17,6 +17,13 @@ FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
 MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
 
+_STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
+_INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
+_MADE = {
+    *("randn", "rand", "randint", "normal", "standard_normal", "uniform", "ones", "zeros", "full", "eye", "arange"),
+    *("linspace", "tensor", "as_tensor", "from_numpy", "array", "load"),
+}
+
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
 _COSINE_NAME = re.compile(r"cos|cosine|cos_?sim|cosine_?similarity|alignment")
 # Methods and functions that leave a gradient a gradient.
@@ -91,6 +98,20 @@ class Script:
     def is_normalised(self, node: ast.AST) -> bool:
         """Divided by its own norm."""
         return Kinds(self, node, _normalised).holds(node)
+
+    def is_data(self, node: ast.AST) -> bool:
+        """Drawn, written down or read from a data set, so neither a state nor a gradient of a network."""
+        return Kinds(self, node, _data).holds(node)
+
+    def without_gradients(self, node: ast.AST) -> bool:
+        """Inside `with torch.no_grad()` or a function that it decorates."""
+        off = ("no_grad", "inference_mode")
+        for up in self.above(node):
+            marks = [item.context_expr for item in up.items] if isinstance(up, (ast.With, ast.AsyncWith)) else []
+            marks += up.decorator_list if isinstance(up, _FUNCTIONS) else []
+            if any(self.name(m.func if isinstance(m, ast.Call) else m).endswith(off) for m in marks):
+                return True
+        return False
 
     def is_cosine_call(self, node: ast.AST) -> bool:
         """A call of torch's cosine, or of a function that is named like one."""
@@ -201,6 +222,31 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool:
         if kinds.script.name(node.func).endswith("functional.normalize"):
             return True
         return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and kinds.holds(node.func.value)
+    return False
+
+
+def _data(kinds: Kinds, node: ast.AST) -> bool:
+    holds = kinds.holds
+    if isinstance(node, ast.Name):
+        if _STATE.search(node.id) or GRADIENT.search(node.id):
+            return False
+        known = kinds.assigned(node.id)
+        return _INPUT.search(node.id) is not None if known is None else known
+    if isinstance(node, (ast.Subscript, ast.Starred)):
+        return holds(node.value)
+    if isinstance(node, ast.BinOp):
+        if _normalised(kinds, node):
+            return holds(node.left)
+        return all(isinstance(side, ast.Constant) or holds(side) for side in (node.left, node.right))
+    if isinstance(node, _COMPREHENSIONS):
+        return holds(node.elt)
+    if isinstance(node, ast.Call):
+        called = kinds.script.name(node.func)
+        if called.endswith("functional.normalize"):
+            return bool(node.args) and holds(node.args[0])
+        if called.startswith(("torch.", "numpy.")):
+            return called.rpartition(".")[2] in _MADE
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and holds(node.func.value)
     return False
 
 
