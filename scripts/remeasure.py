@@ -38,7 +38,8 @@ def again(path: Path, data: wb.data.Dataset) -> Report:
         lists = ([float("nan") if v is None else v for v in r.per_layer[name]] for r in (old, new))
         before, after = (torch.tensor(values, dtype=torch.float64) for values in lists)
         if not torch.allclose(before, after, rtol=1e-4, atol=1e-6, equal_nan=True):
-            raise SystemExit(f"{path.name}: {name} was {before.tolist()}, is {after.tolist()}")
+            print(f"{path.name}: left alone, {name} was {before.tolist()}, is {after.tolist()}")
+            return old
     ended = tuple(text for text in old.advisories if text.startswith("training diverged"))
     where = {**new.conditions, "credit_site": old.conditions["credit_site"]}
     return replace(

@@ -88,6 +88,7 @@ class Witness:
         self._labels: list[Tensor] = []
         self._right = self._samples = self._batches = 0
         self._span = 0.0
+        self._kinds: int | None = None
         self._losses: list[tuple[Tensor, Tensor] | None] = []
 
     @torch.no_grad()
@@ -103,6 +104,7 @@ class Witness:
         classes = self._classes(logits, labels)
         if classes is not None:
             self._labels.append(classes.cpu())
+            self._kinds = logits.shape[1]
             self._right += int((logits.argmax(1) == classes).sum())
 
     def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
@@ -113,6 +115,11 @@ class Witness:
             return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
         fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
         return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
+
+    @property
+    def classes(self) -> int | None:
+        """How many there are; None for tokens and other tasks."""
+        return self._kinds if self.accuracy is not None else None
 
     @property
     def accuracy(self) -> float | None:

@@ -152,6 +152,7 @@ def measure(
         "reference": _REFERENCES[tracer.reference],
         "backward_error": backward.error,
         "probe_accuracy": witness.accuracy,
+        "classes": witness.classes,
         "autocast": torch.is_autocast_enabled(meter.device.partition(":")[0]),
         "torch": torch.__version__,
         **found.pop("conditions", {}),
