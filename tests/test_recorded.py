@@ -278,6 +278,38 @@ def test_a_function_at_the_end_of_a_block_that_computes_something_is_read_at_its
     assert gap(trace.credits[-1], trace.grads[-1]) < 1e-6
 
 
+class WhenTraining(nn.Module):
+    """A feedback layer that does nothing in eval mode."""
+
+    def __init__(self, feedback: nn.Module) -> None:
+        super().__init__()
+        self.feedback = feedback
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feedback(x) if self.training else x
+
+
+def test_layers_that_alter_their_gradient_in_training_only_need_a_function():
+    """Recording is in eval mode, as all of measuring is."""
+    (x, y) = example(1)[0]
+    truth, net = recorded_trace(made("dfa"), x, y), made("dfa")
+    net.dfa = nn.ModuleList(WhenTraining(layer) for layer in net.dfa)
+    net.eval()
+
+    def backward(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        model.train()
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+
+    asleep, awake = recorded_trace(net, x, y), recorded_trace(net, x, y, backward=backward)
+    assert truth.credits is not None
+    assert asleep.credits is not None
+    assert awake.credits is not None
+    for site in range(4):
+        assert gap(asleep.credits[site], asleep.grads[site]) < 1e-6
+        assert gap(awake.credits[site], truth.credits[site]) < 1e-6
+    assert not any(m.training for m in net.modules())
+
+
 def test_the_modules_that_write_can_be_named():
     (x, y) = example(1)[0]
     truth = recorded_trace(made("dfa"), x, y)

@@ -599,8 +599,8 @@ class Tracer:
             return ""
         return (
             f"block {i + 1} ({self._name(i)}) returns several tensors, {self._returned[i]}, and the first was taken "
-            "for the state. Return the state (or the branch) first, or name as blocks the modules inside that return it "
-            "alone: Anatomy.of(model, blocks=[…])."
+            "for the state. Return the state (or the branch) first, or name as blocks the modules inside that return "
+            "it alone: Anatomy.of(model, blocks=[…])."
         )
 
     def _find_axis(self, x: Inputs, y: Tensor) -> int:
