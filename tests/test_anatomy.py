@@ -514,3 +514,124 @@ def test_pool_outside_the_tokens_is_refused():
     tokens = [(torch.randint(9, (8, 5)), torch.randint(10, (8,)))]
     with pytest.raises(wb.AnatomyError, match="Expected pool to be one of 5 tokens, but got 7"):
         wb.diagnose(Tokens(), tokens, anatomy={"pool": 7})
+
+
+# -- stacks of several types, and of one block -----------------------------------------------------------------------
+
+
+class Other(State):
+    """A residual block of another type."""
+
+
+class Dense(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.map = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.map(x)
+
+
+def chain(*blocks: type[nn.Module]) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 8), *(block(8) for block in blocks), nn.Linear(8, 10))
+
+
+@pytest.mark.parametrize("kinds", [(State, Other, State, Other), (Other, State, State, State, Other)])
+def test_blocks_of_two_types_in_turn_are_one_stack(kinds):
+    net = chain(*kinds)
+    anatomy = wb.Anatomy.of(net)
+    assert anatomy.blocks == tuple(net[1:-1])
+    assert (anatomy.stem, anatomy.readout) == (net[0], (net[-1],))
+    assert "the longest run of modules, 1 to" in anatomy.guesses[0]
+    line = anatomy.guesses[0].rpartition("To name them: ")[2]
+    assert eval(line, {"Anatomy": wb.Anatomy, "model": net}).blocks == anatomy.blocks
+    assert len(states(net)) == len(kinds) + 1
+    tower = nn.Module()
+    tower.enter, tower.tower = nn.Linear(16, 8), nn.ModuleList(kind(8) for kind in kinds)
+    assert wb.Anatomy.of(tower).blocks == tuple(tower.tower)
+
+
+def test_a_stem_and_a_head_of_one_type_are_no_blocks_but_are_mentioned():
+    net = nn.Sequential(Dense(16, 8), State(8), State(8), State(8), Dense(8, 10))
+    anatomy = wb.Anatomy.of(net)
+    assert anatomy.blocks == tuple(net[1:-1])
+    assert "; 0 (Dense), 4 (Dense) beside them went to stem and readout" in anatomy.guesses[0]
+    assert "beside" not in wb.Anatomy.of(chain(State, State)).guesses[0]
+
+
+def test_many_blocks_in_a_sequential_are_named_in_one_line_that_works():
+    net = chain(*[State] * 96)
+    guessed = wb.Anatomy.of(net).guesses[0]
+    assert guessed.endswith('To name them: Anatomy.of(model, blocks=[f"{i}" for i in range(1, 97)])')
+    inner = nn.ModuleDict({"body": net})
+    line = wb.Anatomy.of(inner).guesses[0].rpartition("To name them: ")[2]
+    assert eval(line, {"Anatomy": wb.Anatomy, "model": inner}).blocks == tuple(net[1:-1])
+
+
+class Again(nn.Module):
+    """One layer, called several times, as ALBERT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.groups, self.leave = nn.Linear(16, 8), nn.ModuleList([State(8)]), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        for _ in range(3):
+            h = self.groups[0](h)
+        return self.leave(h)
+
+
+def test_a_lone_block_is_offered_and_shared_layers_are_explained():
+    net = chain(State)
+    with pytest.raises(wb.AnatomyError, match=r"Candidates for the blocks: 1 \(State\)\.") as info:
+        wb.Anatomy.of(net)
+    line = next(line for line in str(info.value).splitlines() if "anatomy = " in line)
+    here = {"walkback": walkback, "model": net}
+    exec(line.strip(), here)
+    assert here["anatomy"].blocks == (net[1],)
+    assert len(wb.diagnose(net, BATCHES, anatomy=here["anatomy"]).per_layer["h_norm"]) == 2
+    with pytest.raises(wb.AnatomyError, match=r"(?s)groups\.0 \(State\).*shared layers, as in ALBERT.*told apart"):
+        wb.Anatomy.of(Again())
+    with pytest.raises(wb.AnatomyError, match="called 3 times"):
+        wb.diagnose(Again(), BATCHES, anatomy={"blocks": ["groups.0"], "branch": False})
+
+
+class Several(State):
+    """The state is not the first thing it returns."""
+
+    def forward(self, h):  # type: ignore[override]
+        h = h[1] if isinstance(h, tuple) else h["h"] if isinstance(h, dict) else h
+        return (h.square(), super().forward(h))
+
+
+class Named(Several):
+    def forward(self, h):
+        aux, h = super().forward(h)
+        return {"attn": aux, "h": h}
+
+
+class Carrier(nn.Module):
+    def __init__(self, block: type[Several]) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.head = nn.Linear(16, 8), nn.ModuleList(block(8) for _ in "abc"), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            out = block(h)
+            h = out["h"] if isinstance(out, dict) else out[1]
+        return self.head(h)
+
+
+@pytest.mark.parametrize(("block", "shown"), [(Several, r"\(16, 8\), \(16, 8\)"), (Named, r"'attn' \(16, 8\), 'h' \(")])
+def test_a_block_that_does_not_return_its_state_first(block, shown):
+    with pytest.raises(wb.AnatomyError, match=rf"returns several tensors, {shown}.*the first was taken for the state"):
+        wb.diagnose(Carrier(block), BATCHES)
+
+
+def test_what_is_no_network_is_refused():
+    with pytest.raises(wb.AnatomyError, match=r"Expected model to be a torch.nn.Module, but got int"):
+        wb.Anatomy.of(3)  # type: ignore[arg-type]
+    with pytest.raises(wb.CreditError, match="but got the class Dense: give an instance"):
+        wb.diagnose(build(), BATCHES, credit=Dense)  # type: ignore[arg-type]

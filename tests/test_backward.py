@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -303,12 +304,49 @@ def test_a_network_worth_checking_is_run_four_times_more_on_few_samples():
         (lambda x: x * (x.detach() * 2), True),
         (lambda x: x * (x > 0), False),
         (lambda x: x[x.argmax()], False),
+        (lambda x: x + torch.from_numpy(x.detach().numpy() * 2), True),
+        (lambda x: x + torch.from_numpy(np.tanh(np.asarray(x.data))), True),
+        (lambda x: x + torch.tensor(x.tolist()), True),
+        (lambda x: x * x.detach().norm().item(), True),
+        (lambda x: x + torch.tensor(float(x.detach().norm())), True),
+        (lambda x: [x.detach().norm().item(), x * 0.5][1], False),
+        (lambda x: [(x > 0).tolist(), x + 1][1], False),
     ],
 )
 def test_the_spy(pass_: Callable[[Tensor], Any], parts: bool):
     with Spy() as spy:
         pass_(torch.randn(3, requires_grad=True))
     assert spy.saw is parts
+
+
+class ByNumpy(nn.Module):
+    """A block that computes its branch outside torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(16, 16)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h + torch.from_numpy(np.tanh(self.f(h).detach().numpy()))
+
+
+class States(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+def test_a_branch_that_leaves_torch_is_reported():
+    torch.manual_seed(0)
+    report = wb.diagnose(States(ByNumpy), BATCHES)
+    assert report.advisories[0].startswith("the network's own backward pass is not the derivative of its loss")
+    net = States(lambda: nn.Linear(16, 16))
+    net.blocks[0].register_forward_hook(lambda module, args, made: made.tolist() and None)  # a log: checked, and right
+    report = wb.diagnose(net, BATCHES)
+    assert report.conditions["backward_error"] < 1e-3
+    assert not any("own backward pass" in text for text in report.advisories)
 
 
 def test_the_spy_sees_a_pass_without_gradients_that_is_used():

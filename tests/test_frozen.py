@@ -172,6 +172,95 @@ def test_blocks_that_moved_are_an_error(train: Callable[[Net], float], words: st
         wb.frozen_baseline(Net, train)
 
 
+def attaches(model: Net) -> float:
+    block: Any = model.blocks[0]
+    block.adapter = nn.Linear(8, 8)
+    block[1].register_forward_hook(lambda module, args, made: made + block.adapter(args[0]))
+    return fit(model)
+
+
+def puts_back(model: Net) -> float:
+    kept = {n: v.clone() for n, v in model.blocks.state_dict().items()}
+    model.requires_grad_(True)
+    accuracy = fit(model)
+    model.blocks.load_state_dict(kept)
+    model.blocks.requires_grad_(False)
+    return accuracy
+
+
+def swallows(model: Net) -> float:
+    try:
+        return puts_back(model)
+    except wb.InputError:
+        return 0.5
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.get_buffer("shift")
+
+
+def shifted() -> Net:
+    net = Net()
+    net.blocks[0].append(Shift())  # type: ignore[operator]
+    return net
+
+
+def trains_a_buffer(model: Net) -> float:
+    shift = model.blocks[0][-1].shift.requires_grad_(True)  # type: ignore[index,union-attr]
+    accuracy = fit(model, torch.optim.SGD([shift, *model.head.parameters()], lr=0.1))
+    shift.requires_grad_(False)
+    return accuracy
+
+
+@pytest.mark.parametrize(
+    ("build", "train", "words"),
+    [
+        (Net, attaches, r"put 2 new parameters into them, the first adapter.weight of block 1"),
+        (Net, puts_back, r"moved 8 of 8 block parameters.* requires_grad is on again for 8"),
+        (Net, swallows, r"moved 8 of 8 block parameters"),
+        (shifted, trains_a_buffer, "not trained, but 3.shift of block 1 requires a gradient"),
+    ],
+)
+def test_blocks_that_learned_on_the_way_are_an_error(build: Any, train: Any, words: str):
+    with pytest.raises(wb.InputError, match=words):
+        wb.frozen_baseline(build, train)
+    fit(Net())  # nothing of it stays behind on other optimisers
+
+
+def test_restoring_a_checkpoint_and_steps_of_no_length_are_allowed():
+    def train(model: Net) -> float:
+        kept = {n: v.clone() for n, v in model.state_dict().items()}
+        model.load_state_dict(kept)
+        model.requires_grad_(True)
+        groups = [{"params": model.blocks.parameters(), "lr": 0.0}, {"params": model.head.parameters()}]
+        return fit(model, torch.optim.SGD(groups, lr=0.1))
+
+    assert wb.frozen_baseline(Net, train).controls[0].tied == ()
+
+
+def test_a_head_tied_to_a_block_is_named():
+    class Tied(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.middle = nn.Linear(8, 8)
+            self.middle.weight = self.blocks[1][1].weight  # type: ignore[index,union-attr]
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for block in self.blocks:
+                h = h + block(h)
+            return self.head(self.middle(h))
+
+    baseline = wb.frozen_baseline(Tied, fit)
+    assert baseline.controls[0].tied == ("middle.weight",)
+    assert "tied to a block and frozen with it: middle.weight" in str(baseline)
+
+
 def test_gradients_left_over_from_building_do_not_move_blocks():
     """An optimiser made in build, before the freezing, with gradients in place: it would decay and step the blocks."""
 
@@ -311,6 +400,7 @@ SAME = Net()
 @pytest.mark.parametrize(
     ("arguments", "options", "words"),
     [
+        ((SAME, fit), {}, "Expected build to be a function that makes a new network, but got a network, Net"),
         ((3, fit), {}, "Expected build to be a function, but got a int"),
         ((lambda: 3, fit), {}, r"Expected build\(\) to return a torch.nn.Module, but got a int"),
         ((lambda: SAME, fit), {}, r"Expected build\(\) to make a new network .* share parameters"),

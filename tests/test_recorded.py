@@ -204,10 +204,116 @@ class Ends(nn.Module):
         return self.out_head(self.out_ln(h))
 
 
+class Add(nn.Module):
+    """h + f, and the feedback layer after it: the block returns the new state."""
+
+    def __init__(self, f: nn.Module, feedback: nn.Module, last: nn.Module) -> None:
+        super().__init__()
+        self.f, self.feedback, self.last = f, feedback, last
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.last(self.feedback(h + self.f(h)))
+
+
+class EndsOfStates(Ends):
+    def __init__(self, last: type[nn.Module] = nn.Identity) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Add(*block, last()) for block in self.blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.out_head(self.out_ln(h))
+
+
+class Same(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.shape)
+
+
+@pytest.mark.parametrize("net", [Ends, EndsOfStates, lambda: EndsOfStates(Same)], ids=["branch", "state", "view"])
+def test_a_feedback_layer_at_the_end_of_a_block_is_read_behind(net: Any):
+    (x, y) = example(1)[0]
+    truth = recorded_trace(made("dfa"), x, y)
+    built = net()
+    found = recorded_trace(built, x, y)
+    assert truth.credits is not None
+    assert found.credits is not None
+    for site in range(4):
+        assert gap(found.credits[site], truth.credits[site]) < 1e-6
+    assert wb.diagnose(built, [(x, y)], credit=wb.recorded(built)).per_layer["cosine"][-1] < 0.9
+
+
+def test_a_backward_hook_on_the_last_layer_of_a_block():
+    net, (x, y) = made("plain"), example(1)[0]
+    net.blocks[2][-1].register_full_backward_pre_hook(lambda module, grads: (-grads[0],))
+    trace = recorded_trace(net, x, y)
+    assert trace.credits is not None
+    assert gap(trace.credits[-1], -trace.grads[-1]) < 1e-6
+
+
+class _Doubled(torch.autograd.Function):
+    """Changes the value, so that its output is what the block wrote."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return -grad
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Doubled.apply(x)
+
+
+def test_a_function_at_the_end_of_a_block_that_computes_something_is_read_at_its_output():
+    net, (x, y) = made("plain"), example(1)[0]
+    net.blocks[2].append(Doubled())
+    trace = recorded_trace(net, x, y)
+    assert trace.credits is not None
+    assert gap(trace.credits[-1], trace.grads[-1]) < 1e-6
+
+
+class WhenTraining(nn.Module):
+    """A feedback layer that does nothing in eval mode."""
+
+    def __init__(self, feedback: nn.Module) -> None:
+        super().__init__()
+        self.feedback = feedback
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feedback(x) if self.training else x
+
+
+def test_layers_that_alter_their_gradient_in_training_only_need_a_function():
+    """Recording is in eval mode, as all of measuring is."""
+    (x, y) = example(1)[0]
+    truth, net = recorded_trace(made("dfa"), x, y), made("dfa")
+    net.dfa = nn.ModuleList(WhenTraining(layer) for layer in net.dfa)
+    net.eval()
+
+    def backward(model: nn.Module, x: Tensor, y: Tensor) -> None:
+        model.train()
+        F.cross_entropy(model(x), y, reduction="sum").backward()
+
+    asleep, awake = recorded_trace(net, x, y), recorded_trace(net, x, y, backward=backward)
+    assert truth.credits is not None
+    assert asleep.credits is not None
+    assert awake.credits is not None
+    for site in range(4):
+        assert gap(asleep.credits[site], asleep.grads[site]) < 1e-6
+        assert gap(awake.credits[site], truth.credits[site]) < 1e-6
+    assert not any(m.training for m in net.modules())
+
+
 def test_the_modules_that_write_can_be_named():
     (x, y) = example(1)[0]
     truth = recorded_trace(made("dfa"), x, y)
-    above = recorded_trace(Ends(), x, y)
+    above = recorded_trace(Ends(), x, y, writers=["embed", *(f"blocks.{i}" for i in range(3))])
     named = recorded_trace(Ends(), x, y, writers=["embed.0", *(f"blocks.{i}.0" for i in range(3))])
     assert truth.credits is not None
     assert above.credits is not None

@@ -13,7 +13,18 @@ from itertools import groupby
 from torch import nn
 
 from walkback.errors import AnatomyError
-from walkback.stacks import BY_ORDER, Stack, around, find_stacks, guess, is_tie, matching, type_name
+from walkback.stacks import (
+    BY_ORDER,
+    Stack,
+    around,
+    beside,
+    find_stacks,
+    guess,
+    is_tie,
+    lone_blocks,
+    matching,
+    type_name,
+)
 
 # The two spellings of the published interface: stem, terminal norm, head.
 STEMS = ("embed", "patch_embed")
@@ -84,6 +95,8 @@ class Anatomy:
             pool: see `Anatomy`.
             branch: see `Anatomy`.
         """
+        if not isinstance(model, nn.Module):
+            raise AnatomyError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
         before = _one_or_many(stem)
         after = (readout,) if isinstance(readout, (nn.Module, str)) else _sequence(readout, "readout")
         if blocks is not None:
@@ -99,7 +112,11 @@ class Anatomy:
         paths = stacks[0].paths
         outer = around(core, paths[0], paths[-1])
         named = before is not None and after
-        said = tuple(text for text in (guess(stacks), "" if named or not any(outer) else BY_ORDER) if text)
+        said = tuple(
+            text
+            for text in (guess(stacks, beside(core, stacks[0])), "" if named or not any(outer) else BY_ORDER)
+            if text
+        )
         found_stem = outer[0] if len(outer[0]) > 1 else outer[0][0] if outer[0] else None
         return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=said).resolve(model)
 
@@ -282,19 +299,33 @@ def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
     return (stem, present) if has_blocks and stem is not None and present else None
 
 
+def _keywords(model: nn.Module, first: str, last: str, blocks: str) -> str:
+    """What to write in `Anatomy.of` for blocks `first` to `last` and what is around them."""
+    before, after = around(model, first, last)
+    named = (("stem", before), ("readout", after))
+    parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}
+    order = {"stem": parts.get("stem"), "blocks": blocks, "readout": parts.get("readout")}
+    return ", ".join(f"{role}={text}" for role, text in order.items() if text)
+
+
 def _cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
-    saw = f"Candidates for the blocks: {', '.join(map(str, stacks[:5])) or 'none'}."
+    alone = [] if stacks else lone_blocks(model)
+    offered = [*map(str, stacks[:5]), *(f"{path} ({type_name(model.get_submodule(path))})" for path in alone[:5])]
+    saw = f"Candidates for the blocks: {', '.join(offered) or 'none'}."
     if not stacks:
         why = "has no stack of blocks: no list of modules with weights, and no siblings of one type that have parts"
         keywords = 'blocks="path.to.blocks"'
+        if alone:
+            keywords = _keywords(model, alone[0], alone[0], f'["{alone[0]}"]')
+            saw += (
+                " A network of one block is measured when that is named. A block that is called again and again "
+                "(shared layers, as in ALBERT) writes several sites that can't be told apart: give each call its own "
+                "module, a copy."
+            )
     else:
         equal = [s for s in stacks if (s.spelled, len(s)) == (stacks[0].spelled, len(stacks[0]))]
         why = f"has {len(equal)} stacks of {len(stacks[0])}, and nothing tells which of them carries the stream"
-        before, after = around(model, stacks[0].paths[0], stacks[0].paths[-1])
-        named = (("stem", before), ("readout", after))
-        parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}
-        order = {"stem": parts.get("stem"), "blocks": stacks[0].keyword(), "readout": parts.get("readout")}
-        keywords = ", ".join(f"{role}={text}" for role, text in order.items() if text)
+        keywords = _keywords(model, stacks[0].paths[0], stacks[0].paths[-1], stacks[0].keyword())
     return (
         f"Expected a network with one stack of blocks, but {type_name(model)} {why}.\n{_tree(model, stacks)}\n{saw}\n"
         f"Name the parts:\n  anatomy = walkback.Anatomy.of(model, {keywords})\n"

@@ -84,8 +84,9 @@ class Tape(TorchDispatchMode):
 class Spy(TorchFunctionMode):
     """Sees whether a forward pass parts its backward pass from itself, by tensor hooks or by cutting the graph.
 
-    `saw` is True when a tensor got a hook, or when a number cut off its graph (`detach`, `.data`, `no_grad`) was used
-    again where gradients flow. A cut that is only logged is none.
+    `saw` is True when a tensor got a hook, when a number cut off its graph (`detach`, `.data`, `no_grad`, `item()`) was
+    used again where gradients flow, or when numbers left torch as an array or a list: what becomes of them can't be
+    seen. A cut that is only logged is none.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with Spy() as spy:
@@ -98,13 +99,21 @@ class Spy(TorchFunctionMode):
         super().__init__()
         self.saw = False
         self._cut: dict[int, Tensor] = {}  # kept, so that an id stays theirs
+        self._numbers: set[float] = set()  # what item() and float() gave out
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call and look at what came of its gradients."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        given = [t for t in leaves if isinstance(t, Tensor)]
         used = any(id(t) in self._cut for t in given)
+        used = used or any(isinstance(v, float) and v in self._numbers for v in leaves)
+        if func in _LEAVES and any(t.is_floating_point() and (t.requires_grad or id(t) in self._cut) for t in given):
+            if isinstance(result, float):
+                self._numbers.add(result)
+            else:
+                self.saw = True
         self.saw = self.saw or func is Tensor.register_hook
         for made in tree_leaves(result):
             if not isinstance(made, Tensor) or not made.is_floating_point():
@@ -114,6 +123,13 @@ class Spy(TorchFunctionMode):
             elif used or any(t.requires_grad for t in given):
                 self._cut[id(made)] = made
         return result
+
+
+# Out of torch: as an array, a list, memory, or a number.
+_LEAVES = {
+    *(Tensor.numpy, Tensor.__array__, Tensor.__dlpack__, Tensor.tolist),
+    *(Tensor.data_ptr, Tensor.item, Tensor.__float__),
+}
 
 
 def has_custom_backward(losses: Tensor) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from walkback.anatomy import Anatomy, Part, unwrap
 from walkback.batch import Inputs, call, mapped
@@ -44,7 +46,8 @@ def recorded(
             put back; where credit depends on the scale of the loss, run your own scale here.
         anatomy: the parts, where `Anatomy.of` needs help; `diagnose` passes its own on.
         writers: the L + 1 modules at whose output the signal of site 0…L is read, where these are not the stem and the
-            blocks themselves: for a feedback layer at the end of a block, the layer before it. Modules or paths.
+            blocks themselves. Modules or paths. A feedback layer that ends a block and passes its input on unchanged
+            needs none: the signal is read behind it.
 
     >>> import torch, walkback as wb
     >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(8)
@@ -95,6 +98,7 @@ class Recorded:
         with ExitStack() as stack:
             stack.enter_context(untouched(model))
             listener.listen(stack)
+            stack.enter_context(listener.makers)
             try:
                 self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
             finally:
@@ -135,6 +139,8 @@ class _Listener:
         self.made: dict[Any, Tensor] = {}  # stem -> what it made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
         self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
+        self.makers = _Makers()
+        self.named = writers is not None  # read where the user says
 
     def listen(self, stack: ExitStack) -> None:
         """Put hooks on, for as long as `stack` lasts."""
@@ -148,7 +154,7 @@ class _Listener:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             made = first_tensor(members(output))
             if made is not None and torch.is_grad_enabled():
-                self._hear(key, made)
+                self._hear(key, made, self.named)
                 if isinstance(key, tuple):
                     self.made[key] = made.detach().clone()
 
@@ -164,12 +170,25 @@ class _Listener:
 
         return hook
 
-    def _hear(self, key: Any, tensor: Tensor) -> None:
+    def _hear(self, key: Any, tensor: Tensor, here: bool = True) -> None:
+        """Take down what comes to `tensor`, or unless `here` what a feedback layer at its end sends on in its place."""
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         if not tensor.requires_grad:
             carry_gradient(tensor)  # frozen parameters below: the signal would stop above
-        tensor.register_hook(lambda grad: signals.append(grad.detach().clone()))
+        last = None if here else self.makers.feedback(tensor)
+        self.makers.forget()
+        if last is None:
+            tensor.register_hook(lambda grad: signals.append(grad.detach().clone()))
+            return
+        node, behind = last
+
+        def sent(grads: tuple[Tensor | None, ...], _: Any) -> None:
+            found = grads[behind]
+            if found is not None:
+                signals.append(found.detach().clone())
+
+        node.register_hook(sent)
 
     def signals(self, trace: Trace) -> list[Tensor]:
         """The signal of every site; an error where there is none, or not one."""
@@ -213,6 +232,54 @@ class _Listener:
                 "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
                 "the inputs given, in the mode it is in."
             )
+
+
+class _Makers(TorchFunctionMode):
+    """Knows which tensor each node of the graph made, since `forget`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[Any, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call and note what it made."""
+        result = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            for t in (*tree_leaves((args, kwargs)), *tree_leaves(result)):
+                if isinstance(t, Tensor) and t.grad_fn is not None:
+                    self._made[t.grad_fn] = t
+        return result
+
+    def forget(self) -> None:
+        """Let the tensors go."""
+        self._made = {}
+
+    def feedback(self, tensor: Tensor) -> tuple[Any, int] | None:
+        """The autograd Function that passed `tensor` on without a change of its value, and which of its inputs it was.
+
+        Such a Function can only be there for its backward pass: what it sends on is the signal of this value. The
+        lowest, where there are several; None where there is none.
+        """
+        node, found = tensor.grad_fn, None
+        while node is not None:
+            custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+            inputs = [(i, below) for i, (below, _) in enumerate(node.next_functions) if below is not None]
+            if not custom and len(inputs) != 1:
+                break
+            same = [(i, below) for i, below in inputs if self._is_value(below, tensor)]
+            if not same:
+                break
+            if custom:
+                found = (node, same[0][0])
+            node = same[0][1]
+        return found
+
+    def _is_value(self, node: Any, tensor: Tensor) -> bool:
+        made = self._made.get(node)
+        if made is None or made.grad_fn is not node or made.shape != tensor.shape:  # or it was written in place since
+            return False
+        with torch.no_grad():
+            return torch.equal(made, tensor)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

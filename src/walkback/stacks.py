@@ -30,6 +30,9 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 UNCALLED = (nn.ModuleList, nn.ModuleDict)  # they have no forward, so they can't be blocks
 
 
+_FOLD = 8  # longer rows of numbered blocks are written as a range
+
+
 @dataclass(frozen=True)
 class Stack:
     """Modules that may be the blocks, in the order they are registered.
@@ -52,6 +55,11 @@ class Stack:
     def __str__(self) -> str:
         return f"{self.name()} ({len(self)} x {self.kind})"
 
+    @property
+    def uniform(self) -> bool:
+        """Blocks of one type?"""
+        return " or " not in self.kind
+
     def name(self) -> str:
         """Where they are: their container, their pattern, or the first and the last."""
         if not self.pattern:
@@ -61,7 +69,15 @@ class Stack:
 
     def keyword(self) -> str:
         """What to write after `blocks=`."""
-        return f'"{self.name()}"' if self.pattern else str(list(self.paths))
+        if self.pattern:
+            return f'"{self.name()}"'
+        above, _, first = self.paths[0].rpartition(".")
+        dot = f"{above}." if above else ""
+        if len(self) > _FOLD and first.isdigit():
+            last = int(first) + len(self)
+            if self.paths == tuple(f"{dot}{i}" for i in range(int(first), last)):
+                return f'[f"{dot}{{i}}" for i in range({first}, {last})]'
+        return str(list(self.paths))
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
@@ -115,13 +131,45 @@ def is_tie(stacks: list[Stack]) -> bool:
     return (first.spelled, len(first)) == (second.spelled, len(second))
 
 
-def guess(stacks: list[Stack]) -> str:
-    """What was guessed when the first of `stacks` was taken; "" if nothing was."""
+def beside(model: nn.Module, stack: Stack) -> list[str]:
+    """Modules next to a stack, in its container, that could be blocks too: their class is there more than once."""
+    above = stack.paths[0].rpartition(".")[0]
+    parent = model.get_submodule(above)
+    if stack.pattern or not isinstance(parent, nn.Sequential):
+        return []
+    children = _children(above, parent)
+    kinds = [_kind(child) for _, child in children]
+    others = [(path, child) for path, child in children if path not in stack.paths and _may_be_block(child)]
+    return [f"{path} ({type_name(child)})" for path, child in others if kinds.count(_kind(child)) > 1]
+
+
+def lone_blocks(model: nn.Module) -> list[str]:
+    """Paths of what may be the only block of a network without a stack: lists of one, else what stands between layers.
+
+    >>> lone_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)))
+    ['1']
+    """
+    lists = [_children(path, m) for path, m in model.named_modules() if isinstance(m, UNCALLED)]
+    single = [path for children in lists if len(children) == 1 for path, m in children if _may_be_block(m)]
+    if single:
+        return single
+    path, module = "", model
+    while True:
+        children = [(p, m) for p, m in _children(path, module) if any(True for _ in m.parameters())]
+        if len(children) != 1:
+            return [p for p, m in children if _may_be_block(m) and not isinstance(m, UNCALLED)]
+        path, module = children[0]
+
+
+def guess(stacks: list[Stack], around_it: list[str]) -> str:
+    """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
     first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]
     if first.spelled and not others:
         return ""
     instead = f"; there are also {', '.join(map(str, others))}" if others else ""
-    how = "the longest stack" if first.spelled else "the longest run of one type"
+    if around_it:
+        instead += f"; {', '.join(around_it)} beside them went to stem and readout"
+    how = "the longest stack" if first.spelled else f"the longest run of {'one type' if first.uniform else 'modules'}"
     return f"the blocks are {how}, {first}{instead}. To name them: Anatomy.of(model, blocks={first.keyword()})"
 
 
@@ -176,12 +224,29 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
         groups: dict[object, list[tuple[str, nn.Module]]] = {}
         for path, child in _children(prefix, parent):
             groups.setdefault(_kind(child), []).append((path, child))
+        if isinstance(parent, (nn.Sequential, nn.ModuleList)):
+            yield from _mixed(prefix, _children(prefix, parent))
         for members in groups.values():
             found = [block for path, module in members for block in _unfolded(path, module)]
             blocks = [m for _, m in found]
             if len(found) > 1 and all(_may_be_block(m) for m in blocks):
                 whole = prefix and isinstance(parent, CONTAINERS) and found == members == _children(prefix, parent)
                 yield Stack(tuple(path for path, _ in found), _kinds(blocks), f"{prefix}.*" if whole else "", False)
+
+
+def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
+    """Blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
+    marks = [(_kind(m), tuple(p.shape for p in m.parameters())) if _may_be_block(m) else None for _, m in children]
+    run: list[int] = []
+    for i, mark in enumerate([*marks, None]):
+        if mark is not None and marks.count(mark) > 1:
+            run.append(i)
+            continue
+        blocks = [children[j] for j in run]
+        if len({marks[j] for j in run}) > 1:
+            pattern = f"{prefix}.*" if prefix and blocks == children else ""
+            yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), pattern, False)
+        run = []
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:

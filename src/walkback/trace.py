@@ -208,6 +208,7 @@ class Tracer:
         self._read: Tensor | None = None
         self._second: Any = None
         self._handed_copy = False
+        self._returned: dict[int, str] = {}  # block -> what it returned, where that is several tensors
         self._recording = True
 
     def _keep(self, tensor: Tensor) -> Tensor:
@@ -262,6 +263,8 @@ class Tracer:
                     f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
                     f"one, but it returned {type(output).__name__}. Name other modules as blocks."
                 )
+            if (several := _several(output)) is not None:
+                self._returned[i] = several
             if not made.requires_grad:
                 self._seed(made)
             handed = self._safe(made)
@@ -424,10 +427,13 @@ class Tracer:
             again = False
         cut = next((site for site, g in enumerate(grads) if g is None), None)
         if cut is not None:
+            detached = (
+                "the network detaches its stream on the way (as local learning code does) or does not use it. Measure "
+                "the network through a forward pass without detach()."
+            )
             raise AnatomyError(
-                f"Expected the loss to depend on every site, but no gradient reaches site {cut}: the network "
-                "detaches its stream on the way (as local learning code does) or does not use it. Measure the "
-                "network through a forward pass without detach()."
+                f"Expected the loss to depend on every site, but no gradient reaches site {cut}: "
+                f"{self._of_several(cut - 1) or detached}"
             )
         if not self._checked:
             self._first_look(x, y, output, grads, edges, again)  # type: ignore[arg-type]
@@ -587,6 +593,16 @@ class Tracer:
                     "batch first."
                 )
 
+    def _of_several(self, i: int) -> str:
+        """What is wrong where a block returns several tensors; "" where it does not."""
+        if i not in self._returned:
+            return ""
+        return (
+            f"block {i + 1} ({self._name(i)}) returns several tensors, {self._returned[i]}, and the first was taken "
+            "for the state. Return the state (or the branch) first, or name as blocks the modules inside that return "
+            "it alone: Anatomy.of(model, blocks=[…])."
+        )
+
     def _find_axis(self, x: Inputs, y: Tensor) -> int:
         """Is the stream (B, …), or (T, B, d)? Where T = B, a smaller batch shows which axis shrinks."""
         batch, shape = len(y), self._given[0].shape
@@ -619,7 +635,12 @@ class Tracer:
     ) -> None:
         """What is found out once, on the first batch: what blocks return, where the readout reads."""
         declared = _hidden_of(output)
-        self._check_shapes((*self._given.values(), *self._made.values()), len(y), self._axis)
+        try:
+            self._check_shapes((*self._given.values(), *self._made.values()), len(y), self._axis)
+        except AnatomyError as error:
+            for i in self._returned:
+                error.add_note(f"({self._of_several(i)})")
+            raise
         seen = self._find_branch(declared, self.branch is None)
         if self.branch is None:
             self.branch = seen
@@ -693,10 +714,12 @@ class Tracer:
             elif vote is not None:
                 votes.append(vote == "branch")
         if misfit is not None and misfit <= last:
+            changed = (
+                "something between them changes the stream (a norm, a scale, a reshape). Name blocks that include it."
+            )
             raise AnatomyError(
-                f"Expected block {misfit} ({self._name(misfit - 1)}) to return the residual branch f or the new "
-                "state h + f, but what the next block receives is neither: something between them changes the "
-                "stream (a norm, a scale, a reshape). Name blocks that include it."
+                f"Expected block {misfit} ({self._name(misfit - 1)}) to return the residual branch f or the new state "
+                f"h + f, but what the next block receives is neither: {self._of_several(misfit - 1) or changed}"
             )
         if len(set(votes)) > 1:
             raise AnatomyError(
@@ -811,10 +834,12 @@ class Tracer:
     # -- credit --------------------------------------------------------------------------------------
 
     def _credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
-        if not callable(credit):
+        if not callable(credit) or isinstance(credit, type):
+            got = (
+                f"the class {credit.__name__}: give an instance" if isinstance(credit, type) else type(credit).__name__
+            )
             raise CreditError(
-                "Expected credit to be a callable that takes a Trace and returns one tensor per site, but got "
-                f"{type(credit).__name__}."
+                f"Expected credit to be a callable that takes a Trace and returns one tensor per site, but got {got}."
             )
         made = self._ask(credit, trace)
         if isinstance(made, Tensor) or not isinstance(made, Sequence):
@@ -1163,6 +1188,15 @@ def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
         return swapped
     make: Any = getattr(output, "_make", type(output))
     return make(changed if v is made else v for v in cast(Sequence[Any], output))
+
+
+def _several(output: Any) -> str | None:
+    """The shapes of what a block returned, where it is more than one floating point tensor."""
+    keys = list(output) if isinstance(output, Mapping) else None
+    found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
+    if len(found) < 2:
+        return None
+    return ", ".join(f"{keys[i]!r} {tuple(v.shape)}" if keys else str(tuple(v.shape)) for i, v in found)
 
 
 def _few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:

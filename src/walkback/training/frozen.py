@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from walkback.anatomy import Anatomy, unwrap
 from walkback.checks import accuracies
@@ -40,6 +42,7 @@ class FrozenControl:
         trained_parameters: how many numbers were left to train.
         moved_buffers: buffers of the blocks that training changed (running statistics of batch norm): they are
             estimates of the data, not learned by credit, and are allowed to follow it.
+        tied: names outside the blocks that are the same parameter as one inside (a tied head): frozen with it.
         torch: its version.
         details: what else `train` returned.
     """
@@ -52,6 +55,7 @@ class FrozenControl:
     frozen_parameters: int
     trained_parameters: int
     moved_buffers: tuple[str, ...] = ()
+    tied: tuple[str, ...] = ()
     torch: str = torch.__version__
     details: Mapping[str, Any] = field(default_factory=dict)
 
@@ -67,6 +71,7 @@ class FrozenBaseline:
         rows = [
             f"seed {c.seed}: accuracy {c.accuracy:.4f}, {c.frozen_parameters:,} numbers in blocks frozen (hash "
             f"{c.frozen_hash[:12]}), {c.trained_parameters:,} trained, blocks initialised by {c.blocks}"
+            + (f"; tied to a block and frozen with it: {', '.join(c.tied)}" if c.tied else "")
             for c in self.controls
         ]
         return "\n".join(rows)
@@ -84,6 +89,11 @@ def train_frozen(
     for name, value in (("build", build), ("train", train)):
         if not callable(value):
             raise InputError(f"Expected {name} to be a function, but got a {type(value).__name__}.")
+    if isinstance(build, nn.Module):
+        raise InputError(
+            f"Expected build to be a function that makes a new network, but got a network, {type(build).__name__}. "
+            "Pass what builds it, its class or a lambda, or lambda: copy.deepcopy(network) with reinit=."
+        )
     seeds = [seed] if isinstance(seed, int) else list(seed)
     if not seeds or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
         raise InputError(f"Expected seed to be an integer, or one for each run, but got {seed!r}.")
@@ -110,7 +120,9 @@ def _control(
                 "Expected build() to make a new network each time, but two of its networks share parameters. Build all "
                 "of it anew (copy.deepcopy what you have): its blocks are going to be frozen, and the rest trained."
             )
+        blocks = _blocks(model, anatomy)
         parameters, buffers = _of_blocks(model, anatomy)
+        _refuse_learning(blocks, parameters)
         how = _randomise(model, parameters, _of_blocks(other, anatomy)[0], seed, anatomy, reinit)
         del other
         rest = _copies({n: p for n, p in _parameters(model).items() if n not in parameters and p.requires_grad})
@@ -123,15 +135,19 @@ def _control(
             p.requires_grad_(False)
             p.grad = None  # an optimiser would move a parameter with a gradient left over
         frozen, statistics = _copies(parameters), _copies(buffers)
-        accuracy, details = _accuracy(train(model))
+        with _watched(blocks, parameters, frozen):
+            returned = train(model)
         now = _parameters(model)
         _refuse_moved(frozen, now)
+        _refuse_learning(blocks, parameters)
+        accuracy, details = _accuracy(returned)
         if all(name in now and torch.equal(now[name], old) for name, old in rest.items()):
             raise InputError(
                 "Expected train(model) to train the network it is given, but no parameter of it has moved: does it "
                 "train another network, or does its optimiser hold the parameters of another one?"
             )
         found = dict(unwrap(model).named_buffers())
+        tied = _tied(model, blocks)
     return FrozenControl(
         accuracy=accuracy,
         seed=seed,
@@ -141,6 +157,7 @@ def _control(
         frozen_parameters=sum(p.numel() for p in frozen.values()),
         trained_parameters=sum(p.numel() for p in rest.values()),
         moved_buffers=tuple(n for n, old in statistics.items() if n not in found or not torch.equal(found[n], old)),
+        tied=tied,
         details=details,
     )
 
@@ -168,13 +185,31 @@ def _built(build: Build, seed: int) -> nn.Module:
     return model
 
 
+def _blocks(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None) -> tuple[nn.Module, ...]:
+    core = unwrap(model)
+    parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
+    return parts.blocks  # type: ignore[return-value]  # resolved
+
+
+def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
+    """Names outside the blocks of parameters that are in them too."""
+    within = {id(m) for block in blocks for m in block.modules()}
+    inside = {id(p) for block in blocks for p in block.parameters()}
+    return tuple(
+        f"{path}.{name}" if path else name
+        for path, module in unwrap(model).named_modules()
+        if id(module) not in within
+        for name, p in module._parameters.items()
+        if id(p) in inside
+    )
+
+
 def _of_blocks(
     model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None
 ) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
     """Parameters and buffers of the blocks, by their names in the network."""
     core = unwrap(model)
-    parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
-    inside = {id(t) for block in parts.blocks for t in (*block.parameters(), *block.buffers())}  # type: ignore[union-attr]
+    inside = {id(t) for block in _blocks(model, anatomy) for t in (*block.parameters(), *block.buffers())}
     parameters = {n: p for n, p in core.named_parameters() if id(p) in inside}
     return parameters, {n: b for n, b in core.named_buffers() if id(b) in inside}
 
@@ -196,9 +231,8 @@ def _randomise(
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         if reinit is not None:
-            parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
-            for block in parts.blocks:
-                reinit(block)  # type: ignore[arg-type]
+            for block in _blocks(model, anatomy):
+                reinit(block)
             return "reinit"
         fixed = {n: p.detach().clone() for n, p in parameters.items() if _fixed(p, other.get(n))}
         owners = dict.fromkeys(n.rpartition(".")[0] for n in fixed)
@@ -242,11 +276,12 @@ def _accuracy(returned: Any) -> tuple[float, Mapping[str, Any]]:
     return accuracies("the accuracy that train(model) returns", returned)[0], details
 
 
-def _refuse_moved(frozen: Mapping[str, Tensor], now: Mapping[str, nn.Parameter]) -> None:
+def _refuse_moved(frozen: Mapping[str, Tensor], now: Mapping[str, nn.Parameter], count: int = 0) -> None:
+    count = count or len(frozen)
     gone = [n for n in frozen if n not in now]
     if gone:
         raise InputError(
-            f"Expected train(model) to keep the blocks, but afterwards {gone[0]} is gone ({len(gone)} of {len(frozen)} "
+            f"Expected train(model) to keep the blocks, but afterwards {gone[0]} is gone ({len(gone)} of {count} "
             "frozen parameters): it replaced or renamed modules. Train the network as it is given."
         )
     moved = [n for n, old in frozen.items() if digest({n: old}) != digest({n: now[n]})]
@@ -261,9 +296,58 @@ def _refuse_moved(frozen: Mapping[str, Tensor], now: Mapping[str, nn.Parameter])
         "an optimiser with gradients of its own, load_state_dict. Let it take only parameters with requires_grad"
     )
     raise InputError(
-        f"Expected frozen blocks that stay as they are, but train(model) moved {len(moved)} of {len(frozen)} block "
+        f"Expected frozen blocks that stay as they are, but train(model) moved {len(moved)} of {count} block "
         f"parameters, the first {moved[0]}: {why}."
     )
+
+
+@contextmanager
+def _watched(
+    blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter], frozen: Mapping[str, Tensor]
+) -> Iterator[None]:
+    """Look at the blocks after every optimiser step: weights that are trained and put back did not stay frozen."""
+    versions = {n: p._version for n, p in parameters.items()}
+    moved: list[InputError] = []
+
+    def after(*_: Any) -> None:
+        written = [n for n, p in parameters.items() if p._version != versions[n]]
+        versions.update({n: parameters[n]._version for n in written})
+        try:
+            _refuse_moved({n: frozen[n] for n in written}, parameters, len(frozen))
+            _refuse_learning(blocks, parameters)
+        except InputError as error:
+            moved.append(error)
+            raise
+
+    handle = register_optimizer_step_post_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+    if moved:
+        raise moved[0]  # train() went on after it
+
+
+def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:
+    """Parameters that were not there to be frozen, and buffers that learn."""
+    known = {id(p) for p in parameters.values()}
+    added = [
+        f"{n} of block {i}" for i, b in enumerate(blocks, 1) for n, p in b.named_parameters() if id(p) not in known
+    ]
+    if added:
+        raise InputError(
+            f"Expected train(model) to leave the blocks as they are, but it put {len(added)} new parameters into them, "
+            f"the first {added[0]} (an adapter?): blocks that learn are no frozen control. Build the network with "
+            "them, so that they are frozen too, or train it as it is given."
+        )
+    learning = [
+        f"{n} of block {i}" for i, block in enumerate(blocks, 1) for n, b in block.named_buffers() if b.requires_grad
+    ]
+    if learning:
+        raise InputError(
+            f"Expected buffers in the blocks that are not trained, but {learning[0]} requires a gradient "
+            f"({len(learning)} such buffers). What is trained should be an nn.Parameter: then it is frozen."
+        )
 
 
 def _devices() -> set[torch.device]:
