@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +294,7 @@ def test_every_figure_has_a_text_and_the_null_band_is_drawn_where_there_is_one(o
     cosine = next(f for f in figures if f["title"] == "cosine by site")
     assert [t["name"] for t in cosine["data"]][:3] == ["null band", "null band", "cosine"]
     assert "Null band not measured" not in section(browser, BP).text
+    assert cosine["label"].endswith("Band of the null by site: " + ", ".join(["-0.1 to 0.1"] * 5) + ".")
     browser.execute_script(f"location.hash = '{identity(DFA)}'")
     wait(browser, f"document.querySelector('#{identity(DFA)} .body').firstChild !== null")
     assert "Null band not measured" in section(browser, DFA).text
@@ -349,6 +351,71 @@ def test_a_phone_needs_no_sideways_scrolling(opened):
     assert browser.execute_script("return document.documentElement.scrollWidth") <= PHONE[0]
     label = browser.execute_script("return getComputedStyle(document.querySelector('#table td'), '::before').content")
     assert label == '"Setting"'
+
+
+def test_a_table_that_is_wider_than_a_phone_says_so(opened):
+    """A word above it, and an edge that fades until the end is reached; neither where all of it is seen."""
+    browser = opened(DFA, PHONE)
+    box = f"document.querySelector('#{identity(DFA)} .numbers').parentNode"
+    wait(browser, f"{box}.classList.contains('more')")
+    cue = browser.execute_script(f"return {box}.previousSibling")
+    assert (cue.text, cue.is_displayed()) == ("scroll →", True)
+    assert "gradient" in browser.execute_script(f"return getComputedStyle({box}).maskImage")
+    browser.execute_script(f"{box}.scrollLeft = 9999")
+    wait(browser, f"!{box}.classList.contains('more')")
+    browser = opened(DFA)
+    wait(browser, f"{box}.clientWidth > 0")
+    assert not browser.execute_script(f"return {box}.previousSibling").is_displayed()
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_toolbar_covers_no_legend_and_labels_keep_apart(opened, size):
+    browser = opened(DFA, size)
+    draw_all(browser, DFA)
+    boxes = browser.execute_script(
+        "const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };"
+        f"return [...document.querySelectorAll('#{identity(DFA)} .plot')].map(p => ({{title: p.panel.title, "
+        "bar: box(p.querySelector('.modebar')), legend: [...p.querySelectorAll('.legend .bg')].map(box), "
+        "inside: box(p), labels: [...p.querySelectorAll('.ytick text')].map(box)}))"
+    )
+    assert sum(len(b["legend"]) for b in boxes) >= 4
+    for b in boxes:
+        for legend in b["legend"]:
+            assert not overlap(b["bar"], legend), b["title"]
+            assert b["inside"][1] <= legend[1] < legend[3] <= b["inside"][3] + 1, b["title"]
+        assert not any(overlap(x, y) for x, y in combinations(b["labels"], 2)), b["title"]
+
+
+def test_an_axis_of_about_a_decade_is_not_crowded(opened):
+    browser = opened(DFA, PHONE)
+    draw_all(browser, DFA)
+    plot = f"document.querySelector('#{identity(DFA)} .plot')"
+    browser.execute_script(f"{plot}.panel.traces = [{{...{plot}.panel.traces[0], y: [11, 20, 60, 145, 150]}}]")
+    browser.find_element(By.ID, "theme").click()  # draws anew
+    wait(browser, f"{plot}.data.length === 1")
+    labels = browser.execute_script(f"return [...{plot}.querySelectorAll('.ytick text')].map(t => t.textContent)")
+    assert [label.replace("\u200b", "") for label in labels] == ["10", "2", "5", "102"], "10² at the top"
+
+
+def overlap(a: list[float], b: list[float]) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+@pytest.mark.parametrize("width", [1280, 1000, 700])
+def test_the_downloads_stay_together(opened, width):
+    browser = opened(size=(width, 900))
+    tops = browser.execute_script(
+        "return ['csv', 'latex'].map(i => document.getElementById(i).getBoundingClientRect().top)"
+    )
+    assert tops[0] == tops[1]
+
+
+def test_a_pass_without_depth_says_so_where_it_is_read(opened):
+    browser = opened()
+    for place in ("#table tbody tr[data-rule=FA] strong", f"#{identity(FA)} .what"):
+        text = browser.find_element(By.CSS_SELECTOR, place).text
+        assert " ".join(text.split()) == "✓ trustworthy (depth not tested)"
+    assert "depth" not in browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=BP] strong").text
 
 
 def test_dark_and_light(opened):

@@ -470,6 +470,14 @@ def test_the_chain_tells_its_four_steps_in_order():
     assert v.chain[3].text.startswith("Mode 1, measurement degeneracy, drift-dominated: ")
 
 
+def test_the_chain_rounds_limits_like_values():
+    """Limits fitted to data have all the digits of a float."""
+    t = DiagnosticThresholds(h_norm_explosion_ratio=81.24532, g_norm_floor=1.23456e-7, frozen_acc_margin_pp=1.98765)
+    v = verdict(numbers(238.123, 1e-9, 0.9), 0.31, 0.35, t=t)
+    assert v.chain[1].text == "‖g_L‖ = 1e-09 is under the floor of 1.2e-07; growth 238x per block is above 81.2x"
+    assert v.chain[2].text == "-4.0 pp over frozen blocks, margin 1.99 pp"
+
+
 @pytest.mark.parametrize(
     ("m", "accs", "edition", "text"),
     [

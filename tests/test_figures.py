@@ -17,10 +17,11 @@ from matplotlib.text import Text
 
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_worlds import LAST, NUDGES, SWEEP, full_store
+from walkback.audit.evidence import evidence
 from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.exhibits.figures import FIGURES, save_figure, save_figures
-from walkback.exhibits.figures.style import RED, WIDTHS, look, missing_note
+from walkback.exhibits.figures.style import RED, SKY, WIDTHS, look, missing_note
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -133,9 +134,24 @@ def test_temporal(drawn, world):
         expected = [mean(value(run[e]) for run in rows) for e in range(101)]
         assert points(ax, "DFA") == pytest.approx(np.column_stack([range(101), expected]))
     stars = [ln for ln in g.get_lines() if ln.get_marker() == "*" and ln.get_color() == look("DFA")["color"]]
-    first = min(next(e for e, row in enumerate(run) if row["per_layer"]["g_norm"][-1] < 1e-7) for run in rows)
-    assert [int(ln.get_xdata()[0]) for ln in stars] == [first]
+    first = [next(e for e, row in enumerate(run) if row["per_layer"]["g_norm"][-1] < 1e-7) for run in rows]
+    own = [run[e]["per_layer"]["g_norm"][-1] for run, e in zip(rows, first) if e == min(first)]
+    (star,) = stars
+    assert int(star.get_xdata()[0]) == min(first)
+    assert float(star.get_ydata()[0]) in own
     assert drawn_threshold(g) == 1e-7
+
+
+def test_a_star_is_on_the_seed_that_flags(tmp_path):
+    """One of two seeds falls under the floor: the star is in the zone where D2 flags, the mean is not."""
+    for seed, g in ((42, 1e-9), (123, 1e-3)):
+        write_run(tmp_path, RunSpec(rule="dfa", seed=seed), 0.3, **{**HEALTHY, "g": (g,) * 5})
+    axis = FIGURES["temporal-plain"](read_records(tmp_path), "double").axes[1]
+    (star,) = [ln for ln in axis.get_lines() if ln.get_marker() == "*"]
+    assert float(star.get_ydata()[0]) < 1e-7
+    assert points(axis, "DFA")[int(star.get_xdata()[0]), 1] > 1e-7
+    low, high = axis.get_ylim()
+    assert low < float(star.get_ydata()[0]) < high
 
 
 def test_penalty(drawn, world):
@@ -213,6 +229,28 @@ def test_sensitivity(drawn, world):
     assert f"{min(values['fa']) / max(values['dfa']):.0f}×" in [t.get_text() for t in norm.texts]
     filled = {ln.get_markerfacecolor() for ln in norm.get_lines() if ln.get_marker() == look("FA")["marker"]}
     assert filled == {"white"}, "not flagged is drawn open"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sensitivity_bars_are_the_ranges_of_the_table(drawn, world, width):
+    """One bar for each edition, labelled; a range without an end runs to the frame with an arrow."""
+    checks = [("(a)", "D1"), ("(b)", "D2"), ("(c)",), ("(d)", "D3")]
+    rows = {r["check"]: r for r in evidence("sensitivity", world).data if r["runs"] == "primary"}
+    held = {c: (r["verdicts hold from"], r["to"]) for c, r in rows.items()}
+    assert held["(a)"] != held["D1"], "the editions differ, or this shows nothing"
+    assert held["(b)"] != held["D2"]
+    figure = drawn["sensitivity", width]
+    for ax, names in zip(figure.axes, checks):
+        bars = [ln for ln in ax.get_lines() if ln.get_label() == "_bar"]
+        arrows = {(ln.get_marker(), float(ln.get_ydata()[0])) for ln in ax.get_lines() if ln.get_color() == SKY}
+        assert len(bars) == len(names)
+        for name, bar, edition in zip(names, bars, ("four-diag.", "three-check")):
+            y = float(bar.get_ydata()[0])
+            expected = [edge if end is None else end for end, edge in zip(held[name], ax.get_xlim())]
+            assert list(bar.get_xdata()) == pytest.approx(expected), name
+            assert [(m, y) in arrows for m in "<>"] == [end is None for end in held[name]]
+            label = {t.get_loc(): t.label1.get_text() for t in figure.axes[0].yaxis.get_major_ticks()}
+            assert label[y] == edition
 
 
 def test_cosine_rank(drawn):

@@ -219,7 +219,13 @@ def test_what_is_missing_is_said(parsed):
     assert (fa["d3"]["value"], fa["d3"]["interval"], fa["frozen"]["mean"]) == (None, None, None)
     assert fa["d3"]["reason"] == "no frozen control in the store"
     assert fa["depth"]["word"] == "not tested"
-    assert "the depth of 2 was not tested" in parsed.data["summary"]
+    assert "3 trustworthy, of them 2 with depth not tested." in parsed.data["summary"]
+    assert fa["verdict"] | {"order": 0} == {
+        "word": "trustworthy", "mark": "✓", "kind": "open", "qualifier": "depth not tested", "order": 0
+    }  # fmt: skip
+    assert (row(parsed, "BP")["verdict"]["kind"], row(parsed, "BP")["verdict"]["qualifier"]) == ("good", "")
+    # Twice in the table, and in the heads of their two runs.
+    assert len(re.findall(r"trustworthy \(depth not tested\)", parsed.text)) == 4
     named = dict(parsed.data["missing"])
     assert len(named) == 3
     assert "its frozen control is not in the store" in entry(parsed, FA)["chain"][2]["text"]
@@ -395,9 +401,7 @@ def test_the_command_writes_the_page(store, html, tmp_path, capsys, monkeypatch)
     out = tmp_path / "report.html"
     assert cli.run(["report", str(store), "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith(
-        "4 settings: 1 walked back, 3 trustworthy, but the depth of 2 was not tested. 6 runs and"
-    )
+    assert said.out.startswith("4 settings: 1 walked back, 3 trustworthy, of them 2 with depth not tested. 6 runs and")
     assert "not read: half" in said.err
     assert out.read_text(encoding="utf-8") == html + "\n"
     monkeypatch.chdir(tmp_path)

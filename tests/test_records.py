@@ -89,6 +89,17 @@ def test_controls_are_found_for_both_stems(tmp_path):
     assert records.store == tmp_path
 
 
+def test_the_store_is_where_most_epochs_were_trained(tmp_path):
+    """Not where most runs are: a few long runs outweigh many short ones."""
+    write_run(tmp_path / "runs", RunSpec(rule="dfa", epochs=20))
+    for seed in (0, 1, 2):
+        write_run(tmp_path / "ablations", RunSpec(rule="dfa", epochs=3, seed=seed))
+    assert read_records(tmp_path).store == tmp_path / "runs"
+    for seed in (3, 4, 5, 6):
+        write_run(tmp_path / "ablations", RunSpec(rule="dfa", epochs=3, seed=seed))
+    assert read_records(tmp_path).store == tmp_path / "ablations", "21 epochs outweigh 20"
+
+
 # -- what can't be used --------------------------------------------------------------------------------------
 
 

@@ -201,7 +201,7 @@ def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid:
         parts.append(reference.reason)
     if growth.value is not None:
         relation = "above" if growth.flagged else "within"
-        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:g}x")
+        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:.3g}x")
     if m.growth_total is not None and m.growth_total > growth.limit and not growth.flagged:
         parts.append(f"but {m.growth_total:.3g}x over the whole depth")
     worst = max((b for b in m.below_eps if b is not None), default=0.0)
@@ -215,7 +215,9 @@ def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
     error, site = cosine_error(m.float64_disagreement, m.float64_shift)
     if error is not None:
         relation = "above" if error > reference.limit else "within"
-        said.append(f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:g}")
+        said.append(
+            f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:.2g}"
+        )
     clamp = max((e for e in m.epsilon_share if e is not None), default=0.0)
     if clamp > 0.005:
         said.append(f"the ε of F.cosine_similarity would take away up to {clamp:.0%} of it at some site")
@@ -230,7 +232,7 @@ def _step_depth(depth: Finding, used: bool | None) -> Step:
         return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
     interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
     why = depth.reason.partition(":")[0] if depth.reason.startswith("inconclusive") else depth.reason
-    text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:g} pp"
+    text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:.3g} pp"
     return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {why}" if why else text, used)
 
 

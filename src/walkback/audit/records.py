@@ -127,9 +127,11 @@ class Records:
 
     @property
     def store(self) -> Path:
-        """Where the runs are: what a command that trains more of them should be given as --out."""
-        parents = Counter(run.path.parent for run in self.runs)
-        return min(parents, key=lambda p: (-parents[p], p)) if parents else self.folder
+        """The folder with the most trained epochs: what a command that trains more should be given as --out."""
+        epochs: Counter[Path] = Counter()
+        for run in self.runs:
+            epochs[run.path.parent] += len(run.rows)
+        return min(epochs, key=lambda p: (-epochs[p], p)) if epochs else self.folder
 
 
 def read_records(folder: str | Path) -> Records:

@@ -127,8 +127,9 @@ def _nothing(records: Records) -> str:
 def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
     words = Counter(s["verdict"]["word"] for s in settings)
     said = [f"{words[word]} {word}" for word in (WALKED_BACK, INCONCLUSIVE, TRUSTWORTHY) if words[word]]
-    blind = sum(s["verdict"]["word"] == TRUSTWORTHY and s["depth"]["word"] == "not tested" for s in settings)
-    said += [f"but the depth of {blind} was not tested"] if blind else []
+    blind = sum(bool(s["verdict"]["qualifier"]) for s in settings)
+    if blind:  # trustworthy stands last
+        said.append(f"{f'of them {blind} ' if words[TRUSTWORTHY] > 1 else ''}with depth not tested")
     controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
     head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
     return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
@@ -181,13 +182,14 @@ def _identity(run: Record) -> str:
 def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
     word = j.word("three-check") or ""
+    blind = untested(word, True if j.tested else None).strip(" ()")
     controls = [c for run in j.runs if (c := records.control(run)) is not None]
     return {
         "rule": _rule(spec),
         "setting": _where(spec),
         "runs": [{"id": _identity(run), "seed": run.spec.seed} for run in j.runs],
-        "verdict": {**mark(word), "order": _ORDER[word]},
-        "failed": _failed(j, "three-check") or untested(word, None if not j.tested else True).strip(" ()"),
+        "verdict": {**_verdict(word, blind), "order": _ORDER[word]},
+        "failed": _failed(j, "three-check") or blind,
         "four": f"{j.word('four-diagnostic')}{': ' if _failed(j, 'four-diagnostic') else ''}"
         f"{_failed(j, 'four-diagnostic')}",
         "valid": _over([v.measurement_valid for v in three]),
@@ -201,6 +203,11 @@ def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
         "frozen": _stat(stat(c.accuracy for c in controls), "acc"),
         "controls": [{"id": _identity(c), "seed": c.spec.seed} for c in controls],
     }
+
+
+def _verdict(word: str, qualifier: str) -> dict[str, str]:
+    """A verdict with its mark; green is only for what passed every check, depth too."""
+    return {**mark(word), **({"kind": "open"} if qualifier else {}), "qualifier": qualifier}
 
 
 def _failed(j: Judged, edition: str) -> str:
@@ -349,7 +356,7 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    shown["verdict"] = mark(answer["word"])
+    shown["verdict"] = _verdict(answer["word"], untested(answer["word"], report.depth_used).strip(" ()"))
     return {
         "id": _identity(run),
         "name": _text(run.path.name),

@@ -29,7 +29,7 @@ BEST = {
 GROUP = ("network", "terminal LN", "data", "figures")  # rows are compared that have these in common
 BOLD = (
     "Bold: the best of the rows of one network and variant, without BP and the controls (accuracy and gain: highest; "
-    "nudge and change of the training loss: lowest)."
+    "nudge and change of the training loss: lowest); a gain that flags is never bold."
 )
 
 
@@ -48,7 +48,7 @@ def thresholds(limits: DiagnosticThresholds | None = None) -> str:
 
 
 def best(table: Table) -> frozenset[tuple[int, int]]:
-    """(row, column) of the best cells: see BOLD. Nothing is best of one, ties are all best."""
+    """(row, column) of the best cells: see BOLD. Nothing is best of one, ties are all best, unless it flags."""
     cells: dict[tuple[Any, ...], list[tuple[float, int, int]]] = {}
     for r, row in enumerate(table.data):
         if not _compared(row):
@@ -58,7 +58,8 @@ def best(table: Table) -> frozenset[tuple[int, int]]:
             if head in BEST and value is not None:
                 group = (head, *(row.get(name) for name in GROUP))
                 cells.setdefault(group, []).append((BEST[head] * value, r, c))
-    return frozenset((r, c) for found in cells.values() if len(found) > 1 for v, r, c in found if v == max(found)[0])
+    top = [(r, c) for found in cells.values() if len(found) > 1 for v, r, c in found if v == max(found)[0]]
+    return frozenset((r, c) for r, c in top if not _flags(table.data[r][table.columns[c]]))
 
 
 def _compared(row: dict[str, Any]) -> bool:
@@ -68,6 +69,10 @@ def _compared(row: dict[str, Any]) -> bool:
 
 def _value(raw: Any) -> float | None:
     return raw.get("mean", raw.get("value")) if isinstance(raw, dict) else None
+
+
+def _flags(raw: Any) -> bool:
+    return isinstance(raw, dict) and raw.get("flagged") is True
 
 
 def to_csv(table: Table) -> str:

@@ -74,10 +74,24 @@
 
   function table(head, body, kind) {
     const cells = (row) => row.map((cell, i) => (i ? el("td", {}, cell) : el("th", { scope: "row" }, cell)));
-    return el("div", { class: "scroll" },
+    const box = el("div", { class: "scroll" },
       el("table", { class: kind },
         head ? el("thead", {}, el("tr", {}, ...head.map((text) => el("th", { scope: "col" }, text)))) : null,
         el("tbody", {}, ...body.map((row) => el("tr", {}, ...cells(row))))));
+    return el("div", {}, cue(box), box);
+  }
+
+  // What is wider than its place says so, and fades out at the edge until it is scrolled to its end.
+  function cue(box) {
+    const made = el("div", { class: "cue muted screen", "aria-hidden": "true" }, "scroll →");
+    const look = () => {
+      made.hidden = box.scrollWidth <= box.clientWidth + 1;
+      box.classList.toggle("more", box.scrollLeft + box.clientWidth + 1 < box.scrollWidth);
+    };
+    new ResizeObserver(look).observe(box);
+    box.addEventListener("scroll", look);
+    made.hidden = true;
+    return made;
   }
 
   function layerTable(run) {
@@ -172,11 +186,17 @@
     return plain ? String(Number(value.toPrecision(3))) : value.toExponential(1).replace("e+", "e").replace(".0e", "e");
   }
 
-  // Whole decades where there are some, else what plotly.js chooses.
+  // Whole decades where there are some, else 1, 2 and 5 of each: plotly.js would label all nine; within one, its choice.
   function decades(traces) {
     const logs = traces.flatMap((t) => t.y).filter((v) => v > 0).map(Math.log10);
     const span = Math.max(...logs) - Math.min(...logs);
-    return { type: "log", exponentformat: "power", ...(span > 1.5 ? { dtick: Math.ceil(span / 5) } : { nticks: 5 }) };
+    return { type: "log", exponentformat: "power", ...(span > 1.5 ? { dtick: Math.ceil(span / 5) } : span > 0.8 ? { dtick: "D2" } : { nticks: 5 }) };
+  }
+
+  // Values that differ by rounding only are shown as one: the axis does not zoom in on less than 0.02.
+  function around(traces) {
+    const values = traces.flatMap((t) => t.x), low = Math.min(...values), high = Math.max(...values);
+    return high - low < 0.02 && traces.length === 1 ? { range: [low - 0.05, high + 0.05] } : {};
   }
 
   const css = (name) => getComputedStyle(document.body).getPropertyValue(name).trim();
@@ -195,10 +215,11 @@
     if (known(g)) panels.push({ title: "‖g‖ by site", log: true, x: "site", caption: `${told("‖g‖", g)}.${floor === undefined ? "" : ` Dashed: the floor of ${floor}.`}`,
       traces: [series("‖g‖", sites(g), g), ...(floor === undefined ? [] : [dashed(`floor ${floor}`, sites(g), g.map(() => floor))])] });
     if (known(cosine)) {
+      const bandWords = (low, high) => `Band of the null by site: ${low.map((v, i) => `${short(v)} to ${short(high[i])}`).join(", ")}`;
       const band = low && high ? [
         { name: "null band", x: sites(low), y: low, mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip", role: "--sky" },
         { name: "null band", x: sites(high), y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", role: "--sky" }] : [];
-      panels.push({ title: "cosine by site", x: "site", caption: `${told("cosine", cosine)}. ${run.null ? `${run.null}.` : "Band: the null."}`,
+      panels.push({ title: "cosine by site", x: "site", caption: `${told("cosine", cosine)}. ${run.null || bandWords(low, high)}.`,
         traces: [...band, series("cosine", sites(cosine), cosine),
           ...(known(clamped) ? [{ name: "clamped at ε", x: sites(clamped), y: clamped, mode: "markers", marker: { symbol: "diamond-open", size: 11 }, role: "--open" }] : [])] });
     } else panels.push({ title: "cosine by site", caption: "cosine: not measured.", traces: [] });
@@ -258,9 +279,9 @@
       ...(width ? { width } : { autosize: true }),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 11, family: "system-ui, DejaVu Sans, sans-serif" },
       margin: { l: 50, r: 12, t: 30, b: 36 },
-      xaxis: { ...axis, ...(across ? {} : { hoverformat: "d" }), title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
+      xaxis: { ...axis, ...(across ? around(traces) : { hoverformat: "d" }), title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
       yaxis: { ...axis, ...(log ? decades(traces) : {}), ...(across ? { autorange: "reversed" } : {}) },
-      legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 10 } },
+      legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom", font: { size: 10 } }, // the toolbar is above
       showlegend: traces.length > 1,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: "rgba(128,128,128,.8)", activecolor: ink },
       hoverlabel: { bgcolor: paper, bordercolor: ink, font: { color: ink } },
@@ -328,6 +349,7 @@
   });
   system.addEventListener("change", themed);
   window.addEventListener("hashchange", follow);
+  for (const box of every("main .scroll")) box.before(cue(box));
   filter();
   themed();
   follow();

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log10
+from math import isfinite, log10
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ from walkback.exhibits.figures.style import (
 )
 
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "", "markersize": 6, "markerfacecolor": "white"}
-FIRES = Line2D([], [], color=BLACK, label="first epoch D1 (left), D2 (middle) flags", **STAR)
+FIRES = Line2D([], [], color=BLACK, label="first seed that D1 (left), D2 (middle) flags", **STAR)
 
 
 def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: Any) -> None:
@@ -61,12 +61,19 @@ def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: A
         ax.fill_between(epochs, low, high, color=style["color"], alpha=0.18, lw=0)
 
 
-def _stars(ax: Axes, runs: Sequence[Record], moments: Sequence[Moment], check: str, what: str, color: str) -> None:
-    """Where a check first flags: the earliest seed's epoch, on the mean's line."""
-    fired = [e for run in runs if (e := first_epochs(run)[check]) is not None]
-    if fired and getattr(moments[min(fired)], what) is not None:
-        y = getattr(moments[min(fired)], what).mean
-        ax.plot(min(fired), y, color=color, markeredgewidth=0.7, zorder=4, **STAR)
+def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) -> None:
+    """Where a check first flags: the earliest seed's epoch, on that seed's own value."""
+    fired = [(e, run) for run in runs if (e := first_epochs(run)[check]) is not None]
+    if not fired:
+        return
+    epoch, run = min(fired, key=lambda f: f[0])
+    norms = getattr(run.epochs[epoch][2], what)
+    y, style = norms[-1] if norms else None, {"color": color, "markeredgewidth": 0.7, "zorder": 4, **STAR}
+    if y is not None and isfinite(y) and y > 0:
+        ax.plot(epoch, y, **style)
+    else:  # flagged for a value that no log axis holds: at the edge beyond which it lies
+        edge = 1.0 if what == "h_norm" else 0.0
+        ax.plot(epoch, edge, transform=ax.get_xaxis_transform(), clip_on=False, **style)
 
 
 @in_style
@@ -106,7 +113,7 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
     panels = grid(fig, len(groups), 3, sharey="col")
     moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
     norms = {
-        what: [getattr(m, what).mean for ms in moments.values() for m in ms if getattr(m, what)]
+        what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values if v > 0]
         for what in ("h_norm", "g_norm")
     }
     top = max([m.acc.mean for ms in moments.values() for m in ms if m.acc] or [1.0])
@@ -118,8 +125,8 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
             every = max(1, len(at) // 5)
             for ax, what in ((h, "h_norm"), (g, "g_norm"), (acc, "acc")):
                 _line(ax, at, what, every, **look(rule, markersize=2.5))
-            _stars(h, runs, at, "a", "h_norm", look(rule)["color"])
-            _stars(g, runs, at, "b", "g_norm", look(rule)["color"])
+            _stars(h, runs, "a", "h_norm", look(rule)["color"])
+            _stars(g, runs, "b", "g_norm", look(rule)["color"])
         heading(h, label)
         logarithmic(h, "y", r"$\|h_L\|$", min(norms["h_norm"]), max(norms["h_norm"]))
         floor = LIMITS.g_norm_floor

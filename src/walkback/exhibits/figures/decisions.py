@@ -136,7 +136,7 @@ _LABELS = {
 def sensitivity(records: Records, width: Width = "double") -> Figure:
     """Where each threshold lies among the runs, the gap that separates them, and how far it can be moved."""
     table = numbers("sensitivity", records)
-    rows = [r for r in table.data if r["runs"] == "primary" and r["n"] and r["check"].startswith("(")]
+    rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
     shown = [v for v in variants(rows) if any(variant(r) == v for r in rows)]
     if not rows:
         raise nothing("threshold sensitivity", table.missing)
@@ -147,12 +147,13 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
     absent = [(v, name) for v in shown for name in RULES.values() if name not in known[v]]
     seeds = [(v, name, sum(_rule(p.name) == name for p in found[v, "growth"])) for v in shown for name in known[v]]
     wide = width == "double"
-    height = sum(0.25 * (len(known[v]) + 4.1) + 0.24 for v in shown) + (0.35 if wide else 0.6)
+    height = sum(0.25 * (len(known[v]) + 4.9) + 0.24 for v in shown) + (0.35 if wide else 0.6)
     fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128."))
     flat = [ax for row in grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
-        row = next((r for r in rows if variant(r) == v and r["check"] == t.check), None)
-        _strip(ax, found[v, t.key], known[v], t, row, wide)
+        checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
+        here = {checks[r["check"]]: r for r in rows if variant(r) == v and r["check"] in checks}
+        _strip(ax, found[v, t.key], known[v], t, here, wide)
         if t.key == "growth":
             ax.set_title(f"ResMLP d=256 L=4, {v}", loc="left", pad=10)
     legend(
@@ -175,15 +176,23 @@ def _rule(name: str) -> str:
     return name.partition(" seed ")[0]
 
 
+_EDITIONS = {"four-diagnostic": "four-diag.", "three-check": "three-check"}
+
+
 def _strip(
-    ax: Axes, points: Sequence, names: Sequence[str], t: Threshold, row: dict[str, Any] | None, wide: bool
+    ax: Axes, points: Sequence, names: Sequence[str], t: Threshold, rows: dict[str, dict[str, Any]], wide: bool
 ) -> None:
-    """All values on one axis, a line per rule; below them the gap and the range of thresholds that changes nothing."""
+    """All values on one axis, a line per rule; below them the gap and, by edition, the thresholds that change nothing.
+
+    `rows` are those of the table, by edition.
+    """
     limit = getattr(LIMITS, t.field)
+    row = rows.get(t.edition)
     for p in points:
         face = {} if p.flagged else {"markerfacecolor": "white"}
         ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **face))
-    values = [p.value for p in points]
+    ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
+    values = [*(p.value for p in points), *ends]
     if t.kind == "norm":
         logarithmic(ax, "x", _LABELS[t.key], min([*values, limit / 3]), max([*values, limit * 3]), 5 if wide else 3)
     else:
@@ -221,12 +230,23 @@ def _strip(
             fontsize=5.2,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
         )
-    if row:
-        left, right = ax.get_xlim()
-        low, high = (row[c] if row[c] is not None else end for c, end in (("verdicts hold from", left), ("to", right)))
-        ax.plot([max(low, left), min(high, right)], [bottom + 1.1] * 2, color=SKY, lw=3, solid_capstyle="butt")
-    ax.set_yticks(range(len(names)), [n if wide else short(n) for n in names])
-    ax.set_ylim(bottom + 1.7, -0.7)
+    bars = [bottom + 1.0, bottom + 1.9]
+    for edition, y in zip(_EDITIONS, bars):
+        if edition in rows:
+            _bar(ax, rows[edition]["verdicts hold from"], rows[edition]["to"], y)
+    ax.set_yticks([*range(len(names)), *bars], [*(n if wide else short(n) for n in names), *_EDITIONS.values()])
+    ax.set_ylim(bars[-1] + 0.6, -0.7)
+
+
+def _bar(ax: Axes, low: float | None, high: float | None, y: float) -> None:
+    """From `low` to `high`; a side without an end runs to the frame, with an arrow there."""
+    left, right = ax.get_xlim()
+    ends = (left if low is None else low, right if high is None else high)
+    ax.plot(ends, [y] * 2, color=SKY, lw=3, solid_capstyle="butt", label="_bar")
+    for end, x, arrow in ((low, left, "<"), (high, right, ">")):
+        if end is None:
+            ax.plot(x, y, color=SKY, marker=arrow, ms=4.5, ls="", clip_on=False, zorder=3)
+    ax.set_xlim(left, right)
 
 
 # -- rankings --------------------------------------------------------------------------------------------------
