@@ -163,8 +163,61 @@ def test_lightning_after_a_measurement_that_raised(lightning):
 def test_lightning_wrong_names(lightning):
     with pytest.raises(wb.AnatomyError, match="dotted path of a module inside Module, which holds net, but got 'nett'"):
         fit(lightning, module_of(lightning), [lightning_callback(BATCHES, network="nett")])
-    with pytest.raises(wb.InputError, match="Expected accuracy to name a logged metric, but 'val_acc' is not among"):
+    with pytest.warns(
+        UserWarning, match="Expected accuracy to name a logged metric, but 'val_acc' is not among: train"
+    ):
         fit(lightning, module_of(lightning), [lightning_callback(BATCHES, network="net", accuracy="val_acc")])
+
+
+@pytest.mark.parametrize(("every", "steps"), [("epoch", [4, 8, 12, 16, 18]), (3, [3, 6, 9, 12, 15, 18])])
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+def test_lightning_accuracy_belongs_to_its_epoch(lightning, every, steps, tmp_path):
+    """Validation after epochs 2 and 4; the fifth ends early, and has none of its own."""
+    logged = []
+
+    class Module(type(module_of(lightning))):
+        def validation_step(self, batch, index):
+            pass
+
+        def val_dataloader(self):
+            return torch.utils.data.DataLoader(SAMPLES, batch_size=16)
+
+        def on_validation_epoch_end(self):
+            logged.append(0.1 * (len(logged) + 1))
+            self.log("val_acc", logged[-1])
+
+    callback = lightning_callback(BATCHES[:1], every, network="net", accuracy="val_acc", log=tmp_path / "log.jsonl")
+    fit(lightning, Module(), [callback], max_steps=18, max_epochs=5, check_val_every_n_epoch=2, num_sanity_val_steps=0)
+    assert len(logged) == 2
+    rows = {row["step"]: row.get("acc") for row in callback.watch.history}
+    assert list(rows) == steps
+    wanted = {8: 0.1, 16: 0.2} if every == "epoch" else {6: 0.1, 15: 0.2}
+    assert {step: acc for step, acc in rows.items() if acc is not None} == pytest.approx(wanted)
+
+
+def test_lightning_the_last_accuracy_is_in_the_last_row(lightning, tmp_path):
+    callback = lightning_callback(BATCHES[:1], 5, network="net", accuracy="train_acc", log=tmp_path / "log.jsonl")
+    trainer, _ = fit(lightning, module_of(lightning), [callback])
+    rows = callback.watch.history
+    assert [row["step"] for row in rows] == [5, 8]
+    assert rows[-1]["acc"] == pytest.approx(float(trainer.callback_metrics["train_acc"]))
+    assert wb.judge(tmp_path / "log.jsonl").headline_acc == rows[-1]["acc"]
+
+
+@pytest.mark.parametrize("make", [lightning_callback, trainer_callback])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"every": "sometimes"}, "Expected every to be .*, but got 'sometimes'"),
+        ({"editon": "three-check"}, "Expected options to be keywords of Watch, .*edition.*, but got editon"),
+        ({"edition": "five"}, "Expected edition to be one of"),
+        ({"max_overhead": 2}, "Expected max_overhead as a share"),
+        ({"log": "history.json"}, r"Expected log to end in \.jsonl"),
+    ],
+)
+def test_options_are_checked_when_the_callback_is_made(make, options, words):
+    with pytest.raises(wb.InputError, match=words):
+        make(BATCHES, **options)
 
 
 # -- Hugging Face --------------------------------------------------------------------------------------------------
@@ -238,6 +291,23 @@ def test_the_trainer_stops_when_trust_is_lost(tmp_path):
     assert trainer.state.global_step == 12
     assert [(f.check, f.epoch, f.step, f.layer) for f in callback.watch.fired] == [("D1", 3, 12, 2), ("D2", 3, 12, 3)]
     assert "17 of 20 epochs were left" in str(wb.judge(log))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"max_steps": 6}, [(1, 4), (1, 6)]),
+        ({"max_steps": 10}, [(1, 4), (2, 8), (2, 10)]),
+        ({"num_train_epochs": 2.5}, [(1, 4), (2, 8), (2, 10)]),
+        ({"max_steps": 2}, [(0, 2)]),
+        ({"max_steps": 8}, [(1, 4), (2, 8)]),
+        ({"max_steps": 5, "every": 2}, [(0, 2), (0, 4), (1, 5)]),
+    ],
+)
+def test_the_trainers_finished_epochs_and_its_last_step(tmp_path, options, expected):
+    callback = trainer_callback(BATCHES[:1], options.get("every", "epoch"), network="net")
+    hf_train(tmp_path, [callback], **{name: value for name, value in options.items() if name != "every"})
+    assert [(row["epoch"], row["step"]) for row in callback.watch.history] == expected
 
 
 def test_the_trainer_after_a_measurement_that_raised(tmp_path):

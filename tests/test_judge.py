@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import walkback as wb
+from walkback import cli
 from walkback.checks import DiagnosticThresholds
 
 NAN, INF = float("nan"), float("inf")
@@ -294,7 +295,14 @@ def test_empty_cells_and_nan_in_a_csv(tmp_path):
         ("a.json", "", r"Expected .*a\.json to be readable as \.json, but: "),
         ("a.json", "3", r"Expected .*a\.json to hold one object, or one per epoch, but it does not"),
         ("a.json", '[{"h_norm": [1, 2]}, 3]', "to hold one object, or one per epoch"),
-        ("a.jsonl", '{"h_norm": [1, 2]}\n{"h_n', r"Expected line 2 of .*a\.jsonl to be JSON, but: "),
+        (
+            "a.jsonl",
+            '{"h_norm": [1, 2]}\n{"h_n\n{"h_norm": [1, 2]}\n',
+            r"Expected line 2 of .*a\.jsonl to be JSON, but: ",
+        ),
+        ("a.jsonl", '{"h_norm": [1, 2]}\n{"h_norm": [1, 2]]}\n', r"Expected line 2 of .*a\.jsonl to be JSON, but: "),
+        ("a.jsonl", '{"h_norm": [1, 2]}\nthe end', r"Expected line 2 of .*a\.jsonl to be JSON, but: "),
+        ("a.jsonl", '{"h_n', r"Expected line 1 of .*a\.jsonl to be JSON, but it is incomplete, and there is no other"),
         ("a.jsonl", "", r"Expected .*a\.jsonl to hold one object, or one per epoch"),
         ("a.csv", "", "to hold one object, or one per epoch"),
         ("a.csv", "h_norm_0,h_norm_1\n", "to hold one object, or one per epoch"),
@@ -324,6 +332,23 @@ def test_binary_files_and_folders_are_refused(tmp_path, name):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(wb.FormatError, match="Is a directory"):
         wb.judge(tmp_path / "folder.csv")
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\0\0\0"], ids=["no newline", "newline", "crlf", "zeros"])
+def test_a_last_line_that_was_cut_off_anywhere_is_left_out_with_a_note(tmp_path, capsys, end):
+    whole = json.dumps(EPOCHS[-2]) + "\n"
+    row = {"h_norm": [1.0, -2.5e-7], "notes": 'Γ "\\ \u2028', "more": {"a": [True, None]}, "b": False}
+    last = json.dumps(row, ensure_ascii=False).encode()
+    expected = wb.judge([EPOCHS[-2]])
+    path = tmp_path / "log.jsonl"
+    for cut in range(1, len(last)):  # also in the middle of a letter, a number, an escape
+        path.write_bytes(whole.encode() + last[:cut] + end.encode())
+        report = wb.judge(path)
+        note = "the last line of log.jsonl is incomplete, as a run that was killed leaves it: left out"
+        assert report.advisories.count(note) == 1, last[:cut]
+        assert (report.verdict, report.per_layer) == (expected.verdict, expected.per_layer)
+    assert cli.run(["judge", str(path)]) == cli.run(["judge", str(write(tmp_path / "whole.jsonl", whole))]) != 2
+    assert "is incomplete" in capsys.readouterr().out
 
 
 def test_errors_name_the_row_they_come_from(tmp_path):

@@ -572,6 +572,119 @@ def test_a_history_is_continued_and_half_a_line_is_cut(tmp_path):
     assert [row["step"] for row in Watch(net, BATCHES, log=path).history] == [10, 20, 40]
 
 
+def test_a_plain_loop_that_is_resumed_counts_on(tmp_path):
+    path, net = tmp_path / "res.jsonl", fresh()
+    for _ in range(2):
+        watch = Watch(net, BATCHES, every=1, log=path)
+        for _ in range(3):
+            watch.step()
+        watch.epoch()
+    assert positions(watch) == [(0, 1), (0, 2), (0, 3), (0, 4), (0, 5), (0, 6)]
+    assert [row["step"] for row in lines_of(path)] == [1, 2, 3, 4, 5, 6]
+    path = tmp_path / "epochs.jsonl"
+    for _ in range(2):
+        watch = Watch(net, BATCHES, log=path)
+        for _ in range(2):
+            watch.epoch()
+    assert positions(watch) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_the_log_of_another_network_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "log.jsonl"
+    Watch(wb.selftest.network(depth=3), BATCHES, log=path).epoch()
+    path.write_bytes(before := path.read_bytes() + b'{"schema')
+    for other in (wb.selftest.network(depth=2), fresh()):  # other sites; other widths
+        with pytest.raises(wb.InputError, match=r"to be the history of this network, .*sites\. Give log another name"):
+            Watch(other, BATCHES, log=path)
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\0\0"])
+@pytest.mark.parametrize("rows", [0, 2])
+def test_a_torn_end_is_repaired(tmp_path, capsys, rows, end):
+    path, net = tmp_path / "log.jsonl", fresh()
+    watch = Watch(net, BATCHES, every=1, log=path)
+    for _ in range(3):
+        watch.step()
+    whole = path.read_bytes().splitlines(keepends=True)
+    for cut in (5, 60, len(whole[rows]) - 2):
+        path.write_bytes(b"".join(whole[:rows]) + whole[rows][:cut] + end.encode())
+        again = Watch(net, BATCHES, every=1, log=path)
+        assert "log.jsonl ended in half a line" in capsys.readouterr().err
+        again.step()
+        assert [row["step"] for row in lines_of(path)] == list(range(1, rows + 2))
+    path.write_bytes(b"".join(whole).rstrip())  # only the newline is missing: the row is whole
+    assert [row["step"] for row in Watch(net, BATCHES, log=path).history] == [1, 2, 3]
+    assert path.read_bytes() == b"".join(whole)
+    path.write_bytes(broken := whole[0] + whole[1][:60] + b"\n" + whole[2])
+    with pytest.raises(wb.FormatError, match="line 2"):
+        Watch(net, BATCHES, log=path)
+    assert path.read_bytes() == broken
+
+
+def test_a_late_number_goes_into_the_last_row_and_is_read_back_once(tmp_path):
+    path, seen = tmp_path / "log.jsonl", []
+    watch = Watch(fresh(), BATCHES[:1], every=2, log=path, to=[seen.append])
+    for _ in range(5):
+        watch.step()
+    assert watch.amend(since=4, acc=0.5) is None
+    assert "acc" not in watch.history[-1]
+    row = watch.amend(since=3, acc=0.25)
+    assert row is watch.history[-1] is seen[-1]
+    assert (row["acc"], row["step"], len(watch.history)) == (0.25, 4, 2)
+    assert scalars(row)["walkback/acc"] == 0.25
+    assert wb.judge(path).headline_acc == 0.25
+    assert wb.judge(path).run["epochs"] == 2
+    last = watch.finish(acc=0.3)
+    assert last is not None
+    assert (last["step"], last["acc"]) == (5, 0.3)
+    assert watch.finish() is None
+
+
+def test_a_check_that_fired_is_not_yet_trust_that_was_lost():
+    net = wb.selftest.network(depth=3)
+    watch = Watch(net, wb.selftest.batches(2), every=1)
+    assert watch.lost is None
+    scale(net.blocks[1], 3e3)
+    watch.step()
+    assert ([f.check for f in watch.fired], watch.lost, watch.should_stop) == (["D1"], None, False)
+    assert "trust is not lost" in str(watch)
+    scale(net.blocks[1], 1e4)
+    watch.step()
+    assert watch.lost is not None
+    assert (watch.lost.checks, watch.lost.step, watch.should_stop) == (("D1", "D2"), 2, True)
+    scale(net.blocks[1], 1 / 3e7)
+    row = watch.step()
+    assert row is not None
+    assert not row["walked_back"]
+    assert watch.should_stop
+    assert "trust lost at step 2: D1, D2" in str(watch)
+
+
+def test_chunk_and_reference_are_those_of_measure():
+    net = fresh()
+    row = Watch(net, BATCHES, chunk=16, reference="derived").measure()
+    assert row["conditions"]["chunk"] == 16
+    assert row["conditions"]["reference"] == wb.measure(net, BATCHES, reference="derived").conditions["reference"]
+    assert row["per_layer"]["g_norm"] == pytest.approx(norms_by_hand(net)[1], rel=1e-4)
+    with pytest.raises(wb.InputError, match="Expected chunk"):
+        Watch(net, BATCHES, chunk=0)
+    with pytest.raises(wb.InputError, match="Expected reference to be"):
+        Watch(net, BATCHES, reference="other")
+
+
+def test_advisories_are_shown_once(capsys):
+    batch = BATCHES[0][0], torch.zeros_like(BATCHES[0][1])  # one class
+    watch = Watch(fresh(), [batch, batch], every=1, live=True)
+    watch.step()
+    watch.step()
+    notes = watch.history[-1]["advisories"]
+    assert notes
+    err = capsys.readouterr().err
+    for text in notes:
+        assert err.count(f"note: {text}") == str(watch).count(f"note: {text}") == 1
+
+
 # -- replay --------------------------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,7 @@ def judge(
     if isinstance(numbers, Measurements):
         claim, limits = Claim(headline_acc, frozen_baseline_acc, bp_acc), thresholds or DiagnosticThresholds()
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
-    rows = _rows(numbers)
+    rows, torn = _rows(numbers)
     last, where = rows[-1]
     ours = last if last.get("schema") == SCHEMA else {}
     limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
@@ -106,6 +106,7 @@ def judge(
     decide(Measurements(), Claim(), limits, by)
     parsed = [(measurements(row, name), _claim(row, given)) for row, name in rows]
     m, claim = parsed[-1]
+    m = replace(m, notes=(*m.notes, *torn))
     run = plain(_part(last, "run", where))
     if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
@@ -236,22 +237,24 @@ def _count(value: Any) -> Any:
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _rows(numbers: Any) -> list[tuple[Mapping[str, Any], str]]:
+Named = tuple[Mapping[str, Any], str]
+
+
+def _rows(numbers: Any) -> tuple[list[Named], tuple[str, ...]]:
+    """(rows with their names, what is to be said of how they were read)."""
     if isinstance(numbers, Report):
         numbers = numbers.to_dict()
     if isinstance(numbers, (str, Path)):
-        return standing(_read(Path(numbers)))
+        rows, notes = _read(Path(numbers))
+        return standing(rows), notes
     if isinstance(numbers, Mapping):
-        return [(numbers, "the numbers")]
+        return [(numbers, "the numbers")], ()
     if isinstance(numbers, Sequence) and numbers and all(isinstance(row, Mapping) for row in numbers):
-        return standing([(row, f"row {i}") for i, row in enumerate(numbers)])
+        return standing([(row, f"row {i}") for i, row in enumerate(numbers)]), ()
     raise InputError(
         "Expected measurements, a dict, a list of one dict per epoch, or a path to .json, .jsonl or .csv, but got "
         f"{type(numbers).__name__}{' with nothing in it' if numbers == [] else ''}."
     )
-
-
-Named = tuple[Mapping[str, Any], str]
 
 
 def standing(rows: Iterable[Named]) -> list[Named]:
@@ -270,34 +273,63 @@ def position(row: Mapping[str, Any]) -> tuple[int, int]:
     return row.get("epoch") or 0, row.get("step") or 0
 
 
-def _read(path: Path) -> list[tuple[Mapping[str, Any], str]]:
-    kind = path.suffix.lower()
+def _read(path: Path) -> tuple[list[Named], tuple[str, ...]]:
+    kind, notes = path.suffix.lower(), ()
     if kind not in (".jsonl", ".csv"):
         table = read_table(path)
         rows = table if isinstance(table, list) else [table]
     else:
         try:
-            text = path.read_text(encoding="utf-8-sig")  # spreadsheets put a mark in front
+            data = path.read_bytes()
+            text = data.decode("utf-8-sig") if kind == ".csv" else ""  # spreadsheets put a mark in front
         except FileNotFoundError:
             raise FormatError(f"Expected a file at {path}, but there is none.") from None
         except (OSError, UnicodeDecodeError) as error:
             raise FormatError(f"Expected {path} to be a text file, but: {error}.") from None
-        rows = _csv_rows(text, path) if kind == ".csv" else _jsonl_rows(text, path)
+        if kind == ".csv":
+            rows = _csv_rows(text, path)
+        else:
+            rows, torn = jsonl_rows(data, path)
+            if torn and not rows:
+                raise FormatError(f"Expected line 1 of {path} to be JSON, but it is incomplete, and there is no other.")
+            if torn:
+                notes = (f"the last line of {path.name} is incomplete, as a run that was killed leaves it: left out",)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
     named = [f"{path} row {i + 1}" if len(rows) > 1 else str(path) for i in range(len(rows))]
-    return [(row, name) for row, name in zip(rows, named) if isinstance(row, Mapping)]
+    return [(row, name) for row, name in zip(rows, named) if isinstance(row, Mapping)], notes
 
 
-def _jsonl_rows(text: str, path: Path) -> list[Any]:
-    rows = []
-    for n, line in enumerate(text.splitlines(), 1):
+BLANK = b"\r\n\t \0"  # NUL: what a full disk or a lost power supply leaves at the end of a file
+
+
+def jsonl_rows(data: bytes, path: Path) -> tuple[list[Any], bytes]:
+    r"""(what the lines of a .jsonl file hold, the beginning of one more at its end: an object that was cut off).
+
+    >>> jsonl_rows(b'{"epoch": 1}\n{"epo', Path("log.jsonl"))
+    ([{'epoch': 1}], b'{"epo')
+    """
+    rows, lines = [], data.rstrip(BLANK).split(b"\n")
+    for n, line in enumerate(lines, 1):
         if line.strip():
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError as error:
+                rows.append(json.loads(line.decode("utf-8-sig" if n == 1 else "utf-8")))
+            except ValueError as error:
+                if n == len(lines) and _cut_off(line, error):
+                    return rows, line
                 raise FormatError(f"Expected line {n} of {path} to be JSON, but: {error}.") from None
-    return rows
+    return rows, b""
+
+
+def _cut_off(line: bytes, error: ValueError) -> bool:
+    """Whether a line is an object that ends too early, not one with a mistake in it."""
+    if not line.lstrip().startswith(b"{"):
+        return False
+    if isinstance(error, UnicodeDecodeError):
+        return error.reason == "unexpected end of data"
+    assert isinstance(error, json.JSONDecodeError)
+    rest = error.doc[error.pos :]  # nothing, or a word, number or escape that was begun
+    return error.msg.startswith("Unterminated string") or re.fullmatch(r"[\\\w.+-]*", rest) is not None
 
 
 def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:

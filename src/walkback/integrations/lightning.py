@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
-from walkback.errors import InputError
 from walkback.integrations.library import library, part
-from walkback.training.watch import Row, Watch, scalars
+from walkback.training.watch import Row, Watch, check_options, scalars
 
 _NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -30,12 +30,15 @@ def lightning_callback(
         eval_batches: as in `Watch`.
         every: as in `Watch`; steps are optimiser steps (`trainer.global_step`), whatever is accumulated.
         network: the dotted path of the network inside the LightningModule, such as "net"; by default the module itself.
-        accuracy: the name of a logged metric, a fraction, to put into each row of an epoch.
+        accuracy: the name of a logged metric, a fraction. Each value goes into one row: that of its epoch's end or,
+            with a cadence in steps, the last row measured in that epoch (which is logged again with it). A row of the
+            last step has the last epoch's value. Epochs without a new value, or without a row, are left as they are.
         stop: end training when trust is lost.
-        options: keywords of `Watch`: credit, edition, thresholds, anatomy, loss, log, live, to, max_overhead.
+        options: keywords of `Watch`: credit, edition, thresholds, anatomy, loss, log, live, to, max_overhead, …
 
-    Rows also go to the trainer's own loggers, under walkback/…
+    Whatever the cadence, the last step is measured too. Rows also go to the trainer's own loggers, under walkback/…
     """
+    check_options(every, options)
 
     class WatchCallback(*_bases()):  # type: ignore[misc]
         watch: Watch
@@ -51,6 +54,7 @@ def lightning_callback(
             how = {**planned, **options, "to": [*options.get("to", ()), log]}
             self.watch = Watch(part(pl_module, network), eval_batches, every, **how)
             self.watch.steps, self.watch.epochs = trainer.global_step, trainer.current_epoch
+            self._metric, self._since, self._new = None, trainer.global_step, {}
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             if trainer.global_step > self.watch.steps:  # not while gradients are still being accumulated
@@ -58,17 +62,27 @@ def lightning_callback(
                 self._maybe_stop(trainer)
 
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            self.watch.epoch(trainer.current_epoch + 1, **self._accuracy(trainer))
+            new = self._accuracy(trainer)
+            if self.watch.epoch(trainer.current_epoch + 1, **new) is None:
+                self.watch.amend(since=self._since, **new)
+            self._since, self._new = trainer.global_step, new
             self._maybe_stop(trainer)
 
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            self.watch.finish(**(self._new if self._since == trainer.global_step else {}))
+            if accuracy is not None and self._metric is None:
+                names = ", ".join(trainer.callback_metrics) or "nothing"
+                warnings.warn(  # an error would cost a training that has ended well
+                    f"Expected accuracy to name a logged metric, but {accuracy!r} is not among: {names}.", stacklevel=2
+                )
+
         def _accuracy(self, trainer: Any) -> dict[str, float]:
-            logged = trainer.callback_metrics
-            if accuracy is None:
+            """The metric, if it was logged since it was last looked at: Lightning keeps old ones, object and all."""
+            metric = None if accuracy is None else trainer.callback_metrics.get(accuracy)
+            if metric is None or metric is self._metric:
                 return {}
-            if accuracy not in logged:
-                names = ", ".join(logged) or "nothing"
-                raise InputError(f"Expected accuracy to name a logged metric, but {accuracy!r} is not among: {names}.")
-            return {"acc": float(logged[accuracy])}
+            self._metric = metric
+            return {"acc": float(metric)}
 
         def _maybe_stop(self, trainer: Any) -> None:
             if stop and self.watch.should_stop:

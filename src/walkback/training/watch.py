@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +29,7 @@ from walkback.checks import DiagnosticThresholds, accuracies
 from walkback.diagnose import NULLS, PRECISION, measure
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError, WalkbackError
-from walkback.judge import WATCH_SCHEMA, culprit, judge, measurements, plain, position, standing
+from walkback.judge import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, judge, measurements, plain, position, standing
 from walkback.measure import Measurements
 from walkback.progress import quietly, say
 from walkback.report import Report
@@ -42,10 +43,12 @@ DEFAULT_OVERHEAD = 0.02
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
 _VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
 _CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
-               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy")  # fmt: skip
+               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy", "reference",
+               "chunk")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
-         "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead")  # fmt: skip
+         "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead", *_LISTS,
+         *_VALUES)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,29 @@ class Fired:
     reason: str = ""
 
     def __str__(self) -> str:
-        counted = [f"{name} {n}" for name, n in (("epoch", self.epoch), ("step", self.step)) if n]
-        where = [] if self.layer is None else [f"layer {self.layer}"]
+        where = "" if self.layer is None else f", layer {self.layer}"
         what = self.reason or ("" if self.value is None else f"{self.value:.3g} {self.flags_when}")
-        return f"{self.check} fired at {', '.join([*(counted or ['the start']), *where])}: {what}"
+        return f"{self.check} fired at {_place(self.epoch, self.step)}{where}: {what}"
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The first time the edition walked the claim back: by which checks, after how many epochs and steps.
+
+    >>> print(Lost(("D1", "D2"), 2, 300))
+    trust lost at epoch 2, step 300: D1, D2
+    """
+
+    checks: tuple[str, ...]
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"trust lost at {_place(self.epoch, self.step)}: {', '.join(self.checks)}"
+
+
+def _place(epoch: int, step: int) -> str:
+    return ", ".join(f"{name} {n}" for name, n in (("epoch", epoch), ("step", step)) if n) or "the start"
 
 
 class History(Sequence[Row]):
@@ -115,7 +137,11 @@ class Watch:
         thresholds: other limits than the published ones.
         anatomy: parts to use instead of those `Anatomy.of` finds.
         loss: (logits, labels) -> per-sample losses or their mean; cross-entropy by default.
-        log: a .jsonl file; every row is on disk before training goes on. A file that is there is continued.
+        chunk: at most so many samples at once, to save memory; the numbers are the same.
+        reference: where true gradients come from, as in `measure`: the network's own backward pass; "derived" from its
+            forward pass alone; or a plain twin, which must have the network's weights whenever it is measured.
+        log: a .jsonl file; every row is on disk before training goes on. A file that is there, of a network of the same
+            shape, is continued: `steps` and `epochs` go on from its last row.
         live: print a row on standard error as soon as it is measured.
         to: functions that take each row, such as those of `walkback.integrations`.
         total_epochs: how long training is planned to be, so that `judge` can say what was left.
@@ -133,6 +159,8 @@ class Watch:
     ([10, 20], True)
     >>> print(watch.fired[0])
     D1 fired at step 10, layer 3: ... > 50
+    >>> print(watch.lost)
+    trust lost at step 10: D1, D2
     """
 
     def __init__(
@@ -147,6 +175,8 @@ class Watch:
         thresholds: DiagnosticThresholds | None = None,
         anatomy: Anatomy | Mapping[str, Any] | None = None,
         loss: Loss | None = None,
+        chunk: int | None = None,
+        reference: nn.Module | str | None = None,
         log: str | Path | None = None,
         live: bool = False,
         to: Sequence[Callable[[Row], object]] = (),
@@ -154,11 +184,6 @@ class Watch:
         total_steps: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._unit, self._n = cadence(every)
-        self.max_overhead = DEFAULT_OVERHEAD if max_overhead is None and self._unit == "auto" else max_overhead
-        limit = self.max_overhead
-        if limit is not None and (not isinstance(limit, Real) or not 0 < limit <= 1):
-            raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {max_overhead!r}.")
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
         if isinstance(eval_batches, (Tensor, str, Path)) or not isinstance(eval_batches, Iterable):
@@ -166,26 +191,40 @@ class Watch:
                 f"Expected eval_batches to be an iterable of batches, but got {type(eval_batches).__name__}. Wrap a "
                 "single batch in a list: [(x, y)]."
             )
+        with untouched(model):
+            self._unit, self._n = settled(every, max_overhead, edition, thresholds, log)
+        self.max_overhead = DEFAULT_OVERHEAD if max_overhead is None and self._unit == "auto" else max_overhead
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
-        self._how: dict[str, Any] = {"credit": credit, "anatomy": anatomy, "loss": loss}
+        self._how: dict[str, Any] = {
+            "credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference,
+        }  # fmt: skip
         if edition == "intrinsic":
             self._how["probes"] = ("intrinsic",)
         self._log, self._live, self._to = None if log is None else Path(log), live, tuple(to)
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._start = clock, clock()
         self.steps = self.epochs = 0
+        self._least = {"steps": 0, "epochs": 0}  # said by the caller: counts don't go back behind it
         self._calls, self._next = 0, 1  # of step(); with "auto" the budget is looked at again at call `_next`
         self._numbers: dict[str, float | None] = {}
         self._everyone = _sharded(model)
         self._rows: list[Row] = []
         self._flags: list[tuple[Fired, ...]] = []
+        self._losses: list[Lost | None] = []
+        self._said: set[str] = set()
         with untouched(model):  # loaders, and loggers later on, draw from the random state
-            decide(Measurements(), Claim(), self.thresholds, edition)  # a wrong edition should not cost an epoch
             # An iterator would be used up by the first measurement.
             self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
-            self._spent, one, before = _together(self._begin, self._everyone)
+            before, keep = ([], None) if self._log is None else _together(lambda: reopen(Path(log or "")))
+            self._spent, one, shapes = _together(self._begin, self._everyone)
+            if before:
+                same_network(before[-1], shapes, self._log)
+            if keep is not None:
+                _together(lambda: repair(Path(log or ""), keep))
             for row in before:
                 self._add(row)
+        if before:
+            self.epochs, self.steps = position(before[-1])
         self._cost = one * _length(self._batches)  # of a measurement: guessed from one batch, then known
         self._last = clock()  # the end of the last measurement
         self._resumed = bool(before)
@@ -196,12 +235,13 @@ class Watch:
         """Say that an optimiser step was taken. Measures if it is time for it, and then returns the row.
 
         Args:
-            number: how many steps were taken in all; by default one more than before.
+            number: how many steps were taken in all; by default one more than before. Training that goes on from a
+                checkpoint older than the last row of its log must say it.
             numbers: put into the next row: `acc` (a fraction), losses, learning rates.
         """
-        before, self.steps = self.steps, _counted("steps", number, self.steps)
-        self._calls += 1
         # Trainers with several optimisers take more than one step at a time, so multiples of n may be jumped over.
+        before, self.steps = self._counted("steps", number)
+        self._calls += 1
         passed = self._unit == "step" and self.steps // self._n > before // self._n
         return self._turn(passed or (self._unit == "auto" and self._calls >= self._next), numbers)
 
@@ -212,7 +252,7 @@ class Watch:
             number: how many epochs were done in all; by default one more than before.
             numbers: as in `step`.
         """
-        before, self.epochs = self.epochs, _counted("epochs", number, self.epochs)
+        before, self.epochs = self._counted("epochs", number)
         due = self._unit == "auto" or (self._unit == "epoch" and self.epochs // self._n > before // self._n)
         return self._turn(due, numbers)
 
@@ -221,17 +261,46 @@ class Watch:
         self._note(numbers)
         return self._measure_now()
 
+    def finish(self, **numbers: float) -> Row | None:
+        """Say that training has ended. Measures, and returns the row, unless the last row already stands there."""
+        done = self._rows and where(self._rows[-1]) == (self.steps or self.epochs)
+        return None if done else self.measure(**numbers)
+
+    def amend(self, since: int = 0, **numbers: float) -> Row | None:
+        """Put numbers that were known too late, and those that wait for the next row, into the last row.
+
+        Args:
+            since: only if that row was measured after so many steps; else the numbers go nowhere, and None is returned.
+            numbers: as in `step`.
+
+        The row goes to the log and to the loggers again; read back, the log has it once.
+        """
+        self._note(numbers)
+        late, self._numbers = self._numbers, {}
+        if not late or not self._rows or self._rows[-1]["step"] <= since:
+            return None
+        row = self._rows[-1] = {**self._rows[-1], **late}
+        with untouched(self.model):
+            _together(lambda: self._write(row))
+        return row
+
+    @property
+    def lost(self) -> Lost | None:
+        """When the edition first walked the claim back on what can be told while training; None as long as it has not.
+
+        A check that fired is not yet trust that was lost: by "three-check", growth (D1) alone never loses it. Depth
+        utility (D3, d) is left out: an early accuracy against a control's last one says nothing.
+        """
+        return next((lost for lost in self._losses if lost is not None), None)
+
     @property
     def should_stop(self) -> bool:
-        """Whether the last measurement lost trust: the edition walks the claim back on what can be told now.
-
-        Depth utility (D3, d) is not among it: an early accuracy against a control's last one says nothing.
-        """
-        return bool(self._rows) and self._rows[-1]["walked_back"]
+        """Whether trust was lost at some point of the history; what follows does not bring it back."""
+        return self.lost is not None
 
     @property
     def fired(self) -> tuple[Fired, ...]:
-        """The first time of every check that flagged, the earliest first; empty as long as none has."""
+        """The first time of every check that flagged, the earliest first, whether or not trust was `lost` by it."""
         first: dict[str, Fired] = {}
         for flags in self._flags:
             for flag in flags:
@@ -261,7 +330,9 @@ class Watch:
 
     def __str__(self) -> str:
         fired = [str(f) for f in self.fired] or ["no check has fired"]
-        return "\n".join([str(self.history), *fired, f"measuring took {self.overhead:.1%} of the time"])
+        lost = [str(self.lost)] if self.lost else ["trust is not lost"] if self.fired else []
+        notes = [f"note: {text}" for text in dict.fromkeys(self._rows[-1]["advisories"] if self._rows else ())]
+        return "\n".join([str(self.history), *fired, *lost, *notes, f"measuring took {self.overhead:.1%} of the time"])
 
     # -- inside ------------------------------------------------------------------------------------------------
 
@@ -270,6 +341,17 @@ class Watch:
         if due and self.max_overhead is not None:
             due, self._next = _together(self._afford)
         return self._measure_now() if due else None
+
+    def _counted(self, name: str, number: int | None) -> tuple[int, int]:
+        """(how many there were before, how many there are now)."""
+        before, least = getattr(self, name), self._least[name]
+        if number is None:
+            self._least[name] = before + 1
+            return before, before + 1
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            raise InputError(f"Expected the number of {name} as a whole number from {least} on, but got {number!r}.")
+        self._least[name] = number
+        return (before if number >= before else number - 1), number  # back: training went on from an older checkpoint
 
     def _note(self, numbers: Mapping[str, Any]) -> None:
         for name, value in numbers.items():
@@ -310,7 +392,8 @@ class Watch:
         self._numbers = {}
         if self._resumed and self._rows:  # measured again from an earlier point: what came after it does not stand
             kept = sum(position(old) < position(row) for old in self._rows)
-            self._rows, self._flags, self._resumed = self._rows[:kept], self._flags[:kept], False
+            self._rows, self._flags, self._losses = self._rows[:kept], self._flags[:kept], self._losses[:kept]
+        self._resumed = False
         self._cost, self._last = row["seconds"], self._clock()
         self._add(row)
         _together(lambda: self._publish(row))
@@ -348,19 +431,19 @@ class Watch:
 
     def _add(self, row: Row) -> None:
         m = measurements(row)
-        findings = decide(m, Claim(), self.thresholds, self.edition).findings[:-1]
+        verdict = decide(m, Claim(), self.thresholds, self.edition)
         self._rows.append(row)
+        self._losses.append(Lost(verdict.failed, row["epoch"], row["step"]) if verdict.failed else None)
         self._flags.append(
             tuple(
                 Fired(f.check, row["epoch"], row["step"], culprit(f, m), f.value, f.flags_when, f.reason)
-                for f in findings
+                for f in verdict.findings[:-1]
                 if f.flagged and f.title != "direction stability"
             )
         )
 
     def _publish(self, row: Row) -> None:
-        if self._log is not None:
-            append(self._log, row)
+        self._write(row)
         if self._live:
             heads = _heads(row)
             widths = {head: max(len(head), 9) for head in heads}
@@ -368,6 +451,14 @@ class Watch:
                 say("  ".join(head.rjust(widths[head]) for head in heads))
             line = "  ".join(_cell(row, head).rjust(widths[head]) for head in heads)
             say(line, alarm=any(row["flagged"].values()))
+            for text in row["advisories"]:
+                if text not in self._said:
+                    say(f"note: {text}")
+                    self._said.add(text)
+
+    def _write(self, row: Row) -> None:
+        if self._log is not None:
+            append(self._log, row)
         for log in self._to:
             log(row)
 
@@ -388,19 +479,46 @@ class Watch:
             getattr(torch, device).synchronize()
         return self._clock()
 
-    def _begin(self) -> tuple[float, float, list[Row]]:
-        """(seconds spent on measuring one batch, seconds that it takes, the rows a log already holds)."""
-        rows = [] if self._log is None else reopen(self._log)
-        times = [self._now()]
+    def _begin(self) -> tuple[float, float, list[list[int]]]:
+        """(seconds spent on measuring one batch, seconds that it takes, the shape of a state at each site)."""
+        times, shapes = [self._now()], []
         for _ in range(1 if self.max_overhead is None else 2):  # the first time loads code: it says little of the cost
             first = next(iter(self._moved()), None)
             with quietly():
-                measure(self.model, [] if first is None else [first], **self._how)
+                m = measure(self.model, [] if first is None else [first], **self._how)
+            shapes = m.conditions["state_shapes"]
             times.append(self._now())
-        return times[-1] - times[0], times[-1] - times[-2], rows
+        return times[-1] - times[0], times[-1] - times[-2], shapes
 
 
 # -- cadence ---------------------------------------------------------------------------------------------------
+
+
+def settled(
+    every: str | int,
+    max_overhead: float | None = None,
+    edition: str = "three-check",
+    thresholds: DiagnosticThresholds | None = None,
+    log: str | Path | None = None,
+) -> tuple[str, int]:
+    """The cadence, after all that can be checked before there is a network; a mistake should not cost an epoch."""
+    unit, n = cadence(every)
+    if max_overhead is not None and (not isinstance(max_overhead, Real) or not 0 < max_overhead <= 1):
+        raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {max_overhead!r}.")
+    decide(Measurements(), Claim(), thresholds or DiagnosticThresholds(), edition)
+    if log is not None and Path(log).suffix.lower() != ".jsonl":
+        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {str(log)!r}.")
+    return unit, n
+
+
+def check_options(every: str | int, options: Mapping[str, Any]) -> None:
+    """Refuse what `Watch` would refuse, before a trainer has made one."""
+    known = [p.name for p in signature(Watch).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    wrong = [name for name in options if name not in known]
+    if wrong:
+        raise InputError(f"Expected options to be keywords of Watch, {', '.join(known)}, but got {', '.join(wrong)}.")
+    early = ("max_overhead", "edition", "thresholds", "log")
+    settled(every, **{name: value for name, value in options.items() if name in early})
 
 
 def cadence(every: str | int) -> tuple[str, int]:
@@ -424,14 +542,6 @@ def _length(batches: Iterable[Any]) -> int:
         return max(1, len(batches))  # type: ignore[arg-type]
     except TypeError:
         return 8  # the least that is asked for
-
-
-def _counted(name: str, number: int | None, before: int) -> int:
-    if number is None:
-        return before + 1
-    if isinstance(number, bool) or not isinstance(number, int) or number < before:
-        raise InputError(f"Expected the number of {name} as a whole number from {before} on, but got {number!r}.")
-    return number
 
 
 # -- many processes ---------------------------------------------------------------------------------------------
@@ -477,41 +587,78 @@ def _on(value: Any, device: torch.device) -> Any:
 # -- on disk ----------------------------------------------------------------------------------------------------
 
 
+_HEAD = json.dumps({"schema": WATCH_SCHEMA})[:-1].encode()  # how every row begins
+
+
 def append(path: Path, row: Row) -> None:
-    """Put a row at the end of a .jsonl file, on disk before this returns."""
+    """Put a row at the end of a .jsonl file, on disk before this returns; if the disk is full, nothing of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab") as file:
-            file.write((json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with path.open("ab", buffering=0) as file:
+            end, line = file.tell(), (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+                os.fsync(file.fileno())
+            except OSError:
+                os.truncate(path, end)
+                raise
     except OSError as error:
         raise FormatError(f"Expected to append to {path}, but: {error}.") from None
 
 
-def reopen(path: Path) -> list[Row]:
-    """The rows of a history that is there; half a line at its end, left by a crash, is cut off."""
-    if path.suffix.lower() != ".jsonl":
-        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {str(path)!r}.")
+def reopen(path: Path) -> tuple[list[Row], int | None]:
+    """(the rows of a history that is there, how many bytes of it are whole if a killed run left it without an end)."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        return []
+        return [], None
     except OSError as error:
         raise FormatError(f"Expected {path} to be a history to go on with, but: {error}.") from None
-    whole = data[: data.rfind(b"\n") + 1]
     try:
-        rows = [json.loads(line) for line in whole.splitlines()]
-    except ValueError as error:
-        raise FormatError(f"Expected {path} to be a history to go on with, but: {error}.") from None
-    if not all(isinstance(row, dict) and row.get("schema") == WATCH_SCHEMA for row in rows):
+        rows, torn = jsonl_rows(data, path)
+    except FormatError as error:
+        raise FormatError(f"Expected {path} to be a history to go on with, but: {error}") from None
+    ours = bool(rows) or _HEAD.startswith(torn[: len(_HEAD)])
+    if not ours or not all(isinstance(row, dict) and row.get("schema") == WATCH_SCHEMA for row in rows):
         raise FormatError(
             f"Expected {path} to be a history to go on with, rows of {WATCH_SCHEMA}, but it holds something else. "
             "Give log another name."
         )
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return [dict(row) for row, _ in standing([(row, "") for row in rows])]
+    whole = data.rstrip(BLANK)
+    keep = len(whole[: len(whole) - len(torn)].rstrip(BLANK)) if torn or not data.endswith(b"\n") else None
+    return [dict(row) for row, _ in standing([(row, "") for row in rows])], keep
+
+
+def repair(path: Path, keep: int) -> None:
+    """Keep the first bytes of a history, whole rows; what a killed run left after them is cut off."""
+    try:
+        os.truncate(path, keep)
+        if keep:
+            with path.open("ab") as file:
+                file.write(b"\n")
+    except OSError as error:
+        raise FormatError(f"Expected to repair the end of {path}, but: {error}.") from None
+    say(f"note: {path.name} ended in half a line, as a run that was killed leaves it: it goes on after the last row")
+
+
+def same_network(row: Row, shapes: Sequence[Sequence[int]], path: Path | None) -> None:
+    """Refuse to go on with the history of a network with other sites, or states of another shape."""
+
+    def known(shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [list(shape[-1:] if len(shape) == 2 else shape) for shape in shapes]  # batches differ in their tokens
+
+    before = row["conditions"]["state_shapes"]
+    if known(before) != known(shapes):
+        raise InputError(
+            f"Expected {path} to be the history of this network, with states {_shapes(shapes)}, but it is that of one "
+            f"with states {_shapes(before)}. Give log another name, or delete the file if it is not needed."
+        )
+
+
+def _shapes(shapes: Sequence[Sequence[int]]) -> str:
+    kinds = " or ".join(dict.fromkeys("×".join(map(str, shape)) or "scalar" for shape in shapes))
+    return f"of shape {kinds} at {len(shapes)} sites"
 
 
 # -- tables and scalars -----------------------------------------------------------------------------------------
@@ -550,12 +697,13 @@ def _cell(row: Row, head: str) -> str:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """A row as flat names and numbers, for loggers: walkback/growth, walkback/g_norm/4, walkback/flagged/D1, …
+    """A row as flat names and numbers, for loggers: walkback/acc, walkback/growth, walkback/g_norm/4, …
 
     >>> scalars({"per_layer": {"h_norm": [1.0, 2.0]}, "values": {"growth": 2.0}, "flagged": {"D1": False}})
     {'walkback/growth': 2.0, 'walkback/h_norm/0': 1.0, 'walkback/h_norm/1': 2.0, 'walkback/flagged/D1': 0.0}
     """
-    found = {f"walkback/{name}": value for name, value in row["values"].items()}
+    own = {name: value for name, value in row.items() if name not in _OURS}
+    found = {f"walkback/{name}": value for name, value in {**own, **row["values"]}.items()}
     for name, values in row["per_layer"].items():
         found |= {f"walkback/{name}/{site}": value for site, value in enumerate(values or ())}
     found |= {f"walkback/flagged/{check}": flagged for check, flagged in row["flagged"].items()}
