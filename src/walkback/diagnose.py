@@ -168,7 +168,9 @@ def measure(
 
 
 _UNSUSPECTED = BackwardCheck(
-    None, why="not needed: the forward pass has no custom autograd Function, no hook, and no cut in its graph"
+    None,
+    why="not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
+    "that leave torch",
 )
 _REFERENCES = {
     "own": "the network's own backward pass",
