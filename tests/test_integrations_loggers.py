@@ -24,7 +24,7 @@ def watched(log) -> list[dict]:
     watch = wb.Watch(wb.selftest.exploded(), BATCHES, every=10, credit=lambda t: [-g for g in t.grads], to=[log])
     for step in range(1, 21):
         before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
-        watch.step()
+        watch.step(acc=0.02 * step)
         assert (random.getstate(), np.random.get_state()[1].tolist()) == before[:2]
         assert torch.equal(torch.get_rng_state(), before[2])
         assert len(watch.history) == step // 10
@@ -50,6 +50,7 @@ def test_tensorboard(tmp_path, given):
     rows = watched(tensorboard_logger(tmp_path if given == "folder" else SummaryWriter(tmp_path)))
     events = EventAccumulator(str(tmp_path))
     events.Reload()
+    assert [event.value for event in events.Scalars("walkback/acc")] == pytest.approx([0.2, 0.4])
     assert set(events.Tags()["scalars"]) == set(scalars(rows[0]))
     for name, value in scalars(rows[1]).items():
         logged = events.Scalars(name)

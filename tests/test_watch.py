@@ -622,6 +622,21 @@ def test_a_torn_end_is_repaired(tmp_path, capsys, rows, end):
     assert path.read_bytes() == broken
 
 
+def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_line(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    watch = Watch(fresh(), BATCHES[:1], every=1, log=path)
+    watch.step()
+    before = path.read_bytes()
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(wb.FormatError, match="No space left on device"):
+        watch.step()
+    assert path.read_bytes() == before
+
+
 def test_a_late_number_goes_into_the_last_row_and_is_read_back_once(tmp_path):
     path, seen = tmp_path / "log.jsonl", []
     watch = Watch(fresh(), BATCHES[:1], every=2, log=path, to=[seen.append])

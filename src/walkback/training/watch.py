@@ -211,7 +211,8 @@ class Watch:
         self._rows: list[Row] = []
         self._flags: list[tuple[Fired, ...]] = []
         self._losses: list[Lost | None] = []
-        self._said: set[str] = set()
+        self._said: set[str] = set()  # advisories, and how many rows, that were printed
+        self._shown = 0
         with untouched(model):  # loaders, and loggers later on, draw from the random state
             # An iterator would be used up by the first measurement.
             self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
@@ -447,7 +448,8 @@ class Watch:
         if self._live:
             heads = _heads(row)
             widths = {head: max(len(head), 9) for head in heads}
-            if (len(self._rows) - 1) % 20 == 0:
+            self._shown += 1
+            if self._shown % 20 == 1:
                 say("  ".join(head.rjust(widths[head]) for head in heads))
             line = "  ".join(_cell(row, head).rjust(widths[head]) for head in heads)
             say(line, alarm=any(row["flagged"].values()))
