@@ -147,7 +147,8 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
     absent = [(v, name) for v in shown for name in RULES.values() if name not in known[v]]
     seeds = [(v, name, sum(_rule(p.name) == name for p in found[v, "growth"])) for v in shown for name in known[v]]
     wide = width == "double"
-    height = sum(0.25 * (len(known[v]) + 4.9) + 0.24 for v in shown) + (0.35 if wide else 0.6)
+    lines = max(map(len, known.values()))  # all panels are of one height: that of the fullest
+    height = len(shown) * (0.34 * (lines + 4.9) + 0.24) + (0.35 if wide else 0.6)
     fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128."))
     flat = [ax for row in grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
