@@ -91,7 +91,7 @@ def calibrate(
 
     >>> done = calibrate(2, nets=["student"], dtypes=["float64"])
     >>> sorted({score.question for score in done.generated})
-    ['claim', 'depth', 'drift', 'reference']
+    ['claim', 'depth', 'drift', 'reference', 'rounding']
     """
     limits = thresholds or DiagnosticThresholds()
     cases = tuple(case_of(one, limits) for one in track(zoo(count, seed, nets, dtypes), "calibrating", count))
