@@ -202,11 +202,8 @@ def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     flip = (torch.rand(batch, generator=generator) < 0.5).to(x.device)
     shift = torch.randint(2 * pad + 1, (batch, 2), generator=generator).to(x.device)
     padded = F.pad(torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x), (pad,) * 4)
-    rows = (shift[:, :1] + torch.arange(height, device=x.device)).view(batch, 1, height, 1)
-    columns = (shift[:, 1:] + torch.arange(width, device=x.device)).view(batch, 1, 1, width)
-    sample = torch.arange(batch, device=x.device).view(-1, 1, 1, 1)
-    channel = torch.arange(x.shape[1], device=x.device).view(1, -1, 1, 1)
-    return padded[sample, channel, rows, columns]
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2 pad + 1, 2 pad + 1, H, W), a view
+    return windows[torch.arange(batch, device=x.device), :, shift[:, 0], shift[:, 1]]
 
 
 def _epoch(run: _Run, epoch: int, show: Show) -> float:
