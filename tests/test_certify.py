@@ -7,8 +7,8 @@ import torch
 
 import walkback as wb
 from walkback import rules
+from walkback.loss import cross_entropy
 from walkback.rules.rule import Parts, set_up
-from walkback.trace import cross_entropy
 from walkback.training.step import Step
 
 

@@ -18,8 +18,9 @@ from walkback.anatomy import Anatomy
 from walkback.checks import Accuracy, DiagnosticThresholds, accuracies
 from walkback.editions import Claim
 from walkback.errors import WalkbackError
+from walkback.loss import cross_entropy
 from walkback.measure import PUBLISHED_BATCH, Measurements, deep_sites
-from walkback.trace import Trace, Tracer, cross_entropy
+from walkback.trace import Trace, Tracer
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 REPEATED = 0.05  # share of samples that occur more than once

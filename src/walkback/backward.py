@@ -15,7 +15,8 @@ from torch import Tensor
 
 from walkback.batch import mapped, split
 from walkback.probes import double_weights, is_sharded
-from walkback.trace import Trace, Tracer, no_autocast
+from walkback.trace import Trace, Tracer
+from walkback.values import no_autocast
 
 SAMPLES = 16
 SEED = 0

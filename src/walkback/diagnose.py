@@ -17,13 +17,14 @@ from walkback.checks import Accuracy, DiagnosticThresholds, dtype_floor, referen
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic, IntrinsicMeter
+from walkback.loss import Loss
 from walkback.measure import Measurements, Meter, cosine_error, deep_sites, mean
 from walkback.options import whole_numbers
 from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
 from walkback.recorded import Recorded
 from walkback.report import Report
-from walkback.trace import Credit, Loss, Trace, Tracer
+from walkback.trace import Credit, Trace, Tracer
 
 # Per-layer fields of Measurements beyond the published ones, by where they come from.
 NULLS = ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")

@@ -39,7 +39,8 @@ from walkback.measure import (
     some,
     to_float64_device,
 )
-from walkback.trace import Trace, Tracer, no_autocast, places
+from walkback.trace import Trace, Tracer
+from walkback.values import no_autocast, places
 
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
 _LISTS = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")

@@ -20,7 +20,9 @@ from torch import Tensor
 
 from walkback.nulls import SAMPLES as NULL_SAMPLES
 from walkback.nulls import Coupling, null_half, student
-from walkback.trace import Trace, no_autocast, prints_of
+from walkback.prints import prints_of
+from walkback.trace import Trace
+from walkback.values import no_autocast
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128

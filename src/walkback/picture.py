@@ -11,8 +11,9 @@ from torch import nn
 from walkback.anatomy import Anatomy
 from walkback.batch import pairs
 from walkback.errors import InputError
+from walkback.loss import Loss
 from walkback.stacks import type_name
-from walkback.trace import Loss, Tracer
+from walkback.trace import Tracer
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
 from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
-from walkback.trace import Trace, Tracer, no_autocast, places
+from walkback.trace import Trace, Tracer
+from walkback.values import no_autocast, places
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,10 @@ from walkback.anatomy import Anatomy, Part, unwrap
 from walkback.batch import Inputs, call, mapped
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
-from walkback.trace import Loss, Trace, cross_entropy, first_tensor, largest, logits_of, members, stream_of
+from walkback.loss import Loss, cross_entropy
+from walkback.trace import Trace
 from walkback.untouched import untouched
+from walkback.values import first_tensor, largest, logits_of, members, stream_of
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 

@@ -9,27 +9,39 @@ taken when the tensor is made, so blocks may write the stream in place afterward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from copy import copy
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cache
-from inspect import Parameter, signature
-from typing import Any, cast
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
-from walkback.batch import Inputs, call, check_batch, mapped, per_sample, real_tokens, split, tensors
+from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split, tensors
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, CreditError, InputError
+from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
+from walkback.prints import fingerprints, prints_of
 from walkback.stacks import BY_ORDER
 from walkback.untouched import untouched
-
-Loss = Callable[[Tensor, Tensor], Tensor]
+from walkback.values import (
+    first_tensor,
+    hidden_of,
+    largest,
+    logits_of,
+    members,
+    no_autocast,
+    no_inference,
+    random_state,
+    refuse_weights,
+    return_hidden,
+    several,
+    stream_of,
+    swapped,
+    widest,
+)
 
 _FEW = 16  # samples that show what blocks return
 _DRAWS = (
@@ -107,7 +119,7 @@ class Tracer:
             raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(loss).__name__}.")
         self.model = unwrap(model)
         parameters = dict(self.model.named_parameters())
-        _refuse_weights(parameters)
+        refuse_weights(parameters)
         if isinstance(anatomy, Mapping):
             known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):
@@ -126,7 +138,7 @@ class Tracer:
         self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]  # a run shows whether that is right
         self.notes: list[str] = [f"guessed: {text}" for text in self.guesses]
         self._used_next_token = False
-        self.next_token = loss is None and _is_causal(self.model)
+        self.next_token = loss is None and is_causal(self.model)
         self.per_sample = True  # False once a custom loss has returned a mean
         self._loss = loss
         self._count = 0
@@ -142,7 +154,7 @@ class Tracer:
         self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
         self._previous: tuple[Tensor, Tensor] | None = None
-        self._hidden = _return_hidden(self.model)
+        self._hidden = return_hidden(self.model)
         self._modules = tuple(self.model.modules())
         self._parameters = tuple(parameters.values())
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
@@ -263,8 +275,8 @@ class Tracer:
                     f"Expected block {i + 1} ({self._name(i)}) to return a tensor or a tuple that starts with "
                     f"one, but it returned {type(output).__name__}. Name other modules as blocks."
                 )
-            if (several := _several(output)) is not None:
-                self._returned[i] = several
+            if (shapes := several(output)) is not None:
+                self._returned[i] = shapes
             if not made.requires_grad:
                 self._seed(made)
             handed = self._safe(made)
@@ -274,7 +286,7 @@ class Tracer:
             if i == 0 and not self._checked:
                 self._first_made = handed
             self._made[i] = self._keep(handed)
-            return None if handed is made else _swapped(output, made, handed)
+            return None if handed is made else swapped(output, made, handed)
 
         return hook
 
@@ -337,7 +349,7 @@ class Tracer:
         try:
             check_batch(x, y, index, self._device)
             prints = prints_of(x, len(y))  # while the inputs are in the cache
-            x, y = mapped(x, _no_inference), _no_inference(y)  # neither could be saved for backward
+            x, y = mapped(x, no_inference), no_inference(y)  # neither could be saved for backward
             states, grads, logits, losses = self._pass(x, y, index)
             if self._twin is not None:
                 grads = self._twin_grads(self._twin, x, y, states)
@@ -460,9 +472,9 @@ class Tracer:
         versions = [t._version for t in tensors(x).values()]
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
-        drawn = None if self._checked else _random_state(self._device)
+        drawn = None if self._checked else random_state(self._device)
         output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
-        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, _random_state(self._device)):
+        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, random_state(self._device)):
             self.notes.append(_DRAWS)
         self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
         return output
@@ -634,7 +646,7 @@ class Tracer:
         self, x: Inputs, y: Tensor, output: Any, grads: tuple[Tensor, ...], edges: list[GradientEdge], unsure: bool
     ) -> None:
         """What is found out once, on the first batch: what blocks return, where the readout reads."""
-        declared = _hidden_of(output)
+        declared = hidden_of(output)
         try:
             self._check_shapes((*self._given.values(), *self._made.values()), len(y), self._axis)
         except AnatomyError as error:
@@ -746,7 +758,7 @@ class Tracer:
     def _add_skip(self, grads: tuple[Tensor | None, ...], output: Any) -> tuple[Tensor | None, ...]:
         """Block 1 was handed a copy, which a skip outside the block goes past: g_0 = J_f1ᵀ g_1 + g_1."""
         if self.branch is None:
-            self.branch = self._find_branch(_hidden_of(output))
+            self.branch = self._find_branch(hidden_of(output))
         if not self.branch or grads[0] is None or grads[1] is None:
             return grads
         return (grads[0] + grads[1], *grads[1:])
@@ -928,7 +940,7 @@ class Tracer:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
                 made = first_tensor(members(output))
                 assert made is not None
-                return _swapped(output, made, made + delta)
+                return swapped(output, made, made + delta)
 
             return hook
 
@@ -997,206 +1009,7 @@ class _AgainError(Exception):
     """The pass has to be run again in a safer way."""
 
 
-# -- functions a script can use on its own ---------------------------------------------------------------
-
-
-def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
-    """Per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
-
-    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([1])).item() == torch.tensor(2.0).log().item()
-    True
-    """
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    check_labels(logits, y)
-    if not y.is_floating_point():
-        y = y.long()
-    if logits.ndim == 3:
-        token = F.cross_entropy(logits.transpose(1, 2), y, reduction="none", ignore_index=-100)
-        return token.sum(1) / (y != -100).sum(1).clamp(min=1)
-    return F.cross_entropy(logits, y if not y.is_floating_point() else y.to(logits.dtype), reduction="none")
-
-
-def next_token_loss(logits: Float[Tensor, "batch tokens classes"], y: Int[Tensor, "batch tokens"]) -> Tensor:
-    """Per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
-
-    Labels are the inputs, as the model's own loss takes them: position t predicts label t + 1, and −100 is left out.
-
-    >>> sure = torch.tensor([[[0.0, 99.0], [99.0, 0.0]]])
-    >>> next_token_loss(sure, torch.tensor([[0, 1]])).item()
-    0.0
-    """
-    if logits.ndim == 3 and logits.shape[:2] == y.shape and y.shape[1] > 1:
-        return cross_entropy(logits[:, :-1], y[:, 1:])
-    return cross_entropy(logits, y)
-
-
-def check_labels(logits: Tensor, y: Tensor) -> None:
-    """Raise InputError unless `y` are classes or probabilities that fit `logits`."""
-    if logits.ndim not in (2, 3):
-        raise InputError(
-            f"Expected logits of shape (B, C) or (B, T, C), but the network returned {tuple(logits.shape)}. "
-            "Pass loss=... for other tasks."
-        )
-    classes = logits.shape[-1]
-    if y.dtype == torch.bool or y.is_complex():
-        raise InputError(f"Expected labels as integer classes or probabilities, but got {y.dtype}. Use y.long().")
-    if y.device != logits.device:
-        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}.")
-    if y.is_floating_point():
-        if y.shape != logits.shape or logits.ndim != 2:
-            raise InputError(
-                f"Expected integer class labels of shape {tuple(logits.shape[:-1])} or probabilities of shape "
-                f"{tuple(logits.shape)}, but got {y.dtype} of shape {tuple(y.shape)}. Use y.long() for classes."
-            )
-        if not bool(((y >= 0) & torch.isfinite(y)).all()):
-            raise InputError("Expected soft labels to be probabilities, but some are negative or not finite.")
-        return
-    if y.shape != logits.shape[:-1]:
-        raise InputError(
-            f"Expected labels of shape {tuple(logits.shape[:-1])} to go with logits of shape "
-            f"{tuple(logits.shape)}, but got {tuple(y.shape)}."
-        )
-    y = y[y != -100] if logits.ndim == 3 else y
-    low, high = (int(end) for end in torch.aminmax(y)) if y.numel() else (0, 0)
-    if low < 0 or high >= classes:
-        raise InputError(
-            f"Expected labels between 0 and {classes - 1}, since the network has {classes} outputs, but got "
-            f"{low}…{high}. Labels that count from 1 need y - 1."
-        )
-
-
-def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
-    found: Any = output
-    if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
-    elif getattr(output, "logits", None) is not None:
-        found = getattr(output, "logits")  # noqa: B009  # of any type
-    elif is_dataclass(output):
-        found = first_tensor(members(output))
-    elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
-        raise AnatomyError(
-            f"Expected the network to return logits, alone or first in a tuple, but got {type(output).__name__}."
-        )
-    return found
-
-
-def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
-    """One exact 64-bit number per sample: equal samples agree, whatever batch they are in.
-
-    A sum of integer products modulo 2⁶⁴, so neither batch size nor reduction order changes it.
-
-    >>> a = torch.randn(4, 3)
-    >>> torch.equal(fingerprints(a)[2:], fingerprints(a[2:]))
-    True
-    """
-    rows = x.detach().reshape(x.shape[0], -1).contiguous()
-    if rows.dtype == torch.bool:
-        rows = rows.to(torch.uint8)
-    width = rows.shape[1] * rows.element_size()
-    if width % 8:
-        rows = F.pad(rows.view(torch.uint8), (0, 8 - width % 8))
-    elif rows.storage_offset() * rows.element_size() % 8:
-        rows = rows.clone()
-    words = rows.view(torch.int64)
-    weights = _print_weights(words.shape[1], x.device)
-    # Integer products need no scratch memory on the CPU; other devices have none.
-    return words @ weights if x.device.type == "cpu" else (words * weights).sum(1)
-
-
-@cache
-def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
-    # Multipliers of SplitMix64, as signed integers; odd weights keep every bit of a word in play.
-    steps = torch.arange(1, width + 1, dtype=torch.int64, device=device)
-    return ((steps * -7046029254386353131) ^ (steps << 31)) * -4658895280553007687 | 1
-
-
 # -- small helpers ---------------------------------------------------------------------------------------
-
-
-def _is_causal(model: nn.Module) -> bool:
-    """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
-    return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in model.modules())
-
-
-def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
-    """`fingerprints` of everything in the inputs that belongs to one sample."""
-    return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)
-
-
-def _no_inference(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor
-
-
-def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What a block receives as the stream: its first tensor, or the keyword its forward takes first."""
-    if (found := first_tensor(args)) is not None:
-        return found
-    first = next(iter(signature(block.forward).parameters), "")
-    return first_tensor((kwargs.get(first), *kwargs.values()))
-
-
-def members(output: Any) -> Sequence[Any]:
-    """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
-    if isinstance(output, (tuple, list)):
-        return output
-    if is_dataclass(output):
-        return [getattr(output, field.name) for field in fields(output)]
-    return list(output.values()) if isinstance(output, Mapping) else (output,)
-
-
-def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every place that holds a parameter or a buffer, by one name: tied weights are in several, shared modules in one.
-
-    >>> shared = nn.Linear(2, 2, bias=False)
-    >>> [name for name, _ in places(nn.ModuleDict({"a": shared, "b": shared}))]
-    ['a.weight']
-    """
-    for path, module in model.named_modules():
-        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
-            if tensor is not None:
-                yield f"{path}.{name}" if path else name, tensor
-
-
-def _random_state(device: torch.device | None) -> Tensor:
-    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
-    if device is None or device.type not in ("cuda", "mps"):
-        return torch.get_rng_state()
-    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
-    return torch.cat([torch.get_rng_state(), own.cpu()])
-
-
-def first_tensor(values: Sequence[Any]) -> Tensor | None:
-    """The first floating point tensor among what a module was given, or returned."""
-    return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
-
-
-def _swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
-    """What a block returned, with `changed` in the place of `made`."""
-    if isinstance(output, Tensor):
-        return changed
-    if is_dataclass(output):
-        return replace(
-            cast(Any, output), **{f.name: changed for f in fields(output) if getattr(output, f.name) is made}
-        )
-    if isinstance(output, Mapping):
-        swapped = copy(output)
-        swapped.update({key: changed for key, value in output.items() if value is made})  # type: ignore[attr-defined]
-        return swapped
-    make: Any = getattr(output, "_make", type(output))
-    return make(changed if v is made else v for v in cast(Sequence[Any], output))
-
-
-def _several(output: Any) -> str | None:
-    """The shapes of what a block returned, where it is more than one floating point tensor."""
-    keys = list(output) if isinstance(output, Mapping) else None
-    found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
-    if len(found) < 2:
-        return None
-    return ", ".join(f"{keys[i]!r} {tuple(v.shape)}" if keys else str(tuple(v.shape)) for i, v in found)
 
 
 def _few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
@@ -1216,12 +1029,12 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
             return None
         errors = [_which(given[:, t], made[:, t], new) for t in (0, -1)]
         return next((e for e in errors if e in ("branch", "state")), None)
-    if not bool(torch.isfinite(new.sum(dtype=_widest(new)))):
+    if not bool(torch.isfinite(new.sum(dtype=widest(new)))):
         return None
     state, branch = torch.equal(made, new), torch.equal(given + made, new)
     if state or branch:  # the network's own sum, to the last bit
         return None if state and branch else "state" if state else "branch"
-    wide = _widest(new)
+    wide = widest(new)
     scale = new.to(wide).norm()
     as_state = (made.to(wide) - new.to(wide)).norm()
     as_branch = ((given + made).to(wide) - new.to(wide)).norm()
@@ -1230,47 +1043,3 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     if as_state == as_branch:
         return None
     return "branch" if as_branch < as_state else "state"
-
-
-def largest(x: Tensor) -> float:
-    """The largest absolute value, NaN aside."""
-    return float(x.abs().nan_to_num().max())
-
-
-def _widest(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64
-
-
-def _return_hidden(model: nn.Module) -> str | None:
-    parameter = signature(model.forward).parameters.get("return_hidden")
-    if parameter is None:
-        return None
-    return "required" if parameter.default is Parameter.empty else "optional"
-
-
-def _hidden_of(output: Any) -> Sequence[Tensor] | None:
-    if isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], (tuple, list)):
-        hidden = output[1]
-        if hidden and all(isinstance(h, Tensor) for h in hidden):
-            return [h.detach() for h in hidden]
-    return None
-
-
-def _refuse_weights(parameters: Mapping[str, Tensor]) -> None:
-    for name, p in parameters.items():
-        if nn.parameter.is_lazy(p):
-            raise InputError(
-                f"Expected weights that are initialised, but {name} is lazy. Run the network once before measuring it."
-            )
-        if p.is_inference():
-            raise InputError(
-                f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "
-                "Build or load the model outside it."
-            )
-
-
-def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Backward passes and statistics run in the dtypes they ask for, also inside a user's autocast."""
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return nullcontext()

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from walkback.loss import cross_entropy
 from walkback.options import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule
-from walkback.trace import Trace, cross_entropy
+from walkback.trace import Trace
 
 
 class EP(Rule):

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from walkback.loss import cross_entropy
 from walkback.options import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
-from walkback.trace import Trace, cross_entropy
+from walkback.trace import Trace
 
 
 class Predictor(nn.Module):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from walkback.errors import InputError
+from walkback.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule
-from walkback.trace import Trace, cross_entropy
+from walkback.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,11 @@ from walkback.diagnose import NULLS, PRECISION, measure
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError, WalkbackError
 from walkback.judge import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, judge, measurements, plain, position, standing
+from walkback.loss import Loss
 from walkback.measure import Measurements
 from walkback.progress import quietly, say
 from walkback.report import Report
-from walkback.trace import Credit, Loss
+from walkback.trace import Credit
 from walkback.untouched import untouched
 
 T = TypeVar("T")

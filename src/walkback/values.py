@@ -1,0 +1,154 @@
+"""What modules take, hold and return: tensors found in tuples, dicts and dataclasses, and put back there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
+from inspect import Parameter, signature
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import AnatomyError, InputError
+
+
+def logits_of(output: Any) -> Tensor:
+    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
+    found: Any = output
+    if isinstance(output, Mapping) and "logits" in output:
+        found = output["logits"]
+    elif getattr(output, "logits", None) is not None:
+        found = getattr(output, "logits")  # noqa: B009  # of any type
+    elif is_dataclass(output):
+        found = first_tensor(members(output))
+    elif isinstance(output, (tuple, list)) and output:
+        found = output[0]
+    if not isinstance(found, Tensor):
+        raise AnatomyError(
+            f"Expected the network to return logits, alone or first in a tuple, but got {type(output).__name__}."
+        )
+    return found
+
+
+def members(output: Any) -> Sequence[Any]:
+    """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
+    if isinstance(output, (tuple, list)):
+        return output
+    if is_dataclass(output):
+        return [getattr(output, field.name) for field in fields(output)]
+    return list(output.values()) if isinstance(output, Mapping) else (output,)
+
+
+def first_tensor(values: Sequence[Any]) -> Tensor | None:
+    """The first floating point tensor among what a module was given, or returned."""
+    return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What a block receives as the stream: its first tensor, or the keyword its forward takes first."""
+    if (found := first_tensor(args)) is not None:
+        return found
+    first = next(iter(signature(block.forward).parameters), "")
+    return first_tensor((kwargs.get(first), *kwargs.values()))
+
+
+def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
+    """What a block returned, with `changed` in the place of `made`."""
+    if isinstance(output, Tensor):
+        return changed
+    if is_dataclass(output):
+        return replace(
+            cast(Any, output), **{f.name: changed for f in fields(output) if getattr(output, f.name) is made}
+        )
+    if isinstance(output, Mapping):
+        swapped = copy(output)
+        swapped.update({key: changed for key, value in output.items() if value is made})  # type: ignore[attr-defined]
+        return swapped
+    make: Any = getattr(output, "_make", type(output))
+    return make(changed if v is made else v for v in cast(Sequence[Any], output))
+
+
+def several(output: Any) -> str | None:
+    """The shapes of what a block returned, where it is more than one floating point tensor."""
+    keys = list(output) if isinstance(output, Mapping) else None
+    found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
+    if len(found) < 2:
+        return None
+    return ", ".join(f"{keys[i]!r} {tuple(v.shape)}" if keys else str(tuple(v.shape)) for i, v in found)
+
+
+def return_hidden(model: nn.Module) -> str | None:
+    """Does a network's forward take `return_hidden`: "required", "optional" or None."""
+    parameter = signature(model.forward).parameters.get("return_hidden")
+    if parameter is None:
+        return None
+    return "required" if parameter.default is Parameter.empty else "optional"
+
+
+def hidden_of(output: Any) -> Sequence[Tensor] | None:
+    """The states in what a network returned as (logits, states), detached; None where there are none."""
+    if isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], (tuple, list)):
+        hidden = output[1]
+        if hidden and all(isinstance(h, Tensor) for h in hidden):
+            return [h.detach() for h in hidden]
+    return None
+
+
+def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Every place that holds a parameter or a buffer, by one name: tied weights are in several, shared modules in one.
+
+    >>> shared = nn.Linear(2, 2, bias=False)
+    >>> [name for name, _ in places(nn.ModuleDict({"a": shared, "b": shared}))]
+    ['a.weight']
+    """
+    for path, module in model.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{path}.{name}" if path else name, tensor
+
+
+def refuse_weights(parameters: Mapping[str, Tensor]) -> None:
+    """Raise InputError where weights are lazy, or can't carry a gradient."""
+    for name, p in parameters.items():
+        if nn.parameter.is_lazy(p):
+            raise InputError(
+                f"Expected weights that are initialised, but {name} is lazy. Run the network once before measuring it."
+            )
+        if p.is_inference():
+            raise InputError(
+                f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "
+                "Build or load the model outside it."
+            )
+
+
+def no_inference(tensor: Tensor) -> Tensor:
+    """The tensor, as a copy where it was made under inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def random_state(device: torch.device | None) -> Tensor:
+    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    if device is None or device.type not in ("cuda", "mps"):
+        return torch.get_rng_state()
+    own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()
+    return torch.cat([torch.get_rng_state(), own.cpu()])
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value, NaN aside."""
+    return float(x.abs().nan_to_num().max())
+
+
+def widest(x: Tensor) -> torch.dtype:
+    """The widest floating point type of a tensor's device."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Backward passes and statistics run in the dtypes they ask for, also inside a user's autocast."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
