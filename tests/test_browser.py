@@ -449,6 +449,23 @@ def test_it_prints_the_table_and_the_open_run(opened):
 # -- many runs -----------------------------------------------------------------------------------------------------
 
 
+def test_a_card_keeps_its_columns_under_the_styles_of_jupyterlab(browser, store, tmp_path):
+    report = next(iter(read_records(store).runs)).report
+    lab = ":not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon"
+    styles = f"{lab} td, {lab} th {{ text-align: right; vertical-align: middle; }}"
+    card = tmp_path / "card.html"
+    inside = f'<div class="jp-RenderedHTMLCommon">{report._repr_html_()}<table><td id="theirs">1</td></table></div>'
+    card.write_text(f"<!doctype html><meta charset=utf-8><style>{styles}</style>{inside}", encoding="utf-8")
+    browser.get(card.as_uri())
+
+    def aligned(selector: str) -> str:
+        return browser.execute_script(f"return getComputedStyle(document.querySelector('{selector}')).textAlign")
+
+    assert aligned("#theirs") == "right"
+    assert aligned(".walkback td") == aligned(".walkback th") == "left"
+    assert aligned(".walkback .numbers td:last-child") == "right"
+
+
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("many")
