@@ -222,6 +222,26 @@ def test_fresh_feedback_changes_at_every_call_and_fixed_feedback_never(name: str
     assert float(torch.stack(drawn).mean(0).norm()) < 0.2 * float(torch.stack([d.norm() for d in drawn]).mean())
 
 
+@pytest.mark.parametrize("name", ["fa", "dfa"])
+@pytest.mark.parametrize("build", [ResMLP, ViTMini, SmallCNN])
+def test_credit_of_unit_length_keeps_its_direction(name: str, build) -> None:
+    shape = (3, 8, 8)
+    torch.manual_seed(0)
+    net = build(shape, 4).double().eval()
+    x, y = batch(8, inputs=shape)
+    trace = trace_of(net, x, y)
+    for plain, unit in zip(ready(name, net, x)(trace), ready(name, net, x, unit=True)(trace)):
+        a, b = (credit.flatten(1).numpy() for credit in (plain, unit))
+        np.testing.assert_allclose(b, a / np.sqrt((a * a).sum(1, keepdims=True)), rtol=1e-12)
+    assert ready(name, net, x, unit=True).describe()["unit"] is True
+
+
+def test_no_credit_has_no_length_to_give() -> None:
+    credit, none = torch.ones(2, 3), torch.zeros(2, 3)
+    assert torch.equal(rules.DFA(unit=True).sized([none])[0], none)
+    assert torch.equal(rules.DFA().sized([credit])[0], credit)
+
+
 def test_state_bridge_predicts_the_last_state_better_than_the_identity() -> None:
     net, (x, y) = small(depth=3), batch(64)
     with torch.no_grad():  # blocks that do something, so that the identity is a poor guess

@@ -30,4 +30,4 @@ class DFA(RandomFeedback):
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """One product per site."""
         error = error_signal(trace)
-        return [place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)]
+        return self.sized([place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)])

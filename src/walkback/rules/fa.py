@@ -35,4 +35,4 @@ class FA(RandomFeedback):
         for matrix, state in zip(reversed(self.matrices()), reversed(trace.states[:-1])):
             vector = vector @ matrix
             credits.insert(0, place(vector, state, self.target))
-        return credits
+        return self.sized(credits)

@@ -18,13 +18,15 @@ class RandomFeedback(Rule):
         scale: B's entries have standard deviation scale/√d; 1 keeps the length of what is carried, on average.
         target: for token states, "all" tokens get the credit of the sample, "readout" only the first.
         fresh: draw B anew at every call: the ablation to which no network can align.
+        unit: give every sample's credit the length 1 at every site, so that samples the network has learned pull as
+            hard as those it has not.
     """
 
-    def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False) -> None:
+    def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False, unit: bool = False) -> None:
         super().__init__()
         positive(scale=scale)
-        true_or_false(fresh=fresh)
-        self.scale, self.target, self.fresh = scale, check_target(target), fresh
+        true_or_false(fresh=fresh, unit=unit)
+        self.scale, self.target, self.fresh, self.unit = scale, check_target(target), fresh, unit
         self.fan: list[int] = []
 
     def widths(self, states: Sequence[torch.Tensor]) -> list[int]:
@@ -53,6 +55,13 @@ class RandomFeedback(Rule):
             seed += 1
         return [self.get_buffer(f"B{site}") for site in range(len(self.fan))]
 
+    def sized(self, credits: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
+        if not self.unit:
+            return credits
+        lengths = [a.flatten(1).norm(dim=1).clamp(min=torch.finfo(a.dtype).tiny) for a in credits]
+        return [a / length.view(-1, *[1] * (a.ndim - 1)) for a, length in zip(credits, lengths)]
+
     def redraw(self, generator: torch.Generator) -> bool:
         """Draw all feedback anew; with `fresh`, also what later calls draw."""
         self._fill(generator)
@@ -66,5 +75,6 @@ class RandomFeedback(Rule):
             buffer.copy_(torch.randn(tuple(buffer.shape), generator=generator) * self.scale / fan**0.5)
 
     def describe(self) -> dict[str, object]:
-        """Scale and target of the feedback, and whether it is drawn anew."""
-        return {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
+        """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
+        said = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
+        return {**said, "unit": True} if self.unit else said

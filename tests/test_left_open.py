@@ -1,0 +1,55 @@
+"""The runs behind results/left-open.md differ in what their names say, and the page says what the table says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import walkback as wb
+
+SCRIPTS = str(Path(__file__).parent.parent / "scripts")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [SCRIPTS, *sys.path])
+    import left_open
+
+    return left_open
+
+
+def test_the_networks_are_what_their_names_say(script) -> None:
+    torch.manual_seed(0)
+    assert all(type(block.act) is nn.ReLU for block in script.with_relu((3, 32, 32), 10).blocks)
+    net = script.after_he((3, 32, 32), 10)
+    assert net.embed[1].weight.std().item() == pytest.approx((2 / 3072) ** 0.5, rel=0.02)
+    usual = wb.nets.build("resmlp", (3, 32, 32), 10).embed[1].weight  # uniform, variance 1/(3 fan-in)
+    assert (net.embed[1].weight.std() / usual.std()).item() == pytest.approx(6**0.5, rel=0.02)
+    assert not any(module.bias.any() for module in net.modules() if isinstance(module, nn.Linear))
+
+
+def test_every_run_differs_from_the_first_in_what_is_said(script) -> None:
+    base = script.spec().model_dump()
+    found = {
+        name: {key for key, value in script.spec(**fields).model_dump().items() if value != base[key]}
+        for name, fields in script.RUNS.items()
+    }
+    assert found["ours, plain"] == set()
+    assert found["flips and crops"] == {"augment"}
+    assert found["expansion 4"] == {"net_options"}
+    assert found["a block gets the credit of the site it reads"] == {"credit_site"}
+    assert found["the same, flips and crops"] == {"credit_site", "augment"}
+    assert len({str(script.spec(**fields)) for fields in script.RUNS.values()}) == len(found)
+
+
+def test_the_norm_of_a_mean_loss_shrinks_with_its_batch_alone(script) -> None:
+    net = wb.nets.build("resmlp", (8,), 3, width=16, depth=2).eval()
+    x, y = torch.randn(1024, 8), torch.randint(3, (1024,))
+    small, large = (script.of_mean_loss(net, x, y, size) for size in (128, 1024))
+    assert small / large == pytest.approx(8, rel=1e-5)
+    report = wb.measure(net, list(zip(x.split(256), y.split(256))))
+    assert small == pytest.approx(report.g_norm[-1], rel=1e-5), "ours is that of 128 samples, whatever is passed"
