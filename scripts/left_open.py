@@ -25,17 +25,17 @@ from walkback.training.loop import probe_batches
 
 HERE = "left_open"
 READ = {"credit_site": "reader"}
-WIDER = {"net_options": {"expansion": 4}}
+UNIT = {"rule_options": {"unit": True}}
 RUNS: dict[str, dict[str, Any]] = {
     "ours, plain": {},
     "flips and crops": {"augment": True},
-    "expansion 4": WIDER,
+    "expansion 4": {"net_options": {"expansion": 4}},
     "ReLU": {"net": f"{HERE}:with_relu"},
     "initial weights after He": {"net": f"{HERE}:after_he"},
     "a block gets the credit of the site it reads": READ,
-    "the same, flips and crops": {**READ, "augment": True},
-    "the same, expansion 4": {**READ, **WIDER},
-    "the same, seed 123": {**READ, "seed": 123},
+    "credit of unit length": UNIT,
+    "credit of the site it reads, of unit length": {**READ, **UNIT},
+    "the same, flips and crops": {**READ, **UNIT, "augment": True},
 }
 
 

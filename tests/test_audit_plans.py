@@ -32,7 +32,7 @@ def cells(name: str, *fields: str) -> set[tuple]:
 def test_the_plans_are_those_that_were_promised() -> None:
     promised = (
         "primary primary-plain wide-shallow wide cross-arch lambda-sweep matched-penalty capacity early-epochs "
-        "cifar100 credit-site full"
+        "cifar100 credit-site unit-credit full"
     )
     assert names() == tuple(promised.split())
 
@@ -76,17 +76,19 @@ def test_interventions() -> None:
     for name in ("lambda-sweep", "matched-penalty", "capacity", "credit-site"):
         assert cells(name, "epochs") == {(30,)}
         assert cells(name, "seed") == {(seed,) for seed in SEEDS}
+    assert cells("unit-credit", "rule", "credit_site", "epochs") == {(rule, "reader", 100) for rule in ("fa", "dfa")}
+    assert all(spec.rule_options == {"unit": True} for spec in trained("unit-credit"))
 
 
 @pytest.mark.parametrize("name", names())
 def test_every_run_has_both_controls_matched_in_all_but_its_blocks(name: str) -> None:
     specs = plan(name).specs
     matched = ("net", "net_options", "data", "epochs", "optimiser", "seed", "augment")
-    frozen = Counter((str([getattr(s, f) for f in matched]), s.rule) for s in specs if s.scope == "frozen")
+    conditions = {spec.name: str([getattr(spec, field) for field in matched]) for spec in specs}
+    frozen = Counter((conditions[s.name], s.rule, str(s.rule_options)) for s in specs if s.scope == "frozen")
     for spec in specs:
-        conditions = str([getattr(spec, field) for field in matched])
-        assert frozen[conditions, spec.rule] == 1
-        assert frozen[conditions, "bp"] == 1
+        assert frozen[conditions[spec.name], spec.rule, str(spec.rule_options)] == 1
+        assert frozen[conditions[spec.name], "bp", "{}"] == 1
     assert len({spec.name for spec in specs}) == len(specs)
 
 

@@ -85,6 +85,7 @@ def build(store: Path) -> Path:
             put(store, RunSpec(rule=rule, net="student", data="teacher-linear", epochs=20, seed=seed), acc,
                 0.908 if rule == "bp" else 0.5, 0.908, h=(1.0, 60.0, 61.0, 62.0, 63.0), g=(1e-3,) * 5)  # fmt: skip
     put(store, RunSpec(rule="dfa", credit_site="reader"), 0.40, 0.35, **HEALTHY)
+    put(store, RunSpec(rule="dfa", credit_site="reader", rule_options={"unit": True}), 0.306, 0.349, **EXPLODED)
     put(store, RunSpec(rule="bp", data="cifar100"), 0.321, 0.178, classes=100, **HEALTHY)
     put(store, RunSpec(rule="bp", augment=True), 0.615, 0.50, **HEALTHY)  # augmented
     for options, acc in (({}, 0.4), ({"fresh": True}, 0.3)):
@@ -199,6 +200,18 @@ def test_credit_site(world):
     assert one(table, rule="DFA", credit_site="reader", figures=PLAIN)["acc"] == "0.400"
     assert one(table, rule="DFA", credit_site="writer", figures=PLAIN)["n"] == "3"
     assert {r["agrees?"] for r in rows(table)} == {"–"}
+
+
+def test_unit_credit_is_set_beside_the_primary_figures_and_mixed_with_nothing(world):
+    table = evidence("unit-credit", world)
+    ours = one(table, rule="DFA", figures=PLAIN)
+    assert (ours["n"], ours["acc"]) == ("1", "0.306")
+    assert ours["D3 pp"].startswith("-4.3")
+    assert one(table, rule="frozen, DFA stem", figures=PLAIN)["acc"] == "0.349"
+    assert "0.306 ± 0.006 [002]" in one(table, rule="DFA", figures="published")["acc"]
+    assert one(table, rule="FA", figures=PLAIN)["n"] == "0"
+    assert any('{"unit": true}' in line and "--credit-site reader" in line for line in table.missing)
+    assert {r["acc"] for r in rows(evidence("credit-site", world)) if r["n"] == "1"} == {"0.400"}
 
 
 def test_sub_modes(world):
@@ -547,6 +560,7 @@ FEEDS = {
     "cross-arch": RunSpec(rule="dfa", net="student", data="teacher-linear", epochs=20, seed=123),
     "cifar100": RunSpec(rule="bp", data="cifar100"),
     "credit-site": RunSpec(rule="dfa", credit_site="reader"),
+    "unit-credit": RunSpec(rule="dfa", credit_site="reader", rule_options={"unit": True}),
     "rule-ablations": RunSpec(rule="dfa", epochs=3, rule_options={"fresh": True}),
     "linear-probe": RunSpec(rule="dfa", seed=123),
     "two-modes": RunSpec(rule="dfa", seed=123, epochs=30, penalty=1e-2),

@@ -42,7 +42,9 @@ def test_every_run_differs_from_the_first_in_what_is_said(script) -> None:
     assert found["flips and crops"] == {"augment"}
     assert found["expansion 4"] == {"net_options"}
     assert found["a block gets the credit of the site it reads"] == {"credit_site"}
-    assert found["the same, flips and crops"] == {"credit_site", "augment"}
+    assert found["credit of unit length"] == {"rule_options"}
+    assert found["credit of the site it reads, of unit length"] == {"credit_site", "rule_options"}
+    assert found["the same, flips and crops"] == {"credit_site", "rule_options", "augment"}
     assert len({str(script.spec(**fields)) for fields in script.RUNS.values()}) == len(found)
 
 

@@ -96,6 +96,10 @@ PLANS: dict[str, dict[str, Any]] = {
         "about": "FA and DFA with the credit of the site a block writes, or of the site it reads, 30 epochs",
         "grid": [{**SHORT, "rule": ("fa", "dfa"), "credit_site": ["writer", "reader"]}],
     },
+    "unit-credit": {
+        "about": "FA and DFA with credit of unit length, of the site a block reads: what fits DFA's published figures",
+        "grid": [{**IMAGES, "rule": ("fa", "dfa"), "rule_options": {"unit": True}, "credit_site": "reader"}],
+    },
 }  # fmt: skip
 FULL = "full"
 

@@ -39,6 +39,7 @@ class Setting:
     Args:
         net_options: what differs from the network's defaults, sorted.
         any_epochs: take the longest runs there are; `epochs` is then what the command for a missing one says.
+        unit: every sample's credit has length 1.
     """
 
     rule: str
@@ -51,6 +52,12 @@ class Setting:
     augment: bool = False
     credit_site: str = "writer"
     any_epochs: bool = False
+    unit: bool = False
+
+    @property
+    def rule_options(self) -> dict[str, Any]:
+        """The papers' options of the rule, and those that the setting adds."""
+        return {**RULE_OPTIONS.get(self.rule, {}), **({"unit": True} if self.unit else {})}
 
     def spec(self, seed: int) -> RunSpec:
         """The run of one seed, with the papers' options of its rule."""
@@ -59,7 +66,7 @@ class Setting:
             net_options=dict(self.net_options),
             data=self.data,
             rule=self.rule,
-            rule_options=RULE_OPTIONS.get(self.rule, {}),
+            rule_options=self.rule_options,
             scope=self.scope,
             penalty=self.penalty,
             epochs=self.epochs,
@@ -91,6 +98,7 @@ def _setting(spec: RunSpec) -> Setting:
         spec.epochs,
         spec.augment,
         spec.credit_site,
+        unit=spec.rule_options.get("unit") is True,
     )
 
 
@@ -124,7 +132,7 @@ def select(records: Records, setting: Setting) -> tuple[Record, ...]:
         longest = max((s.epochs for s in groups if replace(s, epochs=setting.epochs) == asked), default=setting.epochs)
         setting = replace(asked, epochs=longest)
     by_options = groups.get(setting, {})
-    papers = json.dumps(RULE_OPTIONS.get(setting.rule, {}), sort_keys=True)
+    papers = json.dumps(setting.rule_options, sort_keys=True)
     runs = by_options.get(papers) or max(by_options.items(), key=lambda kv: (len(kv[1]), kv[0]), default=("", []))[1]
     return tuple(sorted(runs, key=lambda run: run.spec.seed))
 
@@ -229,7 +237,7 @@ class Judged:
 @lru_cache(maxsize=512)
 def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds | None = None) -> Judged:
     """Judge a setting in both editions."""
-    bp = select(records, replace(setting, rule="bp", penalty=0.0, credit_site="writer"))
+    bp = select(records, replace(setting, rule="bp", penalty=0.0, credit_site="writer", unit=False))
     return _judge(records, setting, select(records, setting), bp, thresholds or DiagnosticThresholds())
 
 

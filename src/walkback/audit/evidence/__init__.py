@@ -17,6 +17,7 @@ from walkback.audit.evidence.audits import (
     per_layer,
     primary,
     sub_modes,
+    unit_credit,
     wide_shallow,
 )
 from walkback.audit.evidence.courses import early_epochs, mechanism, temporal
@@ -55,6 +56,7 @@ TABLES: dict[str, Callable[[Records], Table]] = {
     "cross-arch": cross_arch,
     "cifar100": cifar100,
     "credit-site": credit_site,
+    "unit-credit": unit_credit,
     "rule-ablations": rule_ablations,
     "linear-probe": linear_probe,
     "two-modes": two_modes,

@@ -196,8 +196,9 @@ def cifar100(records: Records) -> Table:
 
 def credit_site(records: Records) -> Table:
     """The module that writes a site gets its credit, or the one that reads it."""
-    reader = [s for s in known_settings(records) if s.credit_site == "reader" and s.net == "resmlp" and not s.penalty]
-    epochs = max((s.epochs for s in reader if not s.net_options and s.data == "cifar10"), default=100)
+    base = Setting("dfa", credit_site="reader")
+    reader = [s for s in known_settings(records) if replace(s, rule="dfa", epochs=100, augment=False) == base]
+    epochs = max((s.epochs for s in reader), default=100)
     return audit(
         "credit-site",
         f"Credit site: a block gets the credit of the site it writes or of the one it reads, {epochs} epochs",
@@ -210,6 +211,43 @@ def credit_site(records: Records) -> Table:
         ],
         ["acc", "gamma", "deep_cosine", "h_norm", "g_norm", "growth", "depth", "depth_bp", "three"],
         ["the documents don't compare the two; 004's indices read as reader"],
+    )
+
+
+def unit_credit(records: Records) -> Table:
+    """Two things the documents leave open, chosen otherwise: do FA and DFA come out as published?"""
+    entries = [
+        Entry((RULES[rule],), Setting(rule, credit_site="reader", unit=True), figures("primary", rule))
+        for rule in ("fa", "dfa")
+    ]
+    entries += [
+        Entry((f"frozen, {RULES[rule]} stem",), Setting(rule, scope="frozen", unit=True), figures("primary", "frozen"))
+        for rule in ("fa", "dfa")
+    ]
+    return audit(
+        "unit-credit",
+        "Credit of unit length, of the site a block reads: ResMLP d=256 L=4 on CIFAR-10, 100 epochs",
+        records,
+        ["rule"],
+        entries,
+        [
+            "acc",
+            "gamma",
+            "deep_cosine",
+            "h_norm",
+            "g_norm",
+            "growth",
+            "stability",
+            "depth",
+            "depth_bp",
+            "three",
+            "four",
+        ],
+        [
+            "published are the figures of the primary audit, whose documents state neither the length of a sample's "
+            "credit nor, but for 004's indices, its site",
+            "frozen blocks get no credit: there the stem's has unit length",
+        ],
     )
 
 
