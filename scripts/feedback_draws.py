@@ -65,12 +65,18 @@ def spec(**fields: Any) -> wb.RunSpec:
     return wb.RunSpec(**{**wanted, **fields})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def set_up(about: str) -> Path | None:
+    """Where CIFAR-10 is, from the command line; rules and networks of this folder are found by name from here on."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     parser.add_argument("--root", type=Path, help="where CIFAR-10 is")
     root = parser.parse_args().root
     sys.path.insert(0, str(Path(__file__).parent))
     torch.set_num_threads(1)
+    return root
+
+
+def main() -> None:
+    root = set_up(str(__doc__))
     rows = []
     for name, fields in RUNS.items():
         last = wb.train(spec(**fields), ROOT / "runs" / "feedback-draws", root=root).trajectory()[-1]

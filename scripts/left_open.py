@@ -8,13 +8,10 @@ runs/left-open, so it resumes.
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
-from feedback_draws import ROOT, spec
+from feedback_draws import ROOT, set_up, spec
 from tabulate import tabulate
 from torch import Tensor, nn
 
@@ -90,12 +87,7 @@ def of_mean_loss(net: nn.Module, x: Tensor, y: Tensor, size: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--root", type=Path, help="where CIFAR-10 is")
-    root = parser.parse_args().root
-    sys.path.insert(0, str(Path(__file__).parent))
-    torch.set_num_threads(1)
-    data = wb.data.load("cifar10", root)
+    data = wb.data.load("cifar10", set_up(str(__doc__)))
     runs = {name: wb.train(spec(**f), ROOT / "runs" / "left-open", data=data) for name, f in RUNS.items()}
     heads = [*(f"‖g_L‖ {epoch}" for epoch in range(1, 5)), "site 0", "deeper sites", "‖h_L‖", "ρ", "acc"]
     lines = [row(name, run.trajectory()) for name, run in runs.items()]
@@ -109,7 +101,7 @@ def main() -> None:
 
 - ‖g_L‖ after epoch 1 to 4, of a mean loss over 128 samples; cosines with the gradient after epoch 1, at site 0 and over
   sites 1 to L; ‖h_L‖, ρ and accuracy after epoch 4
-- seed 42 where none is named; ResMLP d=256 L=4 on CIFAR-10, AdamW at a constant 1e-3, batches of 128; made by
+- seed 42; ResMLP d=256 L=4 on CIFAR-10, AdamW at a constant 1e-3, batches of 128; made by
   `python scripts/left_open.py --root DIR`
 - the batch of the norm: on the network of the first row after epoch 4, the gradient of a mean loss over 128 samples has
   ‖g_L‖ {small:.2e}, over 1024 samples {large:.2e}: {small / large:.2f} times less for the same network

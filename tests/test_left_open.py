@@ -55,3 +55,20 @@ def test_the_norm_of_a_mean_loss_shrinks_with_its_batch_alone(script) -> None:
     assert small / large == pytest.approx(8, rel=1e-5)
     report = wb.measure(net, list(zip(x.split(256), y.split(256))))
     assert small == pytest.approx(report.g_norm[-1], rel=1e-5), "ours is that of 128 samples, whatever is passed"
+
+
+def test_the_page_on_replication_says_what_the_table_says() -> None:
+    root = Path(SCRIPTS).parent
+    lines = (root / "results" / "left-open.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
+    ours, unit = found["ours, plain"], found["credit of unit length"]
+    g = {name: float(row["‖g_L‖ 4"]) for name, row in found.items()}
+    assert float(unit["‖h_L‖"]) > 100 * float(ours["‖h_L‖"])
+    assert g["ours, plain"] > 200 * g["credit of unit length"]
+    assert g["credit of unit length"] < 1e-7
+    for name in ("flips and crops", "expansion 4", "ReLU", "initial weights after He"):
+        assert 1 / 4 < g[name] / g["ours, plain"] < 4, name
+    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    reads = found["a block gets the credit of the site it reads"]
+    assert f"{reads['site 0']} at site 0 and nothing ({reads['deeper sites'].replace('-', '−')}) deeper" in page
