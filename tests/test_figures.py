@@ -335,6 +335,12 @@ def test_partial_data(some, name):
     assert "FA" in note
 
 
+def test_a_network_that_is_drawn_is_not_said_to_have_no_runs(tmp_path):
+    write_run(tmp_path, RunSpec(rule="dfa", augment=True), 0.3, **EXPLODED)
+    (note,) = [t.get_text().replace("\n", " ") for t in FIGURES["cross-arch"](read_records(tmp_path), "double").texts]
+    assert "ResMLP d=256 L=4, terminal LN, augmented: BP, FA; ResMLP d=512" in note
+
+
 @pytest.mark.parametrize("name", WITH_DATA)
 def test_no_data_is_an_error_that_says_what_to_train(name):
     with pytest.raises(

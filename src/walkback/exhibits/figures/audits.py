@@ -251,7 +251,7 @@ def cross_arch(records: Records, width: Width = "double") -> Figure:
     if not rows:
         raise nothing("the networks side by side", table.missing)
     groups: dict[str, list[Row]] = {}
-    absent: list[tuple[str, str]] = []
+    empty: list[tuple[str, str, str]] = []
     for row in table.data:
         if row["figures"] != "published" and not row["rule"].startswith("frozen"):
             name = f"{row['network']}, {'terminal LN' if row['terminal LN'] == 'yes' else 'no terminal LN'}"
@@ -259,7 +259,8 @@ def cross_arch(records: Records, width: Width = "double") -> Figure:
             if row["n"]:
                 groups.setdefault(said, []).append(row)
             else:
-                absent.append((said, row["rule"]) if any(n.startswith(name) for n in groups) else (name, ""))
+                empty.append((name, said, row["rule"]))
+    absent = [(said, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, said, rule in empty]
     seeds = [(name, r["rule"], r["n"]) for name, members in groups.items() for r in members]
     note = missing_note(absent, seeds, _untested(rows))
     lines: list[tuple[float, Row]] = []
