@@ -203,7 +203,7 @@ def test_the_order_is_what_was_begun_then_seed_by_seed(tmp_path: Path, capsys: p
         ({"data": "cifar10"}, r"Expected the files of CIFAR-10, but found no complete set"),
         ({"net": "test_audit_local:no_net"}, r"Expected test_audit_local to have 'no_net'"),
         ({"net_options": {"widht": 1}}, r"Expected net_options that resmlp knows"),
-        ({"augment": True}, r"Expected images \(C, H, W\) to augment, but .* has inputs of shape \(8,\)"),
+        ({"augment": True}, r"Expected images \(C, H, W\) to flip and crop, but .* has inputs of shape \(8,\)"),
     ],
 )
 def test_what_can_not_be_trained_is_said_before_anything_starts(bad: dict, words: str, tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from safetensors.torch import save_file
 import walkback as wb
 from test_training import tiny
 from walkback.audit import store
+from walkback.audit.run import check
 from walkback.cli import run as cli
 from walkback.data import Dataset
+from walkback.errors import InputError
 from walkback.training import folder as folders
 from walkback.training.folder import finished, held, owned, unwritable, write
 from walkback.training.loop import train
@@ -151,6 +153,30 @@ def test_a_checkpoint_cut_short_is_an_error_that_says_what_to_delete(
 
 
 # -- deleted and damaged -------------------------------------------------------------------------------------
+
+
+def test_a_spec_that_no_version_would_take_is_damage_and_stops_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / SPEC.name
+    folder.mkdir()
+    (folder / "spec.json").write_text(json.dumps({**SPEC.model_dump(), "epochs": 0}))
+    (folder / "report.json").write_text("{}")
+    found = store.state(tmp_path, SPEC)
+    assert found.kind == "damaged"
+    assert str(folder) in found.detail
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"rule": "bp", "credit_site": "reader"}, "credit_site writer with bp"),
+        ({"rule": "dfa", "scope": "frozen", "penalty": 0.1}, "neither penalty nor credit_site"),
+        ({"rule": "dfa", "augment": True}, r"images \(C, H, W\)"),
+    ],
+)
+def test_what_no_worker_could_train_is_said_before_any_starts(fields: dict, said: str) -> None:
+    spec = RunSpec(data="teacher", net="student", **fields)
+    with pytest.raises(InputError, match=said):
+        check([RunSpec(data="teacher", net="student"), spec])
 
 
 @pytest.mark.parametrize(

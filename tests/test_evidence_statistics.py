@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
+from walkback.audit.evidence import TABLES, evidence, front_page
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import read_records
 from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
@@ -203,18 +204,39 @@ def test_settings_are_told_by_fields_not_by_how_defaults_are_written():
 def test_ablations_and_other_optimisers_are_in_no_setting_but_named(spec, tmp_path):
     assert setting_of(spec) is None
     folder = write_run(tmp_path, RunSpec(**{**spec.model_dump(), "epochs": 2}))
-    assert left_out(read_records(tmp_path)) == (folder.name,)
-
-
-def test_options_of_a_rule_are_not_mixed_and_the_papers_come_first(tmp_path):
-    for seed in (1, 2, 3):
-        write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=seed, rule_options={"steps": 10}), 0.2)
-    other = Setting("ep", epochs=2)
-    assert [r.accuracy for r in select(read_records(tmp_path), other)] == [0.2] * 3
-    write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=1, rule_options=RULE_OPTIONS["ep"]), 0.3)
     records = read_records(tmp_path)
-    assert [r.accuracy for r in select(records, other)] == [0.3]
-    assert len(left_out(records)) == 3
+    assert f"- {folder.name}" in front_page([evidence(name, records) for name in TABLES], records)
+
+
+def test_the_front_page_names_the_runs_that_no_table_shows(tmp_path):
+    shown = [RunSpec(rule="dfa"), control_spec(RunSpec(rule="dfa")), RunSpec(rule="fa", epochs=3)]
+    shown += [RunSpec(rule="fa", epochs=3, rule_options={"fresh": True})]
+    hidden = [RunSpec(rule="dfa", epochs=30, penalty=0.05), RunSpec(net_options={"width": 64})]
+    hidden += [RunSpec(rule="dfa", rule_options={"scale": 10.0}), RunSpec(rule="ep", rule_options={"steps": 30})]
+    for spec in (*shown, *hidden):
+        write_run(tmp_path, spec)
+    records = read_records(tmp_path)
+    tables = [evidence(name, records) for name in TABLES]
+    assert set(left_out(records)) == {spec.name for spec in hidden}
+    assert all(f"- {spec.name}" in front_page(tables, records) for spec in hidden)
+
+
+def test_options_of_a_rule_are_not_mixed_and_only_the_papers_are_shown(tmp_path):
+    for seed in (1, 2, 3):
+        write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=seed, rule_options={"steps": 30}), 0.2)
+        write_run(tmp_path, RunSpec(rule="my:own", epochs=2, seed=seed, rule_options={"a": seed < 3}), 0.2)
+    other = Setting("ep", epochs=2)
+    assert select(read_records(tmp_path), other) == ()
+    assert len(select(read_records(tmp_path), Setting("my:own", epochs=2))) == 2
+    write_run(tmp_path, RunSpec(rule="ep", epochs=2, seed=1, rule_options=RULE_OPTIONS["ep"]), 0.3)
+    assert [r.accuracy for r in select(read_records(tmp_path), other)] == [0.3]
+
+
+def test_what_is_missing_has_the_epochs_of_what_is_there(tmp_path):
+    vit = Setting("dfa", net="vit-mini", epochs=30, any_epochs=True)
+    assert {spec.epochs for spec in lacking(read_records(tmp_path), vit)} == {30}
+    write_run(tmp_path, RunSpec(rule="dfa", net="vit-mini", epochs=50))
+    assert {spec.epochs for spec in lacking(read_records(tmp_path), vit)} == {50}
 
 
 def test_the_longest_runs_are_taken_where_asked(tmp_path):

@@ -52,7 +52,7 @@ ACC = Figure("x", "y", "acc", 0.30, "002", 0.03)
         (Figure("x", "y", "h_norm", 1e8, "002", rough=True), [1e9, 1e7], [1.1e9]),
         (Figure("x", "y", "g_norm", 1e-10, "002", batch=1024), [8e-10, 2.4e-9], [1e-10]),
         (Figure("x", "y", "growth", 50.0, "004", bound=">"), [50.1, 1e6], [50.0]),
-        (Figure("x", "y", "g_norm", 1e-4, "004", rough=True, bound=">"), [1.1e-5, 1.0], [1e-5]),
+        (Figure("x", "y", "g_norm", 1e-4, "004", rough=True, bound=">"), [1.1e-4, 1.0], [1e-4, 1.1e-5]),
         (Figure("x", "y", "nudging", -1e-3, "004"), [-2e-3], [1e-3, -4e-3]),
         (Figure("x", "y", "train_loss_delta", -0.1, "004"), [-0.29], [-0.31, 0.1]),
         (Figure("x", "y", "fired.b", (3, 4), "000"), [1.5, 8.0], [1.4, 8.1, "never"]),

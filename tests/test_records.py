@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from made_runs import write_run
-from walkback.audit.records import read_records
+from walkback.audit.records import canonical, read_records
+from walkback.audit.settings import Setting, select
 from walkback.data import Dataset, Split
 from walkback.errors import FormatError
 from walkback.training.control import control_spec
@@ -189,12 +190,37 @@ def test_one_bad_folder_does_not_hide_the_others(tmp_path):
 def test_a_diverged_run_is_finished_before_its_last_epoch(tmp_path):
     folder = write_run(tmp_path, SPEC)
     rows = [json.loads(line) for line in (folder / "trajectory.jsonl").read_text().splitlines()][:2]
-    rows[1]["diverged"] = "state not finite at site 1, batch 0"
+    rows[1]["diverged"] = "epoch 2: state not finite at site 1, batch 0"
+    rows[1]["reasons"] = {"h_norm": "state not finite at site 1, batch 0"}
     (folder / "trajectory.jsonl").write_text("\n".join(json.dumps(r) for r in rows))
     run = json.loads((folder / "report.json").read_text())["run"]
     change(folder / "report.json", run={**run, "epochs": 2, "diverged": rows[1]["diverged"]})
     (record,) = read_records(tmp_path)
     assert record.epochs[-1][2].nonfinite_kinds == {"state"}
+
+
+def test_an_option_that_repeats_a_default_is_no_other_run(tmp_path):
+    written = {"net_options": {"width": 256, "depth": 4}, "rule_options": {"scale": 1.0}}
+    write_run(tmp_path, RunSpec(rule="dfa", seed=1, **written), 0.4)
+    write_run(tmp_path, control_spec(RunSpec(rule="dfa", seed=1)), 0.3)
+    records = read_records(tmp_path)
+    run = records.find(RunSpec(rule="dfa", seed=1))
+    assert run is not None
+    control = records.control(run)
+    assert control is not None
+    assert control.accuracy == 0.3
+    write_run(tmp_path, RunSpec(rule="dfa", seed=1), 0.4)
+    assert len(select(read_records(tmp_path), Setting("dfa"))) == 1, "one run per seed"
+    assert canonical(RunSpec(net_options={"width": 512})).net_options == {"width": 512}
+
+
+@pytest.mark.parametrize("n", [8, 13])
+def test_which_samples_are_right_is_not_told_where_none_is_and_their_number_is_not_known(tmp_path, n):
+    write_run(tmp_path, RunSpec(seed=1), 0.0, correct=np.zeros(n, bool))
+    write_run(tmp_path, RunSpec(seed=2), 2 / n, correct=np.arange(n) < 2)
+    by_seed = {run.spec.seed: run for run in read_records(tmp_path)}
+    assert by_seed[1].correct is None
+    assert by_seed[2].correct.tolist() == [True] * 2 + [False] * (n - 2)
 
 
 def test_fifty_runs_of_a_hundred_epochs_are_read_in_seconds(tmp_path):

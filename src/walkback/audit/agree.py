@@ -45,7 +45,7 @@ def agrees(ours: float | str | None, figure: Figure) -> bool | None:
         return abs(ours - value) <= max(2 * (figure.std or 0.0), _LEAST[figure.kind]) + 1e-12
     factor = 10.0 if figure.rough else 3.0
     if figure.bound == ">":
-        return ours > value / (factor if figure.rough else 1.0)
+        return ours > value
     return ours * value > 0 and 1 / factor <= ours / value <= factor
 
 

@@ -52,7 +52,7 @@ class Figure:
 
     Args:
         where: the setting, such as "primary".
-        rule: the learning rule, "frozen", or "" where it belongs to none.
+        rule: the learning rule, "frozen" ("frozen-bp" where the stem's rule is known), or "" where it belongs to none.
         what: the quantity, a key of KINDS, with a part after a dot where there are several ("verdict.four").
         value: a number, a word, or (low, high).
         source: the documents that give it, such as "000 001".
@@ -197,7 +197,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("per-layer", "dfa", "g_norm", 4e-7, "004", site=0),
     *(Figure("per-layer", "dfa", "g_norm", 4e-9, "004", site=site) for site in (1, 2, 3, 4)),
     Figure("per-layer", "fa", "cosine", 0.01, "004", site=0),
-    Figure("per-layer", "fa", "cosine", 0.95, "004", site=4),
+    Figure("per-layer", "fa", "cosine", 0.95, "004", site=3),  # the last block of Γ; at site 4 FA's credit is exact
     Figure("per-layer", "fa", "g_norm", 2e-5, "004", site=0),
     Figure("per-layer", "fa", "g_norm", 9e-7, "004", site=4),
     *(Figure("per-layer", "bp", "g_norm", 4e-4, "004", rough=True, site=site) for site in (0, 1, 2, 3, 4)),
@@ -242,8 +242,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("vit-mini", "dfa", "acc", 0.24, "000"),
     Figure("vit-mini", "bp", "flag.growth", "ok", "000"),
     Figure("vit-mini", "bp", "flag.reference", "ok", "000"),
-    Figure("vit-mini", "frozen", "acc", 0.570, "004", 0.003),
-    Figure("vit-mini", "frozen", "acc", 0.257, "000"),  # with a DFA-trained stem
+    Figure("vit-mini", "frozen-bp", "acc", 0.570, "004", 0.003),
+    Figure("vit-mini", "frozen-dfa", "acc", 0.257, "000"),
     *(Figure("student", rule, "flag.growth", "flags", "004") for rule in ("fa", "dfa")),
     *(Figure("student", rule, "flag.reference", "ok", "004") for rule in ("fa", "dfa")),
     *(Figure("student", rule, "h_norm", 1e3, "004", rough=True) for rule in ("fa", "dfa")),

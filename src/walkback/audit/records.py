@@ -7,9 +7,10 @@ import binascii
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from walkback.checks import read_table
 from walkback.errors import FormatError, WalkbackError
 from walkback.judge import measurements
 from walkback.measure import Measurements
+from walkback.nets import NETS
 from walkback.report import Report
+from walkback.rules import RULES
 from walkback.training.bundle import SCHEMA
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -71,24 +74,39 @@ class Record:
 
     @cached_property
     def correct(self) -> np.ndarray | None:
-        """(N,) which test samples are right, in the order of the split; None where the run did not keep them."""
-        text = self.report.run.get("test_correct")
-        if text is None:
-            return None
-        bits = np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8)).astype(bool)
-        # Eight samples share a byte: N is the only length up to 7 bits shorter that gives the accuracy.
-        for n in range(len(bits), max(0, len(bits) - 8), -1):
-            if not bits[n:].any() and abs(bits[:n].mean() - self.accuracy) < 1e-9:
-                return bits[:n]
-        return None
+        """(N,) which test samples are right, in the order of the split; None where that is not kept, or no N known."""
+        found = self._fitting
+        return found[0] if len(found) == 1 else None
+
+    @cached_property
+    def _fitting(self) -> list[np.ndarray]:
+        # Eight samples share a byte: of the lengths up to 7 bits shorter only one gives the accuracy, but for 0.
+        text = base64.b64decode(self.report.run.get("test_correct") or "")
+        bits = np.unpackbits(np.frombuffer(text, np.uint8)).astype(bool)
+        cut = [bits[:n] for n in range(max(1, len(bits) - 7), len(bits) + 1) if not bits[n:].any()]
+        return [right for right in cut if abs(right.mean() - self.accuracy) < 1e-9]
 
 
 def _row_numbers(row: dict[str, Any]) -> Measurements:
-    m = measurements(row, f"epoch {row.get('epoch')}")
-    diverged = str(row.get("diverged") or "")
-    if diverged.startswith(("state", "gradient")):
-        m = replace(m, nonfinite=(diverged,), nonfinite_kinds=frozenset({diverged.split()[0]}))
-    return m
+    return measurements(row, f"epoch {row.get('epoch')}")
+
+
+def canonical(spec: RunSpec) -> RunSpec:
+    """The same run without the options that only repeat a default of its network or rule.
+
+    >>> canonical(RunSpec(rule="dfa", net_options={"width": 256, "depth": 2}, rule_options={"scale": 1.0})).net_options
+    {'depth': 2}
+    """
+    options = {
+        "net_options": _without_defaults(NETS.get(spec.net), spec.net_options),
+        "rule_options": _without_defaults(RULES.get(spec.rule), spec.rule_options),
+    }
+    return RunSpec(**{**spec.model_dump(), **options})
+
+
+def _without_defaults(made_by: Callable[..., Any] | None, options: dict[str, Any]) -> dict[str, Any]:
+    known = signature(made_by).parameters if made_by else {}
+    return {k: v for k, v in options.items() if k not in known or known[k].default != v}
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,7 @@ class Records:
     folder: Path
     runs: tuple[Record, ...] = ()
     problems: tuple[Problem, ...] = ()
+    asked: set[Path] = field(default_factory=set, repr=False)  # the runs that something was made of
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.runs)
@@ -115,11 +134,14 @@ class Records:
 
     @cached_property
     def _by_digest(self) -> dict[str, Record]:
-        return {run.spec.digest: run for run in self.runs}
+        return {canonical(run.spec).digest: run for run in reversed(self.runs)}
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The run of exactly this spec."""
-        return self._by_digest.get(spec.digest)
+        """The run of this spec, whether or not its defaults are written out."""
+        found = self._by_digest.get(canonical(spec).digest)
+        if found is not None:
+            self.asked.add(found.path)
+        return found
 
     def control(self, record: Record, stem: str = "rule") -> Record | None:
         """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the stronger one."""
@@ -192,7 +214,7 @@ def _read(path: Path) -> Record:
     if not isinstance(machine, dict):
         raise FormatError(f"Expected machine.json to be an object, but got {type(machine).__name__}.")
     run = Record(path, spec, report, rows, machine, int(fields.get("classes") or 0))
-    if report.run.get("test_correct") is not None and run.correct is None:
+    if report.run.get("test_correct") is not None and not run._fitting:
         raise FormatError("Expected run.test_correct in report.json to give the accuracy, but it does not.")
     return run
 

@@ -17,7 +17,7 @@ from walkback.audit.executors import Event, Job
 from walkback.audit.plans import Plan
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError
-from walkback.training.loop import build_net, build_rule
+from walkback.training.loop import build
 from walkback.training.spec import RunSpec
 
 
@@ -158,14 +158,10 @@ def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
     """Load every data set and build every network and rule once: what can't be trained is said before anything is."""
     for name in dict.fromkeys(spec.data for spec in specs):
         loaded = data.load(name, data.root_of(name, root))
-        kinds = {str((s.net, s.net_options, s.rule, s.rule_options, s.augment)): s for s in specs if s.data == name}
+        apart = {"seed", "epochs", "optimiser"}  # what decides nothing about whether it can be built
+        kinds = {str(s.model_dump(exclude=apart)): s for s in specs if s.data == name}
         for spec in kinds.values():
-            if spec.augment and len(loaded.input_shape) != 3:
-                raise InputError(
-                    f"Expected images (C, H, W) to augment, but {name} has inputs of shape {loaded.input_shape}: "
-                    "augment = false."
-                )
-            build_rule(spec, loaded, build_net(spec, loaded))
+            build(spec, loaded)
 
 
 @contextmanager

@@ -7,16 +7,14 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
-from walkback.audit.records import Record, Records
+from walkback.audit.records import Record, Records, canonical
 from walkback.audit.table import Stat, stat
 from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
 from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Claim, Verdict, decide
-from walkback.nets import NETS
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
 
@@ -103,10 +101,8 @@ def _setting(spec: RunSpec) -> Setting:
 
 
 def _options(spec: RunSpec) -> tuple[tuple[str, Any], ...]:
-    known = signature(NETS[spec.net]).parameters if spec.net in NETS else {}
-    defaults = {k: p.default for k, p in known.items() if p.default is not Parameter.empty}
-    differ = {k: v for k, v in spec.net_options.items() if k not in defaults or defaults[k] != v}
-    return tuple(sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in differ.items()))
+    options = canonical(spec).net_options
+    return tuple(sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in options.items()))
 
 
 @lru_cache(maxsize=4)
@@ -117,14 +113,15 @@ def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
         setting = setting_of(run.spec)
         if setting is not None:
             by_options = groups.setdefault(setting, {})
-            by_options.setdefault(json.dumps(run.spec.rule_options, sort_keys=True), []).append(run)
+            options = json.dumps(canonical(run.spec).rule_options, sort_keys=True)
+            by_options.setdefault(options, []).append(run)
     return groups
 
 
 def select(records: Records, setting: Setting) -> tuple[Record, ...]:
     """The runs of a setting, one per seed, by seed.
 
-    Options of a rule are not mixed: the papers' ones are taken if there are such runs, else those with most seeds.
+    Options of a rule are not mixed. The papers' ones are taken; of a rule that is not theirs, those with most seeds.
     """
     groups = _groups(records)
     if setting.any_epochs:
@@ -132,9 +129,12 @@ def select(records: Records, setting: Setting) -> tuple[Record, ...]:
         longest = max((s.epochs for s in groups if replace(s, epochs=setting.epochs) == asked), default=setting.epochs)
         setting = replace(asked, epochs=longest)
     by_options = groups.get(setting, {})
-    papers = json.dumps(setting.rule_options, sort_keys=True)
-    runs = by_options.get(papers) or max(by_options.items(), key=lambda kv: (len(kv[1]), kv[0]), default=("", []))[1]
-    return tuple(sorted(runs, key=lambda run: run.spec.seed))
+    runs = by_options.get(json.dumps(setting.rule_options, sort_keys=True), [])
+    if not runs and setting.rule not in RULES:
+        runs = max(by_options.items(), key=lambda kv: (len(kv[1]), kv[0]), default=("", []))[1]
+    one_per_seed = {run.spec.seed: run for run in reversed(runs)}
+    records.asked.update(run.path for run in one_per_seed.values())
+    return tuple(sorted(one_per_seed.values(), key=lambda run: run.spec.seed))
 
 
 def known_settings(records: Records) -> tuple[Setting, ...]:
@@ -143,9 +143,8 @@ def known_settings(records: Records) -> tuple[Setting, ...]:
 
 
 def left_out(records: Records) -> tuple[str, ...]:
-    """Runs that no table asks for: ablations, other optimisers, further options of a rule."""
-    used = {run.path for setting in _groups(records) for run in select(records, setting)}
-    return tuple(run.path.name for run in records if run.path not in used)
+    """Runs that no table has asked for so far: other strengths, networks, optimisers, options of a rule."""
+    return tuple(run.path.name for run in records if run.path not in records.asked)
 
 
 # -- judging ---------------------------------------------------------------------------------------------------
@@ -306,6 +305,8 @@ def _claim(
 def lacking(records: Records, setting: Setting, controls: bool = True) -> list[RunSpec]:
     """The specs a setting needs for its three seeds and that are not there, its controls with them."""
     runs = {run.spec.seed: run.spec for run in select(records, setting)}
+    if setting.any_epochs and runs:
+        setting = replace(setting, epochs=next(iter(runs.values())).epochs)
     specs = [runs.get(seed) or setting.spec(seed) for seed in SEEDS]
     out = [spec for spec in specs if spec.seed not in runs]
     if controls and setting.scope == "all":

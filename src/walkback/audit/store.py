@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from walkback.errors import FormatError
+from walkback.errors import FormatError, WalkbackError
 from walkback.report import Report
 from walkback.training.folder import CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
@@ -42,8 +42,8 @@ def state(store: str | Path, spec: RunSpec) -> State:
     folder = Path(store) / spec.name
     try:
         done = finished(folder, spec)
-    except (FormatError, OSError) as error:
-        return State("damaged", str(error))
+    except (WalkbackError, OSError) as error:
+        return State("damaged", f"{folder}: {error}" if str(folder) not in str(error) else str(error))
     if done:
         return State("finished", weights=(folder / "weights.safetensors").exists())
     return State("begun" if (folder / CHECKPOINT).exists() else "new")

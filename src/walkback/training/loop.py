@@ -158,18 +158,24 @@ def usable(device: str | torch.device) -> torch.device:
         raise InputError(f"Expected a device of this machine (cpu, cuda, mps), but {device!r} is not: {text}") from None
 
 
-def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
+def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
+    """The network and the rule of a spec, or an InputError where it can't be trained."""
     if spec.augment and len(data.input_shape) != 3:
         raise InputError(
             f"Expected images (C, H, W) to flip and crop, but {spec.data} has inputs of shape {data.input_shape}. "
             "Leave augment out."
         )
-    net = build_net(spec, data)
-    rule = build_rule(spec, data, net)
     if spec.scope == "frozen" and (spec.penalty or spec.credit_site == "reader"):
         raise InputError("Expected neither penalty nor credit_site with frozen blocks: they have no local loss.")
+    net = build_net(spec, data)
+    rule = build_rule(spec, data, net)
     if type(rule) is BP and spec.credit_site == "reader":
         raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
+    return net, rule
+
+
+def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
+    net, rule = build(spec, data)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
     parts = Parts.of(net)

@@ -24,7 +24,7 @@ NETWORKS = (
     ("ResMLP d=256 L=4", Setting("bp", net_options=NO_NORM, any_epochs=True), "no", "no-norm"),
     ("ViT-Mini", Setting("bp", net="vit-mini", epochs=30, any_epochs=True), "yes", "vit-mini"),
     ("StudentNet", Setting("bp", net="student", data="teacher-linear", any_epochs=True), "no", "student"),
-    ("StudentNet", Setting("bp", net="student", data="teacher", any_epochs=True), "no", "student"),
+    ("StudentNet", Setting("bp", net="student", data="teacher", any_epochs=True), "no", "teacher"),  # ours
     ("SmallCNN", Setting("bp", net="small-cnn", epochs=30, any_epochs=True), "no", "small-cnn"),
 )
 
@@ -154,9 +154,11 @@ def cross_arch(records: Records) -> Table:
         name = label if base.net != "student" else f"{label} on {base.data}"
         for rule in RULES if base.net == "small-cnn" else ("bp", "fa", "dfa"):
             entries.append(Entry((name, norm, RULES[rule]), replace(base, rule=rule), figures(where, rule)))
-        for rule in ("bp", "dfa") if figures(where, "frozen") else ():
+        for rule in ("bp", "dfa"):
+            said = figures(where, "frozen") + figures(where, f"frozen-{rule}")
             setting = replace(base, rule=rule, scope="frozen")
-            entries.append(Entry((name, norm, f"frozen, {RULES[rule]} stem"), setting, figures(where, "frozen")))
+            if said:
+                entries.append(Entry((name, norm, f"frozen, {RULES[rule]} stem"), setting, said))
     return audit(
         "cross-arch",
         "Across networks: scale and reference with and without a terminal LayerNorm",
@@ -190,7 +192,7 @@ def cifar100(records: Records) -> Table:
         ["rule"],
         entries,
         ["acc", "gamma", "h_norm", "g_norm", "growth", "depth", "depth_bp", "three", "four"],
-        ["the CIFAR-100 files were not at hand for these records: the commands need them under --root"] if none else [],
+        ["the commands need the files of CIFAR-100 under --root"] if none else [],
     )
 
 
@@ -267,7 +269,7 @@ def sub_modes(records: Records) -> Table:
                 stability = verdict.findings[2].value if verdict else None
                 submode = None
                 if verdict and verdict.measurement_valid is not None:
-                    submode = verdict.submode or "none: reference valid"
+                    submode = "none: reference valid" if verdict.measurement_valid else verdict.submode or "not told"
                 cells = {what: [f for f in said if f.what == what] for what in ("stability", "flag.submode")}
                 found = {
                     "stability": agrees_any(stability, cells["stability"]),
@@ -316,9 +318,8 @@ def linear_probe(records: Records) -> Table:
         own = Cell(NONE) if floor is None else Cell(f"{floor:.3f}", floor)
         rows.append([*compare(label, own, floor, said)[:-2], NONE, *compare(label, own, floor, said)[-2:]])
         if floor is None:
-            note = ", whose files were not at hand for these records" if data == "cifar100" else ""
             missing.append(
-                f"linear probe on {data}{note}: walkback evidence linear-probe --data {data} --root DIR "
+                f"linear probe on {data}: walkback evidence linear-probe --data {data} --root DIR "
                 f"--from {records.folder}"
             )
         settings = [Setting(rule, data=data, scope=scope) for scope in ("frozen", "all") for rule in RULES]

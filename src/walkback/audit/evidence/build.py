@@ -89,9 +89,6 @@ COLUMNS = {
     "stability": _stat("stability", "cos", "stability"),
     "deep_cosine": _stat("deep cos", "cos", "deep_cosine"),
     "perturbation": _stat("ρ_pert", "cos", "perturbation"),
-    "nudging": _stat("nudge", "norm", "nudging"),
-    "nudging_relative": _stat("nudge, relative", "norm", "nudging_relative"),
-    "train_loss_delta": _stat("Δ train loss", "cos", "train_loss_delta"),
     "depth": Column("D3 pp", "depth", lambda j: j.depth, "margin"),
     "depth_bp": Column("D3 pp, BP stem", "depth", lambda j: j.depth_bp),
     "three": _verdict("three-check", "three-check", "verdict.three"),
@@ -151,7 +148,6 @@ def audit(
     columns: Sequence[str],
     notes: Iterable[str] = (),
     augment: Sequence[bool] | None = None,
-    seen: bool = True,
 ) -> Table:
     """A table of judged settings.
 
@@ -159,7 +155,6 @@ def audit(
         heads: names of the entries' labels.
         columns: keys of COLUMNS.
         augment: the variants to show; by default those of which a network has runs.
-        seen: give the table its column "agrees?".
     """
     chosen = [COLUMNS[key] for key in columns]
     rows, missing, compared = [], [], set()
@@ -182,11 +177,9 @@ def audit(
         said.append(DEPTH)
     if any(c.kind == "verdict" for c in chosen):
         said.append(VERDICT)
-    if seen:
-        said += rules(compared)
-    width = None if seen else -1
-    heads = [*heads, "figures", "n", *(c.head for c in chosen), "agrees?"][:width]
-    return table(name, title, heads, [row[:width] for row in rows], said, commands(missing, records.store))
+    said += rules(compared)
+    heads = [*heads, "figures", "n", *(c.head for c in chosen), "agrees?"]
+    return table(name, title, heads, rows, said, commands(missing, records.store))
 
 
 def _n(n: int) -> Cell:

@@ -37,7 +37,7 @@ def two_modes(records: Records) -> Table:
         missing += needed(records, flag)
         rescued = select(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=flag))
         runs = {
-            "early": early_runs(records, flag),
+            "early": select(records, Setting("dfa", epochs=1, augment=flag)),
             "converged": select(records, Setting("dfa", augment=flag)),
             "penalised": rescued,
         }
@@ -140,11 +140,11 @@ def _five_method(records: Records, flag: bool) -> Shown:
 
 
 def _decision(records: Records, flag: bool) -> Shown:
-    found = [strategies(judged(records, Setting(rule, augment=flag))) for rule in RULES]
-    failing = [s for s in found if s and s["S3"] == "fails"]
+    judgements = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
+    failing = [s for s in map(strategies, judgements) if s and s["S3"] == "fails"]
     by = {name: sum(s[name] == "fails" for s in failing) for name in ("S0", "S1", "S2", "S3")}
     text = f"of {len(failing)} failures S0 catches {by['S0']}, S1 {by['S1']}, S2 {by['S2']}, S3 {by['S3']}"
-    return Shown(text, by["S2"] < by["S3"] if failing else None, sum(s is not None for s in found))
+    return Shown(text, by["S2"] < by["S3"] if failing else None, sum(len(j.runs) for j in judgements))
 
 
 def _temporal(records: Records, flag: bool) -> Shown:
@@ -161,7 +161,8 @@ def _temporal(records: Records, flag: bool) -> Shown:
 def _early(records: Records, flag: bool) -> Shown:
     runs = early_runs(records, flag)
     at = [run.epochs[1][2] for run in runs]
-    cosine, band = stat(m.deep_cosine for m in at), null_band(runs)
+    cosine = stat(m.deep_cosine for m in at)
+    band = null_band(select(records, Setting("dfa", epochs=1, augment=flag)))
     reading = _reading(cosine, at, band)
     if cosine is None:
         return Shown(NONE, None, 0)
@@ -211,7 +212,7 @@ def _networks(records: Records, flag: bool) -> Shown:
             norms &= norm == "yes" or not any(j.flagged(1))
     text = f"under DFA growth flags on {growth} of {total} networks, the reference on {reference}"
     text += ", only with a terminal norm" if norms and reference else ""
-    return Shown(text, (growth >= reference and norms) if total > 1 else None, n)
+    return Shown(text, (growth >= reference and norms) if total > 1 and growth else None, n)
 
 
 # Name, question, what is published, the criterion, ours.
