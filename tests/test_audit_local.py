@@ -222,6 +222,8 @@ def test_a_store_that_can_not_be_written_is_said_before_anything_starts(tmp_path
 def test_wrong_numbers_teach(tmp_path: Path) -> None:
     with pytest.raises(wb.InputError, match="Expected at least one worker, but got 0"):
         audit(plan(spec()), tmp_path, workers=0)
+    with pytest.raises(wb.InputError, match="Expected at least one thread for each worker, but got 0"):
+        audit(plan(spec()), tmp_path, threads=0)
     with pytest.raises(wb.InputError, match="Expected retries to be 0 or more, but got -1"):
         audit(plan(spec()), tmp_path, retries=-1)
 

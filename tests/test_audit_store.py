@@ -26,6 +26,7 @@ from walkback.cli import run as cli
 from walkback.data import Dataset
 from walkback.errors import InputError
 from walkback.training import folder as folders
+from walkback.training.control import control_spec
 from walkback.training.folder import finished, held, owned, unwritable, write
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
@@ -494,3 +495,30 @@ def test_waiting_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert time.monotonic() - start > 0.1
     thread.join()
     assert "run is being trained by another process: waiting for it" in capsys.readouterr().err
+
+
+def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli(["diagnose", str(runs / SPEC.name), "--json"])
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["frozen_baseline_acc"] is None
+    control = train(control_spec(SPEC), runs, data=small(), quiet=True)
+    cli(["diagnose", str(runs / SPEC.name), "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["frozen_baseline_acc"] == control.report().headline_acc
+    assert control.path.name in err
+    cli(["diagnose", str(runs / SPEC.name), "--json", "--frozen-acc", "0.25"])
+    assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] == 0.25
+    cli(["diagnose", str(control.path), "--json"])
+    assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] is None
+
+
+def test_a_record_without_weights_says_where_its_numbers_are(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (runs / SPEC.name / "weights.safetensors").unlink()
+    assert cli(["diagnose", str(runs / SPEC.name)]) == 2
+    assert "walkback judge" in capsys.readouterr().err
+    assert cli(["judge", str(runs / SPEC.name), "--json"]) in (0, 1, 3)
+    assert json.loads(capsys.readouterr().out)["per_layer"]["h_norm"]
+    assert cli(["judge", str(tmp_path)]) == 2
+    assert "folder without one" in capsys.readouterr().err

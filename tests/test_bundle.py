@@ -156,7 +156,7 @@ def test_a_place_that_can_not_be_written_is_named(tmp_path):
         (lambda f: (f / "spec.json").write_text("[]"), r"spec\.json to be of schema walkback\.bundle/1, but got list"),
         (lambda f: (f / "spec.json").write_text('{"schema": "walkback.bundle/2"}'), r"but got walkback\.bundle/2"),
         (lambda f: (f / "spec.json").write_text('{"net": "x"}'), "but got None"),
-        (lambda f: (f / "weights.safetensors").unlink(), r"weights\.safetensors to hold the weights, but: "),
+        (lambda f: (f / "weights.safetensors").unlink(), r"kept without them\. .*: walkback judge .*report\.json"),
         (
             lambda f: (f / "weights.safetensors").write_bytes(b"junk"),
             r"weights\.safetensors to hold the weights, but: ",

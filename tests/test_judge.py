@@ -330,7 +330,7 @@ def test_binary_files_and_folders_are_refused(tmp_path, name):
     with pytest.raises(wb.FormatError, match=rf"Expected .*{name} to be .*, but: 'utf-8' codec"):
         wb.judge(tmp_path / name)
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(wb.FormatError, match="Is a directory"):
+    with pytest.raises(wb.FormatError, match="is a folder without one"):
         wb.judge(tmp_path / "folder.csv")
 
 
@@ -422,3 +422,10 @@ def test_odd_conditions_do_not_break_the_print():
     )
     assert "judged from logged numbers" in str(report)
     report.to_json()
+
+
+def test_a_lone_gradient_norm_is_not_moved_to_the_last_site():
+    with pytest.raises(wb.InputError, match=r"one length.*\{'h_norm': 2, 'g_norm': 1\}.* call it g_norm_deepest"):
+        wb.judge({"h_norm": [1.0, 2.0], "g_norm": [1e-3]})
+    assert wb.judge({"h_norm": [1.0, 2.0], "g_norm_deepest": 1e-3}).per_layer["g_norm"] == [None, 1e-3]
+    assert wb.judge({"g_norm": [1e-3]}).per_layer["g_norm"] == [1e-3]

@@ -507,6 +507,8 @@ def report(
     if (out, tables, figures, template) == (None, None, None, None):
         out = Path("report.html")
     _check_page_out(out)
+    if template is not None and template.suffix not in (".md", ".txt", ""):
+        raise InputError(f"Expected --template to end in .md: it is written as Markdown, but got {template}.")
     from walkback.audit.records import read_records
     from walkback.exhibits.page import page_data, render
 
@@ -732,6 +734,22 @@ def _where(here: dict[str, Any]) -> str:
 # -- plumbing ------------------------------------------------------------------------------------------------
 
 
+def _control_beside(bundle: Bundle) -> float | None:
+    """The accuracy of a run's matched control in the same store, said on standard error; None where there is none."""
+    from walkback.audit import store
+    from walkback.report import Report
+    from walkback.training.control import control_spec
+    from walkback.training.spec import RunSpec
+
+    spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
+    control = control_spec(spec)
+    if spec.scope == "frozen" or store.state(bundle.path.parent, control).kind != "finished":
+        return None
+    accuracy = Report.load(bundle.path.parent / control.name / "report.json").headline_acc
+    print(f"frozen control: {control.name} beside it, accuracy {accuracy}", file=sys.stderr)
+    return accuracy if isinstance(accuracy, float) else None
+
+
 def _target(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
     from walkback.entry import call_entry, is_entry
 
@@ -768,6 +786,8 @@ def _target(target: str, data: str | None, root: Path | None, device: str) -> di
         if report is not None:
             found["method_name"] = report.method
             found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
+        if found.get("headline_acc") is not None:
+            found["frozen_baseline_acc"] = _control_beside(bundle)
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             found[key] = bundle.spec[key]

@@ -274,6 +274,13 @@ def position(row: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _read(path: Path) -> tuple[list[Named], tuple[str, ...]]:
+    if path.is_dir():
+        if not (path / "report.json").exists():
+            raise FormatError(
+                f"Expected a file of numbers, or the folder of a run with its report.json, but {path} is a folder "
+                "without one."
+            )
+        path = path / "report.json"
     kind, notes = path.suffix.lower(), ()
     if kind not in (".jsonl", ".csv"):
         table = read_table(path)
@@ -415,7 +422,9 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             bad.setdefault(of, []).append(f"({name} = {number})")
     scalars = {name: _finite(v) for name, v in logged.items()}
     h, cosine = lists["h_norm"], lists["cosine"]
-    g: Numbers = lists["g_norm"] or ([] if scalars["g_norm_deepest"] is None else [scalars["g_norm_deepest"]])
+    g: Numbers = lists["g_norm"]
+    if not g and scalars["g_norm_deepest"] is not None:  # only the last site's was logged
+        g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
     batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)
     if batch is not None and not 1 <= batch < float("inf"):
         raise InputError(f"Expected g_norm_batch_size in {where} to be at least 1, but got {batch:g}.")
@@ -429,12 +438,12 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
             f"them among: {', '.join(map(str, row)) or 'nothing'}."
         )
-    sizes = {name: len(v) for name, v in lists.items() if v and not (name == "g_norm" and len(v) == 1)}
+    sizes = {name: len(v) for name, v in lists.items() if v}
     if len(set(sizes.values())) > 1:
-        raise InputError(f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.")
-    sites = max(sizes.values(), default=0)
-    if len(g) == 1 and sites > 1:
-        g = [None] * (sites - 1) + g  # only the deepest was logged
+        hint = " Where only the last site's was logged, call it g_norm_deepest." if sizes.get("g_norm") == 1 else ""
+        raise InputError(
+            f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.{hint}"
+        )
     reasons = {k: str(v) for k, v in _part(row, "reasons", where).items()}
     for name in lists:
         if name not in ("h_norm", "g_norm") and name in bad:

@@ -108,6 +108,8 @@ def audit(
         raise InputError(f"Expected at least one worker, but got {workers}.")
     if retries < 0:
         raise InputError(f"Expected retries to be 0 or more, but got {retries}.")
+    if threads < 1:
+        raise InputError(f"Expected at least one thread for each worker, but got {threads}.")
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     run, out = executors.executor(executor), Path(out)
     states = {spec: store.state(out, spec) for spec in plan.specs}

@@ -206,6 +206,11 @@ def load_bundle(path: str | Path) -> Bundle:
     if not isinstance(spec, dict) or spec.get("schema") != SCHEMA:
         got = spec.get("schema") if isinstance(spec, dict) else type(spec).__name__
         raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {got}.")
+    if not (path / "weights.safetensors").exists() and (path / "report.json").exists():
+        raise FormatError(
+            f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "
+            f"is in its report: walkback judge {path / 'report.json'}"
+        )
     try:
         tensors = load_file(path / "weights.safetensors")
     except (OSError, SafetensorError) as error:
