@@ -17,7 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from walkback import __version__
-from walkback.audit.evidence.build import depth_word, flag_word
+from walkback.audit.evidence.build import depth_word, failed_words, flag_word
 from walkback.audit.records import Problem, Record, Records
 from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, other_optimiser
 from walkback.audit.table import NONE, Stat, Table, number, spread, stat, table
@@ -211,8 +211,7 @@ def _verdict(word: str, qualifier: str) -> dict[str, str]:
 
 
 def _failed(j: Judged, edition: str) -> str:
-    n = len(j.runs)
-    return " ".join(check if k == n else f"{check} ({k}/{n})" for check, k in j.failed(edition).items())
+    return failed_words(j.failed(edition), len(j.runs))
 
 
 def _over(answers: Sequence[bool | None]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from walkback.audit.agree import ANY, RULES, agrees_any, answer, published
@@ -56,13 +56,24 @@ def depth_word(finding: Finding) -> str:
     return "flags" if finding.flagged else "ok"
 
 
+def failed_words(counts: Mapping[str, int], n: int) -> str:
+    """Which checks walk a claim back, and on how many of `n` seeds where not on all: check -> number of seeds.
+
+    >>> failed_words({"D1": 1, "D2": 1, "D3": 3}, 3)
+    'D1 and D2 (1/3) D3'
+    """
+    if {"D1", "D2"} <= counts.keys() and counts["D1"] == counts["D2"] < n:  # together, on the same seeds
+        counts = {"D1 and D2": counts["D2"], **{c: k for c, k in counts.items() if c not in ("D1", "D2")}}
+    return " ".join(check if k == n else f"{check} ({k}/{n})" for check, k in counts.items())
+
+
 def verdict_cell(j: Judged, edition: str) -> Cell:
     """The verdict over all seeds, and the checks behind it."""
     word, n = j.word(edition), len(j.runs)
     if word is None:
         return Cell(NONE)
-    failed = [check if k == n else f"{check} ({k}/{n})" for check, k in j.failed(edition).items()]
-    text = f"{word}: {' '.join(failed)}" if failed else word
+    failed = failed_words(j.failed(edition), n)
+    text = f"{word}: {failed}" if failed else word
     if not failed and not j.tested:
         text += " (D3 not tested)"
     return Cell(text, {"verdict": word, "failed": j.failed(edition), "n": n, "depth_tested": j.tested})

@@ -103,7 +103,7 @@ def _reading(cosine: Stat | None, at: Sequence, band: float) -> str | None:
     if cosine is None or not at:
         return None
     if any(reference_validity("D2", m, FLOOR).flagged for m in at):
-        return "Mode 1 hides Mode 2"
+        return "Mode 1 hides Mode 2" if abs(cosine.mean) <= band else "Mode 1, cosine above chance"
     return "Mode 2 without Mode 1" if abs(cosine.mean) <= band else "valid reference, aligned credit"
 
 

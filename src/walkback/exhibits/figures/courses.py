@@ -263,7 +263,8 @@ def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[
 
 def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augment: bool) -> None:
     """Accuracy without and with the penalty, and that of frozen blocks."""
-    tops = []
+    tops: list[float] = []
+    drawn: set[str] = set()
     names = [rule for rule in ("BP", "FA", "DFA") if any(r["rule"] == rule and r["acc"] for r in rows)]
     for x, rule in enumerate(names):
         for offset, strength, face in ((-0.15, "0", None), (0.15, f"{RESCUE:g}", "white")):
@@ -273,11 +274,13 @@ def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augmen
                 style = look(rule, linestyle="", elinewidth=0.7, **fill)
                 ax.errorbar(x + offset, cell["mean"], yerr=cell["std"], **style)
                 tops.append(cell["mean"])
+                drawn.add(strength)
         code = next(k for k, v in RULES.items() if v == rule)
         frozen = judged(records, Setting(code, scope="frozen", epochs=SHORT, augment=augment)).stat("acc")
         if frozen is not None:
             ax.plot([x - 0.32, x + 0.32], [frozen.mean] * 2, color=GREY, lw=1.2, solid_capstyle="butt", zorder=1)
             tops.append(frozen.mean)
+            drawn.add("frozen")
     if not names:
         _nothing_here(ax, "no run of 30 epochs")
         return
@@ -286,12 +289,15 @@ def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augmen
     ax.set(
         ylabel="test accuracy", xlim=(-0.6, len(names) - 0.4), ylim=(min(tops) - 0.15 * span, max(tops) + 0.75 * span)
     )
+    keys = {
+        "0": Line2D([], [], marker="o", ls="", color=GREY, label=r"$\lambda$ = 0"),
+        f"{RESCUE:g}": Line2D(
+            [], [], marker="o", ls="", color=GREY, mfc="white", label=rf"$\lambda$ = {_power(RESCUE)}"
+        ),
+        "frozen": Line2D([], [], color=GREY, lw=1.2, label="frozen blocks, same stem rule"),
+    }
     ax.legend(
-        handles=[
-            Line2D([], [], marker="o", ls="", color=GREY, label=r"$\lambda$ = 0"),
-            Line2D([], [], marker="o", ls="", color=GREY, mfc="white", label=rf"$\lambda$ = {_power(RESCUE)}"),
-            Line2D([], [], color=GREY, lw=1.2, label="frozen blocks, same stem rule"),
-        ],
+        handles=[handle for what, handle in keys.items() if what in drawn],
         loc="upper right",
         handlelength=1.6,
         borderaxespad=0.1,

@@ -164,10 +164,13 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
             Patch(color=PALE, lw=0, label="threshold ± 50 %"),
             Line2D([], [], color=BLACK, marker="|", lw=0.8, ms=5, label="separation gap"),
             Line2D([], [], color=SKY, lw=3, label="thresholds that change no verdict"),
-            Line2D([], [], color=GREY, marker="o", ls="", label="flagged"),
-            Line2D([], [], color=GREY, marker="o", ls="", mfc="white", label="not flagged"),
+            *(
+                Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[flagged])  # pyright: ignore[reportArgumentType]
+                for flagged, word in ((True, "flagged"), (False, "not flagged"), (None, "inconclusive"))
+                if flagged is not None or any(p.flagged is None for points in found.values() for p in points)
+            ),
         ],
-        6 if wide else 2,
+        4 if wide else 2,
     )
     return fig
 
@@ -177,6 +180,9 @@ def _rule(name: str) -> str:
     return name.partition(" seed ")[0]
 
 
+_FACES: dict[bool | None, dict[str, str]] = {
+    True: {}, False: {"markerfacecolor": "white"}, None: {"fillstyle": "left", "markerfacecoloralt": "white"}
+}  # fmt: skip
 _EDITIONS = {"four-diagnostic": "four-diag.", "three-check": "three-check"}
 
 
@@ -190,8 +196,7 @@ def _strip(
     limit = getattr(LIMITS, t.field)
     row = rows.get(t.edition)
     for p in points:
-        face = {} if p.flagged else {"markerfacecolor": "white"}
-        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **face))
+        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **_FACES[p.flagged]))
     ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
     values = [*(p.value for p in points), *ends]
     if t.kind == "norm":
