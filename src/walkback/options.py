@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from inspect import signature
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -53,3 +56,35 @@ def images(net: str, shape: tuple[int, ...]) -> None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """A hint for a typo, with a space before it; empty when nothing is close.
+
+    >>> closest("primry", ["primary", "wide"])
+    " Did you mean 'primary'?"
+    """
+    found = get_close_matches(word, list(known), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def options_of(made: Callable[..., Any]) -> list[str]:
+    """The options of a network or rule: what its class takes, but for what the data decides.
+
+    >>> options_of(lambda input_shape, classes, width=1: None)
+    ['width']
+    """
+    parameters = signature(made).parameters.values()
+    kinds = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    return [name for name in kinds if name not in ("input_shape", "classes")]
+
+
+def known_options(what: str, name: str, made: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse an option that a network or rule does not have, and say which one was probably meant."""
+    options = options_of(made)
+    for key in given:
+        if key not in options:
+            told = f"only {', '.join(options)}" if options else "nor any other"
+            raise InputError(
+                f"Expected {what} that {name} knows, but: it has no {key!r}, {told}.{closest(key, options)}"
+            )

@@ -10,8 +10,6 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from inspect import signature
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from walkback.data import EMBEDDED, SOURCES
 from walkback.entry import is_entry
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
+from walkback.options import closest, options_of
 from walkback.rules import RULES
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
@@ -193,16 +192,6 @@ def unique(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
     return tuple(found.values())
 
 
-def closest(word: str, known: Iterable[str]) -> str:
-    """A hint for a typo, with a space before it; empty when nothing is close.
-
-    >>> closest("primry", ["primary", "wide"])
-    " Did you mean 'primary'?"
-    """
-    found = get_close_matches(word, list(known), 1)
-    return f" Did you mean {found[0]!r}?" if found else ""
-
-
 # -- from data to runs ---------------------------------------------------------------------------------------
 
 
@@ -276,11 +265,7 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
     for field, table in (("net", NETS), ("rule", RULES)):
         made = table.get(getattr(spec, field))
         if made is not None:
-            options = [
-                name
-                for name, parameter in signature(made).parameters.items()
-                if name not in ("input_shape", "classes") and parameter.kind == parameter.POSITIONAL_OR_KEYWORD
-            ]
+            options = options_of(made)
             given = getattr(spec, f"{field}_options")
             _known(given, options, f"{where}Expected of {getattr(spec, field)}", f"{field}_options.")
     return spec

@@ -12,6 +12,7 @@ from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
 from walkback.nets.vit_mini import ViTMini
+from walkback.options import known_options
 
 NETS: dict[str, type[nn.Module]] = {
     "resmlp": ResMLP,
@@ -38,7 +39,5 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: A
         return net
     if name not in NETS:
         raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {name!r}.")
-    try:
-        return NETS[name](input_shape=input_shape, classes=classes, **options)
-    except TypeError as error:
-        raise InputError(f"Expected net_options that {name} knows, but: {error}.") from None
+    known_options("net_options", name, NETS[name], options)
+    return NETS[name](input_shape=input_shape, classes=classes, **options)

@@ -6,6 +6,7 @@ from typing import Any
 
 from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError
+from walkback.options import known_options
 from walkback.rules.bp import BP
 from walkback.rules.credit_bridge import CreditBridge
 from walkback.rules.dfa import DFA
@@ -39,7 +40,5 @@ def make(name: str, /, **options: Any) -> Rule:
         return rule
     if name not in RULES:
         raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {name!r}.")
-    try:
-        return RULES[name](**options)
-    except TypeError as error:
-        raise InputError(f"Expected rule_options that {name} knows, but: {error}.") from None
+    known_options("rule_options", name, RULES[name], options)
+    return RULES[name](**options)
