@@ -96,6 +96,23 @@ def test_reporting_pair(drawn, world):
     assert (beside[0], beside[2]) == ("passes", "fails D1 D2 D3")
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["reporting-pair", "cross-arch"])
+def test_a_check_that_fails_on_some_seeds_says_on_how_many(tmp_path, name, width):
+    """D1 and D2 on one of three, D3 over all; the label is on the page, and there is room left for the panel."""
+    for seed, numbers in ((42, EXPLODED), (123, HEALTHY), (456, HEALTHY)):
+        spec = RunSpec(rule="dfa", seed=seed)
+        write_run(tmp_path, spec, 0.3, **numbers)
+        write_run(tmp_path, control_spec(spec), 0.35, **HEALTHY)
+    figure = FIGURES[name](read_records(tmp_path), width)
+    figure.draw_without_rendering()
+    panel = figure.axes[2]
+    (label,) = [t for t in panel.texts if t.get_text().startswith("fails")]
+    assert label.get_text() == "fails D1 (1/3) D2 (1/3) D3"
+    assert label.get_window_extent().x1 <= figure.bbox.padded(1).x1
+    assert panel.get_window_extent().width > 0.15 * figure.bbox.width
+
+
 def drawn_threshold(ax) -> float:
     """Where the dashed line of a panel is."""
     (line,) = [ln for ln in ax.get_lines() if ln.is_dashed() and ln.get_marker() == "None"]

@@ -60,13 +60,19 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
 
 
 def verdict(cell: Any) -> str:
-    """A verdict in as few words as fit beside a row."""
+    """A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
+
+    >>> cell = {"verdict": "walked back", "failed": {"D1": 1, "D2": 1, "D3": 3}, "n": 3}
+    >>> verdict(cell), verdict({**cell, "failed": {"D1": 1, "D2": 1}}), verdict({**cell, "failed": {"D3": 3}})
+    ('fails D1 (1/3) D2 (1/3) D3', 'fails D1 D2 (1/3)', 'fails D3')
+    """
     if cell is None:
         return ""
     if cell["verdict"] == "walked back":
-        seeds = set(cell["failed"].values())
-        some = "" if seeds == {cell["n"]} else f" ({max(seeds)}/{cell['n']})"
-        return f"fails {' '.join(cell['failed'])}{some}"
+        failed: dict[str, str] = {c: "" if k == cell["n"] else f" ({k}/{cell['n']})" for c, k in cell["failed"].items()}
+        if len(counts := set(failed.values())) == 1:
+            return f"fails {' '.join(failed)}{counts.pop()}"
+        return f"fails {' '.join(check + some for check, some in failed.items())}"
     if cell["verdict"] == "inconclusive":
         return "inconclusive"
     return "passes" if cell["depth_tested"] else "passes*"
