@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from made_latex import compiled
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_worlds import full_store
 from walkback.audit.evidence import TABLES, evidence
@@ -194,18 +192,6 @@ def test_numbers_are_set_in_mathematics():
     assert cell("-13.3 [-13.8, +12.8] flags") == "$-13.3$ [$-13.8$, $+12.8$] flags"
     assert cell("RM-d256-L4, 3–4") == "RM-d256-L4, 3--4"
     assert cell("ρ_pert") == r"$\rho_{\mathrm{pert}}$"
-
-
-def compiled(folder: Path) -> str:
-    """The log of pdflatex; in CI it must be there, elsewhere the test is skipped with a line that says so."""
-    compiler = shutil.which("pdflatex")
-    if compiler is None and not os.environ.get("WALKBACK_NEEDS_LATEX"):
-        pytest.skip("no pdflatex: `make latex` installs it, or texlive-latex-base and texlive-latex-recommended")
-    assert compiler, "CI needs pdflatex: `make latex`"
-    command = [compiler, "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
-    run = subprocess.run(command, cwd=folder, capture_output=True, check=False, timeout=300)
-    assert run.returncode == 0, run.stdout[-2000:].decode(errors="replace")
-    return (folder / "all.log").read_text(errors="replace").replace("\n", " ")
 
 
 @pytest.mark.parametrize("which", ["full", "empty"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from itertools import combinations, pairwise
@@ -94,6 +95,23 @@ def test_reporting_pair(drawn, world):
     assert drawn_threshold(gain) == 2.0
     beside = {round(float(t.xy[1])): t.get_text() for t in gain.texts if t.get_text().startswith(("passes", "fails"))}
     assert (beside[0], beside[2]) == ("passes", "fails D1 D2 D3")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["reporting-pair", "cross-arch"])
+def test_a_check_that_fails_on_some_seeds_says_on_how_many(tmp_path, name, width):
+    """D1 and D2 on one of three, D3 over all; the label is on the page, and there is room left for the panel."""
+    for seed, numbers in ((42, EXPLODED), (123, HEALTHY), (456, HEALTHY)):
+        spec = RunSpec(rule="dfa", seed=seed)
+        write_run(tmp_path, spec, 0.3, **numbers)
+        write_run(tmp_path, control_spec(spec), 0.35, **HEALTHY)
+    figure = FIGURES[name](read_records(tmp_path), width)
+    figure.draw_without_rendering()
+    panel = figure.axes[2]
+    (label,) = [t for t in panel.texts if t.get_text().startswith("fails")]
+    assert label.get_text() == "fails D1 and D2 (1/3) D3"
+    assert label.get_window_extent().x1 <= figure.bbox.padded(1).x1
+    assert panel.get_window_extent().width > 0.15 * figure.bbox.width
 
 
 def drawn_threshold(ax) -> float:
@@ -368,6 +386,75 @@ def test_a_diverged_run_is_drawn_as_far_as_it_went(tmp_path):
     assert records.problems == ()
     h = FIGURES["temporal-plain"](records, "single").axes[0]
     assert points(h, "DFA")[-1, 0] == 7
+
+
+def diverged(folder: Path) -> None:
+    """What a run leaves that diverged in its first epoch: nothing measured but its accuracy."""
+
+    def unknown(fields: dict) -> dict:
+        return {k: [None] * len(v) if isinstance(v, list) else None for k, v in fields.items()}
+
+    report = json.loads((folder / "report.json").read_text())
+    row = json.loads((folder / "trajectory.jsonl").read_text().partition("\n")[0])
+    for where in (report, row):
+        where |= {name: unknown(where[name]) for name in ("per_layer", "values", "aggregates")}
+    row["diverged"] = "state not finite at site 0, first in batch 0"
+    report["controls"] = unknown(report["controls"])
+    report["run"] |= {"epochs": 1, "diverged": row["diverged"], "train_loss_delta": None}
+    (folder / "trajectory.jsonl").write_text(json.dumps(row) + "\n")
+    (folder / "report.json").write_text(json.dumps(report))
+
+
+def note_of(figure: Figure) -> str:
+    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts]
+    return note
+
+
+def test_a_store_whose_only_run_diverged_is_drawn_and_the_note_says_so(tmp_path):
+    diverged(write_run(tmp_path / "runs", RunSpec(rule="dfa"), 0.1, **EXPLODED))
+    records = read_records(tmp_path / "runs")
+    saved = save_figures(records, tmp_path, WITH_DATA, ["single"], ["svg"])
+    assert set(saved.not_drawn) == {"temporal-augmented", "penalty", "sensitivity", "cosine-rank"}
+    assert all(why.startswith("Expected finished runs") for why in saved.not_drawn.values())
+    assert note_of(FIGURES["per-layer"](records, "double")).startswith(
+        "‖g_l‖ was not measured: plain: DFA. Growth was not measured: plain: DFA. No runs yet: plain: BP,"
+    )
+
+
+def test_a_rule_whose_runs_all_diverged_is_not_said_to_have_no_runs(tmp_path):
+    write_run(tmp_path, RunSpec(rule="bp"), 0.6, **HEALTHY)
+    diverged(write_run(tmp_path, RunSpec(rule="dfa"), 0.1, **EXPLODED))
+    note = note_of(FIGURES["sensitivity"](read_records(tmp_path), "double"))
+    assert "‖g_L‖ was not measured: plain: DFA." in note
+    assert "No runs yet: plain: FA, State Bridge, Credit Bridge, EP." in note
+
+
+@pytest.mark.parametrize("with_bp", [True, False])
+@pytest.mark.parametrize("name", ["per-layer", "temporal-plain", "cross-arch", "sensitivity"])
+def test_a_gradient_of_exactly_zero_is_named_where_a_log_axis_can_not_show_it(tmp_path, name, with_bp):
+    write_run(tmp_path, RunSpec(rule="dfa"), 0.3, **{**EXPLODED, "g": (0.0,) * 5})
+    if with_bp:
+        write_run(tmp_path, RunSpec(rule="bp"), 0.6, **HEALTHY)
+    figure = FIGURES[name](read_records(tmp_path), "single")
+    figure.draw_without_rendering()
+    note = note_of(figure)
+    what, _, where = note.partition(" is 0, which a log axis does not show: ")
+    assert what.endswith(("‖g_l‖", "‖g_L‖"))
+    assert where.partition(".")[0].endswith("plain: DFA")
+    on_a_log_axis = [ax for ax in figure.axes if "log" in (ax.get_xscale(), ax.get_yscale())]
+    assert len(on_a_log_axis) >= 2
+    if with_bp:
+        axis = next(ax for ax in on_a_log_axis if "g_" in ax.get_xlabel() + ax.get_ylabel())
+        low, high = axis.get_ylim() if axis.get_yscale() == "log" else axis.get_xlim()
+        assert 0 < low < 1e-7 < HEALTHY["g"][-1] < high
+
+
+def test_a_stream_of_exactly_zero_leaves_its_panel_empty_and_says_so(tmp_path):
+    for rule in ("bp", "dfa"):
+        write_run(tmp_path, RunSpec(rule=rule, epochs=30), 0.3, **{**HEALTHY, "h": (1.0, 1.0, 1.0, 1.0, 0.0)})
+    left = FIGURES["penalty"](read_records(tmp_path), "double").axes[0]
+    assert "no ‖h_L‖ of a DFA run of 30 epochs" in [t.get_text() for t in left.texts]
+    assert not left.get_lines()
 
 
 def test_seeds_and_gaps_in_words():

@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 import walkback as wb
+from made_latex import compiled
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, edit, many, replace_slash, seeded
 from walkback import cli
@@ -25,10 +27,11 @@ from walkback.exhibits.card import asset, panel
 from walkback.exhibits.page import PLOTLY, page, page_data, render
 from walkback.exhibits.view import distance
 from walkback.judge import judge
-from walkback.report import Report
+from walkback.report import Report, tex
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
+ODD = r"my_50%&:$x$#:{odd}~:^\r<b>:|*[0]"
 LIMIT = 2_000_000  # bytes without the data
 LOADS = {"src", "href", "srcset", "data", "action", "poster", "background", "xlink:href"}
 
@@ -267,14 +270,56 @@ def test_a_spreadsheet_runs_no_formula_of_a_rule(tmp_path):
     assert page_data(read_records(tmp_path))["csv"][1].startswith("'=1+1:x,")
 
 
-def test_the_latex_is_a_table_again(parsed):
-    before, rows, after = parsed.data["latex"]
-    text = "\n".join([*before, *rows, *after])
-    assert len(rows) == len(parsed.data["settings"])
-    assert text.count(r"\begin{tabular}") == text.count(r"\end{tabular}") == 1
-    assert before[-1].strip() == r"\midrule"
-    assert after[0].strip() == r"\bottomrule"
+def chosen(data: dict, rows: list[int]) -> str:
+    """The file a reader downloads who sees these rows in this order: as page.js does it."""
+    before, all_rows, after = data["latex"]
+    return "\n".join([*before, *(all_rows[i] for i in rows), *after]) + "\n"
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory) -> dict:
+    """More settings than a page holds, among them one with a long name and one LaTeX would choke on."""
+    store = tmp_path_factory.mktemp("long")
+    records = many(store, 29)
+    for rule in ("my_package.rules:sign_symmetric_feedback", ODD):
+        write_run(store, RunSpec(rule=rule, epochs=40), 0.5, **EXPLODED)
+    named = [run for run in read_records(store) if run.spec.rule.startswith("my")]
+    return page_data(replace(records, runs=(*records.runs, *named)))
+
+
+@pytest.mark.parametrize("order", ["all", "turned", "one", "none"])
+def test_the_latex_of_any_rows_is_one_table_of_them(long, order):
+    count = len(long["settings"])
+    assert count == 31
+    rows = {"all": [*range(count)], "turned": [*range(count)][::-3], "one": [count - 1], "none": []}[order]
+    text = chosen(long, rows)
+    opened: list[str] = []
+    for what, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if what == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert opened == []
+    assert text.count(r"\begin{longtable}") == text.count(r"\caption") == text.count(r"\label") == 1
+    body = text.partition("\\endfoot\n")[2].partition("\\end{longtable}")[0].splitlines()
+    cells = [line.strip().removeprefix("{}").removesuffix(r" \\").split(" & ") for line in body if line.strip()]
+    shown = [long["settings"][i] for i in rows]
+    assert [c[0].replace(r"\allowbreak{}", "") for c in cells] == [tex(s["rule"]) for s in shown]
+    assert [c[1].replace(r"$\lambda$", "λ").replace(r"$\cdot$", "·") for c in cells] == [s["setting"] for s in shown]
+    assert {len(c) for c in cells} <= {11}
     assert "D1 flags at growth $>$ 50" in text
+
+
+def test_the_latex_compiles_and_breaks_into_pages(long, tmp_path):
+    text = chosen(long, [*range(len(long["settings"]))])
+    packages = re.findall(r"% Needs (\\usepackage\{.*?\})", text)[0]
+    (tmp_path / "verdicts.tex").write_text(text)
+    (tmp_path / "all.tex").write_text(
+        rf"\documentclass{{article}}{packages}\begin{{document}}\input{{verdicts}}\end{{document}}"
+    )
+    log = compiled(tmp_path)
+    assert "Overfull" not in log, "something sticks out"
+    assert int(re.findall(r"Output written on all.pdf \((\d+) pages", log)[0]) > 2
 
 
 # -- one run -------------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_the_list_has_every_field_and_our_runs_recorded_it(real, field):
 
 def test_our_own_runs(real):
     assert "⟨" not in real
-    found = fields(real)
+    found = fields(real.split("\n## ")[1])  # the longest runs come first
     assert found["architecture"] == "resmlp (width 256, depth 4, expansion 1, terminal_norm True)"
     assert found["optimiser"] == "adamw, learning rate 0.001, weight decay 0.01"
     assert found["minibatches"] == "1024 test samples in 8 disjoint batches of 128"
@@ -117,6 +117,46 @@ def test_no_control_is_named(tmp_path):
     text = filled(read_records(tmp_path))
     assert f"depth: {MISSING}, no matched control was trained" in text
     assert fields(text)["control of depth"] == f"{MISSING}: no run with frozen blocks in this setting"
+
+
+@pytest.mark.parametrize(
+    ("trained", "stems", "said"),
+    [
+        (("dfa",), ("dfa",), "stem trained by the same rule (DFA)"),
+        (("bp",), ("bp",), "stem trained by the same rule (BP)"),
+        ((), ("fa",), "stem trained by FA (for no run in this setting)"),
+        (
+            ("dfa",),
+            ("bp",),
+            f"stem trained by BP, the stronger control (for DFA); {MISSING}: a stem trained by the same rule for DFA",
+        ),
+        (
+            ("bp", "fa", "dfa"),
+            ("bp", "dfa"),
+            "stem trained by the same rule (BP, DFA); stem trained by BP, the stronger control (for FA, DFA); "
+            f"{MISSING}: a stem trained by the same rule for FA",
+        ),
+    ],
+)
+def test_matched_controls_and_those_with_a_bp_stem_are_told_apart(tmp_path, trained, stems, said):
+    for rule in trained:
+        write_run(tmp_path, RunSpec(rule=rule), 0.4, **HEALTHY)
+    for rule in stems:
+        write_run(tmp_path, control_spec(RunSpec(rule=rule)), 0.3, **HEALTHY)
+    found = fields(filled(read_records(tmp_path)))["control of depth"]
+    assert found == f"the same network with blocks frozen at initialisation, {said}"
+
+
+def test_the_accuracy_of_a_diverged_run_is_that_of_the_epoch_it_diverged_in(tmp_path):
+    """The run ends with that epoch, and its report is of the network as it is then."""
+    folder = write_run(tmp_path, RunSpec(rule="dfa", epochs=5), 0.1, **EXPLODED)
+    rows = (folder / "trajectory.jsonl").read_text().splitlines()[:2]
+    (folder / "trajectory.jsonl").write_text("\n".join(rows) + "\n")
+    report = json.loads((folder / "report.json").read_text())
+    report["run"] |= {"epochs": 2, "diverged": "epoch 2: training loss not finite"}
+    (folder / "report.json").write_text(json.dumps(report))
+    text = filled(read_records(tmp_path))
+    assert fields(text)["checkpoint rule"] == "the epoch in which it diverged, its last (2 of 5)"
 
 
 def test_settings_are_sections_of_their_own(tmp_path):

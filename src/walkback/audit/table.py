@@ -61,6 +61,8 @@ def number(value: float, kind: str) -> str:
 
     >>> number(0.3064, "acc"), number(0.0996, "cos"), number(4.23e8, "norm"), number(-4.3, "pp")
     ('0.306', '+0.100', '4.2e8', '-4.3')
+    >>> number(999.4, "norm"), number(-999.7, "norm"), number(1000.4, "norm")
+    ('999', '-1000', '1000')
     """
     if kind == "acc":
         return f"{value:.3f}"
@@ -71,7 +73,7 @@ def number(value: float, kind: str) -> str:
     if kind == "int":
         return f"{value:.0f}"
     if value == 0 or -1.5 <= log10(abs(value)) < 4:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     mantissa, _, exponent = f"{value:.1e}".partition("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 

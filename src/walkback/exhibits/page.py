@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,7 @@ from markupsafe import Markup
 
 from walkback import __version__
 from walkback.audit.evidence.build import depth_word, failed_words, flag_word
+from walkback.audit.latex import cell
 from walkback.audit.records import Problem, Record, Records
 from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, other_optimiser
 from walkback.audit.table import NONE, Stat, Table, number, spread, stat, table
@@ -85,7 +87,6 @@ def page_data(records: Records) -> dict[str, Any]:
     runs = [_run(records, spec, run) for spec, runs in groups.items() for run in runs]
     runs.sort(key=lambda r: (r["setting"], r["verdict"]["word"] == CONTROL, *_rank(r["filter_rule"]), r["seed"]))
     lacking = [c for spec, j in claims.items() for run in j.runs if records.find(c := control_spec(run.spec)) is None]
-    shown = _verdict_table(settings)
     return plain(
         {
             "schema": SCHEMA,
@@ -97,7 +98,7 @@ def page_data(records: Records) -> dict[str, Any]:
             "problems": [[_text(_below(p.path, records.folder)), p.reason] for p in records.problems],
             "thresholds": asdict(_LIMITS),
             "csv": _csv(settings),
-            "latex": _latex(shown, len(settings)),
+            "latex": _latex(_verdict_table(settings)),
         }
     )
 
@@ -300,11 +301,43 @@ def _verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
     )
 
 
-def _latex(shown: Table, rows: int) -> list[list[str]]:
-    """[lines before the rows, the rows, lines after them]: a page that filters puts them together again."""
-    lines = shown.to_latex().split("\n")
-    start = lines.index(r"    \midrule") + 1
-    return [lines[:start], lines[start : start + rows], lines[start + rows :]]
+# Of the width of a page in landscape, by column.
+_SHARES = (0.095, 0.128, 0.03, 0.105, 0.085, 0.1, 0.1, 0.057, 0.08, 0.11, 0.11)
+
+
+def _latex(shown: Table) -> list[list[str]]:
+    """[lines before the rows, the rows, lines after them]: a page that filters puts them together again.
+
+    A longtable: how many rows will be chosen is not known here, so LaTeX itself has to break them into pages.
+    """
+    columns = [rf">{{\raggedright\arraybackslash}}p{{\dimexpr {share:g}\linewidth-2\tabcolsep}}" for share in _SHARES]
+    heads = [r"  \toprule", _latex_row(shown.columns), r"  \midrule"]
+    before = [
+        r"% Needs \usepackage{array,booktabs,longtable,pdflscape} and a document of one column",
+        r"\begin{landscape}\footnotesize\setlength{\tabcolsep}{3pt}\setlength{\extrarowheight}{2pt}",
+        rf"\begin{{longtable}}{{{''.join(columns)}}}",
+        rf"  \caption{{{cell(shown.title)}.}}\label{{tab:{shown.name}}}\\",
+        *heads,
+        r"  \endfirsthead",
+        *heads,
+        r"  \endhead",
+        r"  \bottomrule",
+        r"  \endfoot",
+    ]
+    notes = ". ".join(cell(note) for note in shown.notes)
+    after = [r"\end{longtable}", rf"\noindent {notes}.", r"\end{landscape}"]
+    return [before, [_latex_row(row) for row in shown.rows], after]
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    r"""Cells as LaTeX; long names may be broken, since they have no spaces to break them at.
+
+    >>> print(_latex_row(["my_rules:sign", "[-4.8, -3.2]"]))
+      {}my\_\allowbreak{}rules:\allowbreak{}sign & [$-4.8$, $-3.2$] \\
+    """
+    broken = [re.sub(r"(:|/|\.|\\_)(?=[A-Za-z\\])", r"\1\\allowbreak{}", cell(text)) for text in cells]
+    # Braces: after the \\ of the row before, a bracket would open its optional argument.
+    return "  {}" + " & ".join(broken) + r" \\"
 
 
 def _csv(settings: Iterable[dict[str, Any]]) -> list[str]:

@@ -16,6 +16,7 @@ from walkback.audit.settings import RULES, Judged, alike, judged_runs
 from walkback.audit.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
+from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
 MISSING = "*missing*"
@@ -247,7 +248,7 @@ def _precision(run: Record) -> str | None:
 
 def _checkpoint(run: Record) -> str:
     if run.report.run.get("diverged"):
-        return f"the last epoch before it diverged ({run.report.run['epochs']} of {run.spec.epochs})"
+        return f"the epoch in which it diverged, its last ({run.report.run['epochs']} of {run.spec.epochs})"
     return f"the last epoch ({run.spec.epochs}) on the test split, never the best"
 
 
@@ -312,11 +313,36 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def _control(runs: Sequence[Record]) -> str:
-    frozen = [run for run in runs if run.spec.scope == "frozen"]
+    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, the stronger one."""
+    frozen = dict.fromkeys(run.spec for run in runs if run.spec.scope == "frozen")
     if not frozen:
         return f"{MISSING}: no run with frozen blocks in this setting"
-    stems = dict.fromkeys(RULES.get(run.spec.rule, run.spec.rule) for run in frozen)
-    return f"the same network with blocks frozen at initialisation, stem trained by the same rule ({', '.join(stems)})"
+    trained = [run.spec for run in runs if run.spec.scope == "all"]
+    matched = [spec for spec in trained if control_spec(spec) in frozen]
+    stronger = [spec for spec in trained if spec.rule != "bp" and control_spec(spec, "bp") in frozen]
+    used = {*map(control_spec, matched), *(control_spec(spec, "bp") for spec in stronger)}
+    stems = (
+        ("stem trained by the same rule ({})", matched),
+        ("stem trained by BP, the stronger control (for {})", stronger),
+        ("stem trained by {} (for no run in this setting)", [spec for spec in frozen if spec not in used]),
+    )
+    said = "; ".join(text.format(_named(specs)) for text, specs in stems if specs)
+    known = set(map(_called, matched))
+    without = [spec for spec in trained if _called(spec) not in known]
+    lacks = f"; {MISSING}: a stem trained by the same rule for {_named(without)}" if without else ""
+    return f"the same network with blocks frozen at initialisation, {said}{lacks}"
+
+
+def _named(specs: Sequence[RunSpec]) -> str:
+    order = list(RULES)
+    ranked = sorted(specs, key=lambda spec: order.index(spec.rule) if spec.rule in order else len(order))
+    return ", ".join(dict.fromkeys(map(_called, ranked)))
+
+
+def _called(spec: RunSpec) -> str:
+    """A rule with its options."""
+    name = RULES.get(spec.rule, spec.rule)
+    return " ".join([name, *(f"{k} {v}" for k, v in spec.rule_options.items())])
 
 
 def _title(spec: RunSpec) -> str:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from walkback.audit.evidence.build import failed_words
 from walkback.audit.records import Records
 from walkback.exhibits.figures.style import (
     GREY,
@@ -25,6 +26,7 @@ from walkback.exhibits.figures.style import (
     missing_note,
     nothing,
     numbers,
+    off_axis,
     ours,
     rule_order,
     short,
@@ -60,13 +62,16 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
 
 
 def verdict(cell: Any) -> str:
-    """A verdict in as few words as fit beside a row."""
+    """A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
+
+    >>> cell = {"verdict": "walked back", "failed": {"D1": 1, "D2": 1, "D3": 3}, "n": 3}
+    >>> verdict(cell), verdict({**cell, "failed": {"D1": 1, "D2": 1}}), verdict({**cell, "failed": {"D3": 3}})
+    ('fails D1 and D2 (1/3) D3', 'fails D1 and D2 (1/3)', 'fails D3')
+    """
     if cell is None:
         return ""
     if cell["verdict"] == "walked back":
-        seeds = set(cell["failed"].values())
-        some = "" if seeds == {cell["n"]} else f" ({max(seeds)}/{cell['n']})"
-        return f"fails {' '.join(cell['failed'])}{some}"
+        return f"fails {failed_words(cell['failed'], cell['n'])}"
     if cell["verdict"] == "inconclusive":
         return "inconclusive"
     return "passes" if cell["depth_tested"] else "passes*"
@@ -192,7 +197,10 @@ def per_layer(records: Records, width: Width = "double") -> Figure:
         raise nothing("the state of every layer", table.missing)
     shown, rules = variants(rows), sorted({r["rule"] for r in rows}, key=rule_order)
     absent = [(variant(r), r["rule"]) for r in table.data if not r["n"]]
-    note = missing_note(absent, dict.fromkeys((variant(r), r["rule"], r["n"]) for r in rows))
+    norms = [(variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
+    ratios = [(variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
+    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios))
+    note = missing_note(absent, dict.fromkeys((variant(r), r["rule"], r["n"]) for r in rows), *off)
     wide = width == "double"
     fig = canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
     panels = (
@@ -202,8 +210,7 @@ def per_layer(records: Records, width: Width = "double") -> Figure:
     )
     if not wide:
         panels = [list(column) for column in zip(*panels)]
-    norms = [r["‖g‖"]["mean"] for r in rows if r["‖g‖"]]
-    ratios = [r["growth"]["mean"] for r in rows if r["growth"]]
+    floor = LIMITS.g_norm_floor
     for v, (cosine, norm, growth) in zip(shown, panels):
         for name, ax in (("cos", cosine), ("‖g‖", norm), ("growth", growth)):
             for rule in rules:
@@ -218,9 +225,9 @@ def per_layer(records: Records, width: Width = "double") -> Figure:
         heading(cosine, f"ResMLP d=256 L=4, {v}" if wide or len(shown) == 1 else v)
         cosine.axhline(0, color=GREY, lw=0.5)
         cosine.set(ylabel="cosine with $g_l$", ylim=(min(-0.15, cosine.get_ylim()[0]), 1.08))
-        logarithmic(norm, "y", r"$\|g_l\|$ (per sample ÷ 128)", min([*norms, LIMITS.g_norm_floor / 3]), max(norms))
-        threshold(norm, "y", LIMITS.g_norm_floor, "below")
-        logarithmic(growth, "y", r"growth $\|h_l\|/\|h_{l-1}\|$", min([*ratios, 1.0]), max([*ratios, 200.0]))
+        logarithmic(norm, "y", r"$\|g_l\|$ (per sample ÷ 128)", [*_known(norms), floor / 3, floor * 3])
+        threshold(norm, "y", floor, "below")
+        logarithmic(growth, "y", r"growth $\|h_l\|/\|h_{l-1}\|$", [*_known(ratios), 1.0, 200.0])
         threshold(growth, "y", LIMITS.h_norm_explosion_ratio, "above")
         for ax in (cosine, norm, growth) if wide and v == shown[-1] else (growth,) if not wide else ():
             ax.set_xlabel("site $l$ (0: stem)")
@@ -232,6 +239,14 @@ def per_layer(records: Records, width: Width = "double") -> Figure:
     limits = [threshold_key(r"D2 flags $\|g_L\|$ below 1e-7"), threshold_key("D1 flags growth above 50")]
     legend(fig, [*(key(rule) for rule in rules), *limits], 4 if wide and len(rules) > 4 else 6 if wide else 2)
     return fig
+
+
+def _mean(cell: Any) -> float | None:
+    return None if cell is None else cell["mean"]
+
+
+def _known(values: Iterable[tuple[str, str, float | None]]) -> list[float]:
+    return [v for *_, v in values if v is not None]
 
 
 def _within(found: Sequence[Row], name: str) -> list[list[float]]:
@@ -262,7 +277,11 @@ def cross_arch(records: Records, width: Width = "double") -> Figure:
                 empty.append((name, said, row["rule"]))
     absent = [(said, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, said, rule in empty]
     seeds = [(name, r["rule"], r["n"]) for name, members in groups.items() for r in members]
-    note = missing_note(absent, seeds, _untested(rows))
+    ratios, norms = (
+        [(name, r["rule"], _mean(r[what])) for name, members in groups.items() for r in members]
+        for what in ("ρ", "‖g_L‖")
+    )
+    note = missing_note(absent, seeds, off_axis("ρ", ratios), off_axis("‖g_L‖", norms), _untested(rows))
     lines: list[tuple[float, Row]] = []
     heads: list[tuple[float, str]] = []
     y = 0.0
@@ -279,14 +298,12 @@ def cross_arch(records: Records, width: Width = "double") -> Figure:
         point(growth, row["ρ"], at, row["rule"])
         point(norm, row["‖g_L‖"], at, row["rule"])
         gain(depth, row["D3 pp"], at, row["rule"])
-    ratios, norms = ([r[name]["mean"] for _, r in lines if r[name]] for name in ("ρ", "‖g_L‖"))
-    logarithmic(growth, "x", r"growth $\rho$", min([*ratios, 1.0]), max([*ratios, 200.0]), 5 if wide else 3)
+    logarithmic(growth, "x", r"growth $\rho$", [*_known(ratios), 1.0, 200.0], 5 if wide else 3)
     logarithmic(
         norm,
         "x",
         r"$\|g_L\|$ (per sample ÷ 128)" if wide else "$\\|g_L\\|$ (per\nsample ÷ 128)",
-        min([*norms, LIMITS.g_norm_floor / 3]),
-        max([*norms, LIMITS.g_norm_floor * 3]),
+        [*_known(norms), LIMITS.g_norm_floor / 3, LIMITS.g_norm_floor * 3],
         5 if wide else 2,
     )
     depth.set(

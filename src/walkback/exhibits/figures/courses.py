@@ -39,6 +39,8 @@ from walkback.exhibits.figures.style import (
     missing_note,
     nothing,
     numbers,
+    off_axis,
+    on_log,
     ours,
     rule_order,
     threshold,
@@ -108,12 +110,18 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
         raise nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
     wide = width == "double"
     seeds = [(label, rule, len(runs)) for label, here in groups for rule, runs in here]
-    note = missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds.")
+    moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
+    means = {
+        what: [(*at, min((v.mean for m in ms if (v := getattr(m, what))), default=None)) for at, ms in moments.items()]
+        for what in ("h_norm", "g_norm")
+    }
+    off = (off_axis("‖h_L‖", means["h_norm"]), off_axis("‖g_L‖", means["g_norm"]))
+    about = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
+    note = missing_note(absent, seeds, about, *off)
     fig = canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note)
     panels = grid(fig, len(groups), 3, sharey="col")
-    moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
     norms = {
-        what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values if v > 0]
+        what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values]
         for what in ("h_norm", "g_norm")
     }
     top = max([m.acc.mean for ms in moments.values() for m in ms if m.acc] or [1.0])
@@ -128,9 +136,9 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
             _stars(h, runs, "a", "h_norm", look(rule)["color"])
             _stars(g, runs, "b", "g_norm", look(rule)["color"])
         heading(h, label)
-        logarithmic(h, "y", r"$\|h_L\|$", min(norms["h_norm"]), max(norms["h_norm"]))
+        logarithmic(h, "y", r"$\|h_L\|$", norms["h_norm"])
         floor = LIMITS.g_norm_floor
-        logarithmic(g, "y", r"$\|g_L\|$", min([*norms["g_norm"], floor / 3]), max(norms["g_norm"]))
+        logarithmic(g, "y", r"$\|g_L\|$", [*norms["g_norm"], floor / 3, floor * 3])
         threshold(g, "y", floor, "below")
         acc.set(ylabel="accuracy", ylim=(0, min(1.0, 1.08 * top)))
         for ax in (h, g, acc):
@@ -197,10 +205,11 @@ def _dose(ax: Axes, records: Records, augment: bool) -> None:
     ends = []
     for value in SWEEP["dfa"]:
         runs = select(records, Setting("dfa", penalty=value, epochs=SHORT, augment=augment))
-        if runs:
+        at = course(runs)
+        held = on_log(m.h_norm.mean for m in at if m.h_norm)
+        if held:
             color, marker, line = _LAMBDA[value]
-            at = course(runs)
-            ends += [m.h_norm.mean for m in at if m.h_norm]
+            ends += held
             _line(
                 ax,
                 at,
@@ -213,12 +222,11 @@ def _dose(ax: Axes, records: Records, augment: bool) -> None:
                 label=rf"$\lambda$ = {_power(value)}",
             )
     if ends:
-        logarithmic(
-            ax, "y", r"DFA's $\|h_L\|$", min(ends), max(ends) * (max(ends) / min(ends)) ** 0.4
-        )  # for the legend
+        above = max(ends) * (max(ends) / min(ends)) ** 0.4  # for the legend
+        logarithmic(ax, "y", r"DFA's $\|h_L\|$", [*ends, above])
         ax.legend(loc="upper center", ncols=3, handlelength=2, columnspacing=0.8, borderaxespad=0.1, fontsize=5.2)
     else:
-        _nothing_here(ax, "no DFA run of 30 epochs")
+        _nothing_here(ax, "no ‖h_L‖ of a DFA run of 30 epochs")
     ax.set_xlabel("epoch")
     ax.set_xlim(-0.5, SHORT + 1)
 

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 from walkback.audit.evidence.decisions import THRESHOLDS, Threshold, threshold_points
 from walkback.audit.evidence.interventions import FUNCTIONAL
 from walkback.audit.records import Records
-from walkback.audit.settings import RULES, Setting
+from walkback.audit.settings import RULES, Setting, select
 from walkback.audit.table import number
 from walkback.exhibits.figures.style import (
     BLACK,
@@ -34,6 +34,7 @@ from walkback.exhibits.figures.style import (
     missing_note,
     nothing,
     numbers,
+    off_axis,
     ours,
     rule_order,
     short,
@@ -144,12 +145,21 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
     at = {v: [Setting(rule, augment=v == "augmented") for rule in RULES] for v in shown}
     found = {(v, t.key): threshold_points(records, at[v], t) for v, t in panels_of}
     known = {v: sorted({_rule(p.name) for t in THRESHOLDS for p in found[v, t.key]}, key=rule_order) for v in shown}
-    absent = [(v, name) for v in shown for name in RULES.values() if name not in known[v]]
-    seeds = [(v, name, sum(_rule(p.name) == name for p in found[v, "growth"])) for v in shown for name in known[v]]
+    counts = [(v, RULES[s.rule], len(select(records, s))) for v in shown for s in at[v]]
+    absent = [(v, name) for v, name, n in counts if not n]
+    seeds = [(v, name, n) for v, name, n in counts if n]
     wide = width == "double"
     lines = max(map(len, known.values()))  # all panels are of one height: that of the fullest
     height = len(shown) * (0.34 * (lines + 4.9) + 0.24) + (0.35 if wide else 0.6)
-    fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128."))
+    lowest = {
+        key: [
+            (v, rule, min((p.value for p in found[v, key] if _rule(p.name) == rule), default=None))
+            for v, rule, _ in seeds
+        ]
+        for key in ("growth", "g_norm")
+    }
+    off = (off_axis("ρ", lowest["growth"]), off_axis("‖g_L‖", lowest["g_norm"]))
+    fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128.", *off))
     flat = [ax for row in grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
@@ -200,7 +210,7 @@ def _strip(
     ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
     values = [*(p.value for p in points), *ends]
     if t.kind == "norm":
-        logarithmic(ax, "x", _LABELS[t.key], min([*values, limit / 3]), max([*values, limit * 3]), 5 if wide else 3)
+        logarithmic(ax, "x", _LABELS[t.key], [*values, limit / 3, limit * 3], 5 if wide else 3)
     else:
         low, high = min([*values, 0.0]), max([*values, 2 * limit])
         ax.set(xlabel=_LABELS[t.key], xlim=(low - 0.08 * (high - low), high + 0.08 * (high - low)))
@@ -219,7 +229,7 @@ def _strip(
     )
     bottom = len(names) + 0.5
     worst, best = (row and row[c] for c in ("worst not flagged", "healthiest flagged"))
-    if row and worst and best:
+    if row and worst and best and row["gap"] is not None:  # no ratio to zero
         ends = sorted((worst["value"], best["value"]))
         ax.plot(ends, [bottom] * 2, color=BLACK, marker="|", lw=0.8, ms=5)
         unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, wraps
-from math import ceil, log10
+from math import ceil, isfinite, log10
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,14 +156,25 @@ def heading(ax: Axes, text: str) -> None:
     ).set_in_layout(False)
 
 
-def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, low: float, high: float, most: int = 5) -> None:
-    """A labelled log axis from `low` to `high` with some room, and about `most` ticks on whole decades."""
-    first, last = log10(low), log10(high)
+def on_log(values: Iterable[float]) -> list[float]:
+    """Those that a log axis can hold.
+
+    >>> on_log([0.0, 2.0, float("inf"), -1.0])
+    [2.0]
+    """
+    return [v for v in values if isfinite(v) and v > 0]
+
+
+def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, values: Iterable[float], most: int = 5) -> None:
+    """A labelled log axis over the values it can hold with some room, and about `most` ticks on whole decades."""
+    held = on_log(values) or [1.0, 10.0]
+    first, last = log10(min(held)), log10(max(held))
     room = 0.06 * max(last - first, 1.0)
     step = max(1, ceil((last - first) / most))
     axis = ax.xaxis if which == "x" else ax.yaxis
     limits = (10 ** (first - room), 10 ** (last + room))
-    ax.set(**{f"{which}scale": "log", f"{which}label": label, f"{which}lim": limits})
+    # Limits first: without them a log scale looks for positive data, of which there may be none.
+    ax.set(**{f"{which}lim": limits, f"{which}scale": "log", f"{which}label": label})
     axis.set_major_locator(LogLocator(10.0**step, numticks=20))
     axis.set_minor_locator(LogLocator(10.0, numticks=40))
     axis.set_minor_formatter(NullFormatter())
@@ -241,6 +252,23 @@ def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, s
         f"Fewer than {len(SEEDS)} seeds": [_seeds(where, by, known[where]) for where, by in few.items() if by],
     }
     return " ".join([*said, *(f"{head}: {'; '.join(items)}." for head, items in lists.items() if items)])
+
+
+def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
+    """What of a quantity its log axis does not show.
+
+    Args:
+        found: (setting, rule, value), None where nothing was measured.
+
+    >>> off_axis("‖g_L‖", [("plain", "BP", 1e-3), ("plain", "DFA", 0.0), ("plain", "FA", None)])
+    '‖g_L‖ is 0, which a log axis does not show: plain: DFA. ‖g_L‖ was not measured: plain: FA.'
+    """
+    found = list(found)
+    lists = {
+        "is 0, which a log axis does not show": [(where, rule) for where, rule, v in found if v is not None and v <= 0],
+        "was not measured": [(where, rule) for where, rule, v in found if v is None],
+    }
+    return " ".join(f"{what} {said}: {'; '.join(_grouped(which))}." for said, which in lists.items() if which)
 
 
 def _grouped(absent: Iterable[tuple[str, str]]) -> list[str]:
