@@ -20,7 +20,7 @@ LAST: dict[str, tuple[float, float, float, float, float, tuple[float, ...], floa
     "credit-bridge": (0.289, 0.345, 2e8, 96.0, 1.5e-9, (0.25, 0.02, 0.01, 0.00, 0.00), 0.37),
     "ep": (0.316, 0.349, 5e3, 11.6, 1.3e-4, (0.010, 0.008, 0.008, 0.006, 0.005), 0.02),
 }
-OPTIONS = {"ep": {"steps": 4}}
+OPTIONS = {"ep": {"steps": 2}}
 FRESH = {"gamma": (0.001, 0.005), "deep_cosine": (-0.005, 0.018)}
 # DFA, FA and BP under the penalty: accuracy, ‖h_L‖, ‖g_L‖, deep cosine.
 SWEEP = {
