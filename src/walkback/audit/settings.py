@@ -337,7 +337,16 @@ def describe(spec: RunSpec) -> str:
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
     said += ["reader"] if spec.credit_site == "reader" else []
     said += other_optimiser(spec)
-    return ", ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"])
+    return ", ".join([*said, *how_long(spec)])
+
+
+def how_long(spec: RunSpec) -> list[str]:
+    """Epochs and augmentation in words.
+
+    >>> how_long(RunSpec(epochs=1))
+    ['1 epoch', 'plain']
+    """
+    return [f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}", "augmented" if spec.augment else "plain"]
 
 
 def other_optimiser(spec: RunSpec) -> list[str]:

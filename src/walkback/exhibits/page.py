@@ -21,7 +21,7 @@ from walkback import __version__
 from walkback.audit.evidence.build import depth_word, failed_words, flag_word
 from walkback.audit.latex import cell
 from walkback.audit.records import Problem, Record, Records
-from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, other_optimiser
+from walkback.audit.settings import RULES, Judged, alike, commands, how_long, judged_runs, other_optimiser
 from walkback.audit.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.checks import DiagnosticThresholds, Finding
 from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Verdict
@@ -161,7 +161,7 @@ def _where(spec: RunSpec) -> str:
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
     said += ["reader"] if spec.credit_site == "reader" else []
     said += other_optimiser(spec)
-    return _text(" · ".join([*said, f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"]))
+    return _text(" · ".join([*said, *how_long(spec)]))
 
 
 def _text(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from walkback.audit.evidence.build import depth_cell, depth_word, verdict_cell
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Judged, alike, judged_runs
+from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs
 from walkback.audit.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
@@ -347,5 +347,5 @@ def _called(spec: RunSpec) -> str:
 
 def _title(spec: RunSpec) -> str:
     said = [spec.net, *(f"{k} {json.dumps(v)}" for k, v in spec.net_options.items()), f"on {spec.data}"]
-    said += [f"{spec.epochs} epochs", "augmented" if spec.augment else "plain"]
+    said += how_long(spec)
     return ", ".join(said)
