@@ -43,7 +43,12 @@ class ResidualNet(nn.Module):
 
 
 def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed: int = 0) -> ResidualNet:
-    """A random ResidualNet whose blocks are written `gain` times larger each: gain 1 is healthy, 200 explodes."""
+    """A random ResidualNet whose blocks are written `gain` times larger each: gain 1 is healthy, 200 explodes.
+
+    >>> import walkback as wb
+    >>> round(wb.measure(network(gain=200.0), batches()).growth) > 50
+    True
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = ResidualNet(16, WIDTH, depth, CLASSES, terminal_norm)
@@ -56,7 +61,11 @@ def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed:
 
 
 def batches(count: int = 8, size: int = 128, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
-    """`count` disjoint batches of (size, 16) normal inputs with balanced random labels."""
+    """`count` disjoint batches of (size, 16) normal inputs with balanced random labels.
+
+    >>> len(batches()), batches()[0][0].shape
+    (8, torch.Size([128, 16]))
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count * size, 16, generator=generator)
     y = torch.arange(count * size)[torch.randperm(count * size, generator=generator)] % CLASSES
@@ -64,22 +73,43 @@ def batches(count: int = 8, size: int = 128, seed: int = 1) -> list[tuple[Tensor
 
 
 def healthy() -> ResidualNet:
-    """A network the protocol trusts: little growth, a readable gradient."""
+    """A network the protocol trusts: little growth, a readable gradient.
+
+    >>> import walkback as wb
+    >>> wb.diagnose(healthy(), batches()).verdict
+    'trustworthy'
+    """
     return network()
 
 
 def exploded() -> ResidualNet:
-    """Blocks that grow 200-fold each under a terminal norm, which divides the gradient by ‖h‖."""
+    """Blocks that grow 200-fold each under a terminal norm, which divides the gradient by ‖h‖.
+
+    >>> import walkback as wb
+    >>> wb.diagnose(exploded(), batches()).failed
+    ('D1', 'D2')
+    """
     return network(gain=200.0)
 
 
 def exploded_without_norm() -> ResidualNet:
-    """The same explosion with no terminal norm: nothing divides the gradient, so it stays readable."""
+    """The same explosion with no terminal norm: nothing divides the gradient, so it stays readable.
+
+    >>> import walkback as wb
+    >>> wb.diagnose(exploded_without_norm(), batches()).failed
+    ()
+    """
     return network(gain=200.0, terminal_norm=False)
 
 
 def creeping() -> ResidualNet:
-    """Thirty-fold growth in each of seven blocks: no block explodes, the stream does."""
+    """Thirty-fold growth in each of seven blocks: no block explodes, the stream does.
+
+    >>> import walkback as wb
+    >>> m = wb.measure(creeping(), batches())
+    >>> m.growth < 50 < m.growth_total
+    True
+    """
     return network(depth=7, gain=30.0)
 
 

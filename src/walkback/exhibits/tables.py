@@ -96,6 +96,12 @@ def save_tables(records: Records, folder: str | Path, names: Iterable[str] = tup
         records: see `walkback.audit.records.read_records`.
         folder: made if missing.
         names: of `walkback.audit.evidence.TABLES`.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = save_tables(Records(Path("runs")), folder, ["primary"])  # no runs: what to train stands below it
+    >>> sorted(file.name for file in files)
+    ['all.tex', 'index.md', 'primary.csv', 'primary.md', 'primary.tex']
     """
     folder, tables = Path(folder), [evidence(name, records) for name in names]
     texts: dict[str, str] = {}

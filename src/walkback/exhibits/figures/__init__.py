@@ -66,6 +66,12 @@ def save_figures(
         widths: "single" is a column of a two-column paper (3.25 in), "double" both (6.75 in).
         formats: pdf, svg, png.
         dpi: of png.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:  # this one is drawn from no run
+    ...     saved = save_figures(Records(Path("runs")), folder, ["backward-paths"], ["single"], ["svg"])
+    >>> [file.name for file in saved.files], saved.not_drawn
+    (['backward-paths-single.svg'], {})
     """
     names, widths, formats = list(names), list(widths), list(formats)
     unknown = [name for name in names if name not in FIGURES]
