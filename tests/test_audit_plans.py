@@ -76,7 +76,9 @@ def test_interventions() -> None:
     for name in ("lambda-sweep", "matched-penalty", "capacity", "credit-site"):
         assert cells(name, "epochs") == {(30,)}
         assert cells(name, "seed") == {(seed,) for seed in SEEDS}
-    assert cells("unit-credit", "rule", "credit_site", "epochs") == {(rule, "reader", 100) for rule in ("fa", "dfa")}
+    unit = {("fa", 0.0, 100), ("dfa", 0.0, 100), ("dfa", 1e-2, 30)}
+    assert cells("unit-credit", "rule", "penalty", "epochs") == unit
+    assert cells("unit-credit", "credit_site") == {("reader",)}
     assert all(spec.rule_options == {"unit": True} for spec in trained("unit-credit"))
 
 

@@ -226,9 +226,11 @@ def unit_credit(records: Records) -> Table:
         Entry((f"frozen, {RULES[rule]} stem",), Setting(rule, scope="frozen", unit=True), figures("primary", "frozen"))
         for rule in ("fa", "dfa")
     ]
+    penalised = Setting("dfa", penalty=1e-2, epochs=30, credit_site="reader", unit=True)
+    entries.append(Entry(("DFA, λ 0.01, 30 epochs",), penalised, figures("lambda-sweep", "dfa", penalty=1e-2)))
     return audit(
         "unit-credit",
-        "Credit of unit length, of the site a block reads: ResMLP d=256 L=4 on CIFAR-10, 100 epochs",
+        "Credit of unit length, of the site a block reads: ResMLP d=256 L=4 on CIFAR-10, 100 epochs unless said",
         records,
         ["rule"],
         entries,
