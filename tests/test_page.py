@@ -533,3 +533,10 @@ def test_a_panel_stays_in_its_frame(values, log):
         assert 0 <= float(x) <= 300
         assert 0 <= float(y) <= 180
     assert drawn.count("<circle") == sum(v is not None and (not log or v > 0) for v in values)
+
+
+def test_the_longest_trainings_come_first(tmp_path):
+    for epochs, penalty in ((1, 0.0), (100, 0.0), (30, 0.01), (30, 0.0)):
+        write_run(tmp_path, RunSpec(rule="dfa", epochs=epochs, penalty=penalty))
+    shown = [s["setting"].partition(" · cifar10 · ")[2] for s in page_data(read_records(tmp_path))["settings"]]
+    assert shown == ["100 epochs · plain", "30 epochs · plain", "1 epoch · plain", "λ 0.01 · 30 epochs · plain"]

@@ -83,9 +83,10 @@ def page_data(records: Records) -> dict[str, Any]:
     groups = alike(records)
     claims = {spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"}
     settings = [_setting(records, spec, j) for spec, j in claims.items()]
-    settings.sort(key=lambda s: (s["setting"], *_rank(s["rule"])))
+    place = {_where(spec): (spec.net, spec.data, spec.penalty, -spec.epochs, _where(spec)) for spec in groups}
+    settings.sort(key=lambda s: (place[s["setting"]], *_rank(s["rule"])))
     runs = [_run(records, spec, run) for spec, runs in groups.items() for run in runs]
-    runs.sort(key=lambda r: (r["setting"], r["verdict"]["word"] == CONTROL, *_rank(r["filter_rule"]), r["seed"]))
+    runs.sort(key=lambda r: (place[r["setting"]], r["verdict"]["word"] == CONTROL, *_rank(r["filter_rule"]), r["seed"]))
     lacking = [c for spec, j in claims.items() for run in j.runs if records.find(c := control_spec(run.spec)) is None]
     return plain(
         {
