@@ -224,3 +224,12 @@ def test_loading_runs_nothing(folder, monkeypatch):
     bundle = wb.load_bundle(folder)
     with pytest.raises(wb.InputError, match="SystemError: ran"):
         bundle.model()
+
+
+def test_saving_again_leaves_nothing_of_what_was_there(tmp_path):
+    net, report = wb.selftest.healthy(), wb.diagnose(wb.selftest.healthy(), wb.selftest.batches())
+    spec = {"net": "walkback.selftest:healthy"}
+    first = wb.save_bundle(tmp_path / "b", net, spec, trajectory=[{"epoch": 1, "note": "a\u2028b"}], report=report)
+    assert first.trajectory() == [{"epoch": 1, "note": "a\u2028b"}]
+    again = wb.save_bundle(tmp_path / "b", net, spec)
+    assert (again.trajectory(), again.report()) == ([], None)

@@ -18,7 +18,9 @@ from walkback.audit.records import read_records
 from walkback.calibration import Case, Strength, specimen, zoo
 from walkback.calibration.score import refit, run_cases, scores
 from walkback.calibration.zoo import Rescaled, _task, _trained
+from walkback.checks import DiagnosticThresholds
 from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
 
 HEALTHY = Strength(alignment=0.7)
 
@@ -212,3 +214,14 @@ def test_finished_runs_are_cases(tmp_path):
     assert found[dfa.name].said["depth"]["D3"] is True
     (depth,) = (s for s in scores(list(found.values())) if (s.question, s.check) == ("depth", "D3"))
     assert (depth.hits, depth.misses, depth.passes, depth.alarms) == (1, 0, 0, 0)
+
+
+def test_other_thresholds_judge_finished_runs_too(tmp_path):
+    write_run(tmp_path, RunSpec(rule="dfa"), 0.3)
+    strict = DiagnosticThresholds(h_norm_explosion_ratio=1e-3, g_norm_floor=1e3)
+    (usual,), (other,) = (run_cases(read_records(tmp_path), None, limits) for limits in (None, strict))
+    flagged = [
+        {check for said in case.said.values() for check, flag in said.items() if flag} for case in (usual, other)
+    ]
+    assert "D1" not in flagged[0]
+    assert {"D1", "D2"} <= flagged[1]

@@ -421,3 +421,20 @@ def test_what_it_takes(arguments: tuple, options: dict, words: str | None):
     with pytest.raises(wb.InputError, match=words):
         wb.frozen_baseline(*arguments, **options)
     assert all(p.requires_grad for p in SAME.parameters())
+
+
+def test_a_seed_may_come_from_numpy_and_must_be_whole():
+    found = [wb.frozen_baseline(healthy_small, moved_a_little, seed=s) for s in (3, np.int64(3))]
+    assert found[0].accuracy == found[1].accuracy == 0.5
+    with pytest.raises(wb.InputError, match="Expected seed to be an integer"):
+        wb.frozen_baseline(healthy_small, moved_a_little, seed=1.5)
+
+
+def healthy_small():
+    return wb.nets.build("resmlp", (8,), 3, width=8, depth=1)
+
+
+def moved_a_little(net: nn.Module) -> float:
+    with torch.no_grad():
+        net.out_head.bias.add_(1.0)
+    return 0.5

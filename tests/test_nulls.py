@@ -309,3 +309,24 @@ def test_wrong_options_are_refused():
         wb.FreshFeedback(draws=1)
     with pytest.raises(wb.InputError, match="Expected probes among perturbation, nudging, fresh-b, intrinsic"):
         wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), probes=("fresh",))
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_token_states_carry_over_to_more_samples(width):
+    """The own term of a sample with positions is not 1; in numpy: Σ_pq ⟨â_p, â_q⟩⟨ĝ_p, ĝ_q⟩, and s over pairs."""
+    rng = np.random.default_rng(0)
+    n, m, tokens = 1024, 256, 9
+    shared = rng.standard_normal((4, width))
+    credit = np.repeat(((rng.standard_normal((n, 4)) + 1) @ shared)[:, None], tokens, 1)  # every token alike
+    grad = np.zeros((n, tokens, width))
+    grad[:, 0] = (rng.standard_normal((n, 4)) + 1) @ rng.standard_normal((4, width))  # read at the first
+    unit = [x / np.linalg.norm(x.reshape(n, -1), axis=1)[:, None, None] for x in (credit, grad)]
+    each = np.einsum("npd,npe->nde", unit[1], unit[0])
+    exact = width / (each.mean(0) ** 2).sum()
+    coupling = Coupling()
+    part = [torch.from_numpy(x[:m]) for x in unit]
+    coupling.add(*part, torch.ones(2, m, dtype=torch.float64))
+    own = (each[:m] ** 2).sum() / m
+    assert coupling.own / m == pytest.approx(own, rel=1e-9 if width <= 32 else 0.2)
+    assert coupling.own / m < 0.5, "a sample's own term is far from 1"
+    assert coupling.dimension(n) == pytest.approx(exact, rel=0.3)

@@ -303,3 +303,9 @@ def test_probing_leaves_input_and_network_as_they_were(returns: str, dtype: torc
     assert torch.equal(x, before)
     assert all(torch.equal(v, weights[k]) for k, v in net.state_dict().items())
     assert not any(b._forward_hooks or b._forward_pre_hooks for b in net.blocks)
+
+
+@pytest.mark.parametrize("probe", [wb.Perturbation, wb.Nudging, wb.FreshFeedback])
+def test_no_samples_are_refused(probe):
+    with pytest.raises(wb.InputError, match="Expected samples to be a whole number >= 1, but got 0"):
+        probe(samples=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -346,3 +348,28 @@ def test_the_documented_sign_symmetry_is_backpropagation_where_weights_are_signs
     local = gradients(net, step_of(net, rule), x, y)
     for name, expected in bp.items():
         torch.testing.assert_close(local[name], expected, rtol=1e-9, atol=1e-13)
+
+
+def test_credit_of_unit_length_is_that_also_where_squares_vanish() -> None:
+    rows = torch.tensor([[3e-30, 4e-30], [3e-44, 0.0], [0.0, 0.0], [3e30, 4e30]])
+    (found,) = rules.DFA(unit=True).sized([rows])
+    assert torch.allclose(found, torch.tensor([[0.6, 0.8], [1.0, 0.0], [0.0, 0.0], [0.6, 0.8]]))
+
+
+def test_a_state_bridge_moves_no_statistics_of_the_readout() -> None:
+    class Normed(ResMLP):
+        def __init__(self) -> None:
+            super().__init__((6,), 4, width=8, depth=2)
+            self.out_ln = nn.BatchNorm1d(8)
+
+    torch.manual_seed(0)
+    net, (x, y) = Normed().double(), batch()
+    step_of(net, ready("state-bridge", net, x))(x, y)
+    assert int(net.out_ln.num_batches_tracked) == 1
+
+
+def test_a_state_of_zeros_has_a_finite_credit_from_the_state_bridge() -> None:
+    net, (x, y) = small(), batch()
+    trace, rule = trace_of(net, x, y), ready("state-bridge", net, x)
+    states = tuple(torch.zeros_like(h) for h in trace.states)
+    assert all(bool(torch.isfinite(a).all()) for a in rule.credits(replace(trace, states=states)))

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import walkback as wb
 from walkback.data import Dataset, Split
 from walkback.training import loop
 from walkback.training.bundle import load_bundle
-from walkback.training.loop import augment, build_net, seeded, train
+from walkback.training.loop import _all_learn, augment, build_net, seeded, train
 from walkback.training.spec import Optimiser, RunSpec
 
 SMALL = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 3}
@@ -472,3 +473,28 @@ def test_weight_movement_against_numpy(tmp_path: Path) -> None:
     assert report is not None
     losses = [r["train_loss"] for r in trained.trajectory()]
     assert report.run["train_loss_delta"] == pytest.approx(losses[-1] - losses[0])
+
+
+def readout_of_three(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    class Projected(wb.nets.ResMLP):
+        def __init__(self) -> None:
+            super().__init__(input_shape, classes, width=8, depth=1)
+            self.proj = nn.Linear(8, 8)
+
+        def readout(self, h: Tensor) -> Tensor:
+            return super().readout(self.proj(h))
+
+    return Projected()
+
+
+def test_weights_that_a_local_rule_would_leave_alone_are_refused(tmp_path: Path) -> None:
+    spec = RunSpec(net="test_training:readout_of_three", data="test_training:tiny", epochs=1, rule="dfa")
+    with pytest.raises(wb.InputError, match=r"but proj\.weight is in none of them and would stay as it is"):
+        train(spec, tmp_path, data=tiny(64), quiet=True)
+    train(spec.model_copy(update={"rule": "bp"}), tmp_path, data=tiny(64), quiet=True)
+
+
+@pytest.mark.parametrize("net", ["resmlp", "vit-mini", "small-cnn"])
+def test_in_our_own_networks_every_weight_learns(net: str) -> None:
+    made = wb.nets.build(net, (3, 32, 32), 10)
+    _all_learn(made, wb.rules.DFA())

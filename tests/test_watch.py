@@ -872,3 +872,18 @@ def test_numbers_of_a_wrong_kind(numbers, words):
 
 def test_fired_reads_as_a_sentence():
     assert str(Fired("D2", 0, 0, None, 1e-9, "< 1e-07")) == "D2 fired at the start: 1e-09 < 1e-07"
+
+
+def test_numbers_that_come_late_are_kept_in_a_loop_of_epochs():
+    watch = wb.Watch(wb.selftest.healthy(), wb.selftest.batches(2), every="epoch")
+    watch.epoch(1)
+    assert watch.amend(acc=0.5)["acc"] == 0.5
+    assert watch.finish(acc=0.6)["acc"] == 0.6
+    assert [row["acc"] for row in watch.history] == [0.6]
+    assert watch.finish() is None
+
+
+def test_a_watched_row_knows_the_width_as_a_report_does():
+    net, batches = wb.selftest.healthy(), wb.selftest.batches(2)
+    row = wb.Watch(net, batches).measure()
+    assert row["conditions"]["state_shape"] == wb.diagnose(net, batches).conditions["state_shape"]

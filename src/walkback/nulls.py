@@ -16,8 +16,9 @@ is assumed: where between them a layer lies is measured.
 
 ‖N‖² is added up as N Z with Z a fixed set of orthonormal columns: all d of them up to d = 32, where it is exact, and 32
 random ones beyond, where (d/32)·‖N Z‖² estimates it without bias. Memory is 32 numbers per feature and site. Only the
-first 512 samples are looked at: with m of them ‖N‖² = 1/m + (1 − 1/m)·s, s the mean over pairs of different samples of
-Σ ⟨â_ip, â_jq⟩⟨ĝ_ip, ĝ_jq⟩, and s is what carries over to n samples.
+first 512 samples are looked at: with m of them ‖N‖² = D/m + (1 − 1/m)·s, D the mean over samples of ‖N_i‖² (1 where
+a sample has one position), s the mean over pairs of different samples of Σ ⟨â_ip, â_jq⟩⟨ĝ_ip, ĝ_jq⟩. D and s are what
+carries over to n samples.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Coupling:
 
     def __init__(self) -> None:
         self.total: Tensor | float = 0.0
-        self.width, self.samples = 0, 0.0
+        self.width, self.samples, self.own = 0, 0.0, 0.0
 
     def add(self, credit: Tensor, grad: Tensor, inverse: Float[Tensor, "2 batch"]) -> None:
         """Take one batch: (B, ...) credits and gradients, with 1/‖a‖ and 1/‖g‖ of its samples, 0 to leave one out."""
@@ -53,10 +54,17 @@ class Coupling:
         a, g = _features(credit.to(dtype)), _features(grad.to(dtype))
         self.width = g.shape[-1]
         z = _columns(self.width, dtype, str(g.device))
-        by_a, by_g = inverse.to(dtype).repeat_interleave(len(g) // inverse.shape[1], 1)[:, :, None]
+        batch, used = inverse.shape[1], float((inverse[0] > 0).sum())
+        by_a, by_g = inverse.to(dtype).repeat_interleave(len(g) // batch, 1)[:, :, None]
         # First one length, then the other: their product may be out of the range of float32.
-        self.total = self.total + (g.T @ (a @ z).mul_(by_a).mul_(by_g)).double()
-        self.samples += float((inverse[0] > 0).sum())
+        scaled = (a @ z).mul_(by_a).mul_(by_g)
+        if len(g) == batch:
+            self.total, self.own = self.total + (g.T @ scaled).double(), self.own + used
+        else:
+            each = (g.view(batch, -1, self.width).mT @ scaled.view(batch, -1, z.shape[1])).double()
+            self.total = self.total + each.sum(0)
+            self.own += float(each.square().sum()) * self.width / z.shape[1]
+        self.samples += used
 
     def dimension(self, samples: float) -> float | None:
         """d_eff of a mean cosine over this many samples; None where it can't be told."""
@@ -65,7 +73,8 @@ class Coupling:
             return None
         share = float((self.total / m).square().sum()) * self.width / self.total.shape[1]
         if m > 1 and m < samples:
-            share = 1 / samples + (1 - 1 / samples) * max(0.0, (share - 1 / m) / (1 - 1 / m))
+            own = self.own / m
+            share = own / samples + (1 - 1 / samples) * max(0.0, (share - own / m) / (1 - 1 / m))
         return self.width / share if share > 0 else None
 
 

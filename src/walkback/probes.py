@@ -20,6 +20,7 @@ from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
 from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
+from walkback.options import whole_numbers
 from walkback.trace import Trace, Tracer
 from walkback.values import no_autocast, places
 
@@ -57,6 +58,7 @@ class Perturbation:
             raise InputError(f'Expected directions "isotropic" or "data", but got {self.directions!r}.')
         if self.count < 3 or self.step <= 0:
             raise InputError(f"Expected count >= 3 and step > 0, but got {self.count} and {self.step}.")
+        whole_numbers(samples=self.samples)
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Nudging:
     def __post_init__(self) -> None:
         if self.eta <= 0:
             raise InputError(f"Expected eta > 0, but got {self.eta}.")
+        whole_numbers(samples=self.samples)
 
 
 @dataclass(frozen=True)
@@ -108,6 +111,7 @@ class FreshFeedback:
     def __post_init__(self) -> None:
         if self.draws < 2:
             raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
+        whole_numbers(samples=self.samples)
 
 
 Probe = Perturbation | Nudging | FreshFeedback | Intrinsic

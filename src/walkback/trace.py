@@ -1029,12 +1029,12 @@ def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
             return None
         errors = [_which(given[:, t], made[:, t], new) for t in (0, -1)]
         return next((e for e in errors if e in ("branch", "state")), None)
-    if not bool(torch.isfinite(new.sum(dtype=widest(new)))):
+    if not bool(torch.isfinite(new.sum(dtype=widest(new.device)))):
         return None
     state, branch = torch.equal(made, new), torch.equal(given + made, new)
     if state or branch:  # the network's own sum, to the last bit
         return None if state and branch else "state" if state else "branch"
-    wide = widest(new)
+    wide = widest(new.device)
     scale = new.to(wide).norm()
     as_state = (made.to(wide) - new.to(wide)).norm()
     as_branch = ((given + made).to(wide) - new.to(wide)).norm()

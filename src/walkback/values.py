@@ -142,9 +142,9 @@ def largest(x: Tensor) -> float:
     return float(x.abs().nan_to_num().max())
 
 
-def widest(x: Tensor) -> torch.dtype:
-    """The widest floating point type of a tensor's device."""
-    return torch.float32 if x.device.type == "mps" else torch.float64
+def widest(device: torch.device) -> torch.dtype:
+    """The widest floating point type of a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -98,7 +98,7 @@ def calibrate(
     real: tuple[Case, ...] = ()
     if results is not None:
         folder = Path(results)
-        real = tuple(run_cases(read_records(folder), folder / "outcomes.json"))
+        real = tuple(run_cases(read_records(folder), folder / "outcomes.json", limits))
     found = scores(cases, limits)
     return Calibration(
         tuple(found),

@@ -98,9 +98,11 @@ def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:
     return _case(specimen.name, truth, m, specimen.headline_acc, specimen.reported, CLASSES, verdicts)
 
 
-def run_cases(records: Records, outcomes: Path | None = None) -> list[Case]:
+def run_cases(
+    records: Records, outcomes: Path | None = None, thresholds: DiagnosticThresholds | None = None
+) -> list[Case]:
     """Finished runs as cases. Their reference is judged by the clamped cosine, their depth by `outcomes`."""
-    gains = _gains(outcomes)
+    gains, limits = _gains(outcomes), thresholds or DiagnosticThresholds()
     found = []
     for run in records:
         if run.spec.scope != "all":
@@ -111,10 +113,10 @@ def run_cases(records: Records, outcomes: Path | None = None) -> list[Case]:
         truth = {"reference": None if off is None else off > OFF, "depth": None if gain is None else gain < GAIN}
         known = [truth["reference"], truth["depth"]]
         truth["claim"] = True if True in known else None if None in known else False
-        j = judged_runs(records, [run])
+        j = judged_runs(records, [run], limits)
         verdicts = {edition: found_by[0] for edition, found_by in j.verdicts.items()}
         if m.float64_disagreement:
-            verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), DiagnosticThresholds(), "intrinsic")
+            verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), limits, "intrinsic")
         found.append(_case(run.spec.name, truth, m, run.accuracy, m.gamma, run.classes, verdicts))
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from walkback.loss import cross_entropy
 from walkback.options import positive, whole_numbers
-from walkback.rules.rule import Parts, Rule
+from walkback.rules.rule import Parts, Rule, buffers_kept
 from walkback.trace import Trace
 
 
@@ -44,13 +44,8 @@ class EP(Rule):
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """`steps` passes down the energy, then the residuals."""
-        modules = (*self.parts.blocks, *self.parts.readout_modules)
-        kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
-        try:
+        with buffers_kept((*self.parts.blocks, *self.parts.readout_modules)):
             return self._relaxed(trace)
-        finally:  # relaxed states must not move running statistics
-            for buffer, value in kept:
-                buffer.data.copy_(value)  # past autograd, which keeps statistics for its backward pass
 
     def _relaxed(self, trace: Trace) -> Sequence[Tensor]:
         start = trace.states[0].detach()

@@ -59,8 +59,7 @@ class RandomFeedback(Rule):
         """Credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
         if not self.unit:
             return credits
-        lengths = [a.flatten(1).norm(dim=1).clamp(min=torch.finfo(a.dtype).tiny) for a in credits]
-        return [a / length.view(-1, *[1] * (a.ndim - 1)) for a, length in zip(credits, lengths)]
+        return [_of_length_one(a.flatten(1)).view_as(a) for a in credits]
 
     def redraw(self, generator: torch.Generator) -> bool:
         """Draw all feedback anew; with `fresh`, also what later calls draw."""
@@ -78,3 +77,10 @@ class RandomFeedback(Rule):
         """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
         said = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
         return {**said, "unit": True} if self.unit else said
+
+
+def _of_length_one(rows: torch.Tensor) -> torch.Tensor:
+    """(B, n) rows of length 1; a row of zeros stays. By its largest entry first: squares of small numbers vanish."""
+    least = torch.finfo(rows.dtype).tiny
+    rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=least)
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=least)

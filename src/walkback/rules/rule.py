@@ -8,7 +8,8 @@ of the last site (`trace.grads[-1]`), which the readout has anyway; only BP need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -128,6 +129,17 @@ def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
         placed[:, 0] = vector
         return placed
     return (vector / (state.shape[2] * state.shape[3]))[:, :, None, None].expand_as(state)
+
+
+@contextmanager
+def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """States that are no states of the network must not move running statistics: buffers are put back."""
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in kept:
+            buffer.data.copy_(value)  # past autograd, which keeps statistics for its backward pass
 
 
 def gather(credit: Tensor) -> Tensor:

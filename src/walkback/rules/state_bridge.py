@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from walkback.loss import cross_entropy
 from walkback.options import positive, true_or_false
-from walkback.rules.rule import Parts, Rule, feature_dim
+from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
 from walkback.trace import Trace
 
 
@@ -24,7 +24,7 @@ class Predictor(nn.Module):
 
     def forward(self, h: Tensor, t: Tensor) -> Tensor:
         """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
-        rms = h.pow(2).mean(-1, keepdim=True).sqrt()
+        rms = h.pow(2).mean(-1, keepdim=True).clamp(min=torch.finfo(h.dtype).tiny).sqrt()  # 0 has no slope there
         return rms * self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
 
 
@@ -62,7 +62,7 @@ class StateBridge(Rule):
         """One backward pass through G and the readout for all sites at once."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         labels = trace.labels.repeat(self.sites, *[1] * (trace.labels.ndim - 1))
-        with torch.enable_grad():
+        with torch.enable_grad(), buffers_kept(self.parts.readout_modules):
             losses = cross_entropy(self.parts.readout(self.predict(states)), labels)
             (found,) = torch.autograd.grad(losses.sum(), [states])
         return found.split(len(trace.labels))

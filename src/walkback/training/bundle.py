@@ -106,7 +106,7 @@ class Bundle:
         if not path.exists():
             return []
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         except ValueError as error:
             raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
@@ -160,6 +160,8 @@ def save_bundle(
             path / "weights.safetensors",
         )
         (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
+        for name in ("trajectory.jsonl", "report.json"):  # of what was here before
+            (path / name).unlink(missing_ok=True)
         if rows:
             (path / "trajectory.jsonl").write_text(rows, encoding="utf-8")
     except OSError as error:

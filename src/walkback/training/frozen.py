@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -94,14 +95,16 @@ def train_frozen(
             f"Expected build to be a function that makes a new network, but got a network, {type(build).__name__}. "
             "Pass what builds it, its class or a lambda, or lambda: copy.deepcopy(network) with reinit=."
         )
-    seeds = [seed] if isinstance(seed, int) else list(seed)
-    if not seeds or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
+    single = isinstance(seed, Integral)
+    given = [seed] if single else list(seed) if isinstance(seed, Iterable) else []
+    seeds = [int(s) for s in given if isinstance(s, Integral) and not isinstance(s, bool)]
+    if not seeds or len(seeds) < len(given):
         raise InputError(f"Expected seed to be an integer, or one for each run, but got {seed!r}.")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Expected different seeds, but got {seeds}: the same run twice says nothing new.")
     controls = tuple(_control(build, train, s, anatomy, reinit) for s in seeds)
     values = [c.accuracy for c in controls]
-    return FrozenBaseline(values[0] if isinstance(seed, int) else values, controls)
+    return FrozenBaseline(values[0] if single else values, controls)
 
 
 def _control(

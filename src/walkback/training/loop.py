@@ -37,6 +37,7 @@ from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkp
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
+from walkback.values import widest
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
@@ -174,8 +175,20 @@ def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
     return net, rule
 
 
+def _all_learn(net: nn.Module, rule: Rule) -> None:
+    parts = Parts.of(net)
+    reached = {id(p) for module in (parts.stem, *parts.blocks, *parts.readout_modules) for p in module.parameters()}
+    lost = [name for name, p in net.named_parameters() if p.requires_grad and id(p) not in reached]
+    if lost and type(rule) is not BP:
+        raise InputError(
+            f"Expected every weight in the stem, a block or the readout, where a local rule trains it, but {lost[0]} "
+            "is in none of them and would stay as it is. Put it into one, or set requires_grad to False."
+        )
+
+
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
     net, rule = build(spec, data)
+    _all_learn(net, rule)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
     parts = Parts.of(net)
@@ -222,12 +235,12 @@ def _epoch(run: _Run, epoch: int, show: Show) -> float:
     exact = type(run.rule) is BP
     step = Step(run.parts, run.rule, exact, spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
     run.net.train()
-    total, count = torch.zeros((), device=run.device, dtype=torch.float64), 0
+    total, count = torch.zeros((), device=run.device, dtype=widest(run.device)), 0
     steps = max(len(run.data.train) // o.batch_size, 1)
     for i, (x, y) in enumerate(batches(spec, run.data, epoch, run.device)):
         show(epoch - 1 + i / steps, "")
         run.optimiser.zero_grad(set_to_none=True)
-        total += step(x, y).double() * len(x)
+        total += step(x, y).to(total.dtype) * len(x)
         run.optimiser.step()
         count += len(x)
     return float(total) / count
@@ -243,7 +256,7 @@ def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) 
         x, y = data.prepare(split.x[start : start + 1000].to(device)), split.y[start : start + 1000].to(device)
         logits = net(x)
         right.append((logits.argmax(1) == y).cpu())
-        losses.append(F.cross_entropy(logits.double(), y, reduction="none").cpu())
+        losses.append(F.cross_entropy(logits.cpu().double(), y.cpu(), reduction="none"))
     net.train(mode)
     return torch.cat(right), float(torch.cat(losses).mean())
 
@@ -288,10 +301,10 @@ def weight_growth(run: _Run) -> dict[str, Any]:
         weights = [p for p in block.parameters() if p.ndim >= 2]
         moved = []
         for p in weights:
-            w0 = run.first_weights[names[id(p)]].to(p.device)
-            moved.append(_some(float((p - w0).double().norm() / w0.double().norm())))
+            w0 = run.first_weights[names[id(p)]]
+            moved.append(_some(float((p.cpu() - w0).double().norm() / w0.double().norm())))
         growth.append(moved)
-        frobenius.append(_some(math.prod(float(p.double().norm()) for p in weights)))
+        frobenius.append(_some(math.prod(float(p.cpu().double().norm()) for p in weights)))
         finite = all(bool(torch.isfinite(p).all()) for p in weights)
         norms = [float(torch.linalg.matrix_norm(p.flatten(1), ord=2)) for p in weights] if finite else [math.nan]
         spectral.append(_some(math.prod(norms)))
@@ -337,7 +350,7 @@ def _resume(run: _Run, folder: Path) -> int:
     if not path.exists():
         return 0
     with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
+        metadata = file.metadata() or {}
         if metadata.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118

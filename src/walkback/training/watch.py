@@ -44,8 +44,8 @@ DEFAULT_OVERHEAD = 0.02
 _LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
 _VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
 _CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
-               "probe_hash", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy", "reference",
-               "chunk")  # fmt: skip
+               "probe_hash", "state_shape", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy",
+               "reference", "chunk")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
          "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead", *_LISTS,
@@ -134,7 +134,7 @@ class Watch:
         max_overhead: the share of wall time that measuring may take; a measurement that would exceed it is left for
             later. 0.02 with "auto"; None (no limit) with a fixed cadence.
         credit: trace -> one credit per site, or a rule: cosines are measured too.
-        edition: whose checks lose trust: "three-check" or "four-diagnostic".
+        edition: whose checks lose trust: "three-check", "four-diagnostic" or "intrinsic".
         thresholds: other limits than the published ones.
         anatomy: parts to use instead of those `Anatomy.of` finds.
         loss: (logits, labels) -> per-sample losses or their mean; cross-entropy by default.
@@ -264,9 +264,12 @@ class Watch:
         return self._measure_now()
 
     def finish(self, **numbers: float) -> Row | None:
-        """Say that training has ended. Measures, and returns the row, unless the last row already stands there."""
+        """Say that training has ended. Measures, and returns the row, unless the last row already stands there.
+
+        Then the numbers, if any, go into that row.
+        """
         done = self._rows and where(self._rows[-1]) == (self.steps or self.epochs)
-        return None if done else self.measure(**numbers)
+        return self.amend(0, **numbers) if done else self.measure(**numbers)
 
     def amend(self, since: int = 0, **numbers: float) -> Row | None:
         """Put numbers that were known too late, and those that wait for the next row, into the last row.
@@ -279,7 +282,7 @@ class Watch:
         """
         self._note(numbers)
         late, self._numbers = self._numbers, {}
-        if not late or not self._rows or self._rows[-1]["step"] <= since:
+        if not late or not self._rows or (since and self._rows[-1]["step"] <= since):
             return None
         row = self._rows[-1] = {**self._rows[-1], **late}
         with untouched(self.model):
