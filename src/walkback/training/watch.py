@@ -269,7 +269,9 @@ class Watch:
         Then the numbers, if any, go into that row.
         """
         done = self._rows and where(self._rows[-1]) == (self.steps or self.epochs)
-        return self.amend(0, **numbers) if done else self.measure(**numbers)
+        if done:
+            return self.amend(0, **numbers) if numbers else None
+        return self.measure(**numbers)
 
     def amend(self, since: int = 0, **numbers: float) -> Row | None:
         """Put numbers that were known too late, and those that wait for the next row, into the last row.
@@ -284,6 +286,8 @@ class Watch:
         late, self._numbers = self._numbers, {}
         if not late or not self._rows or (since and self._rows[-1]["step"] <= since):
             return None
+        if late.items() <= self._rows[-1].items():
+            return self._rows[-1]  # it has them already
         row = self._rows[-1] = {**self._rows[-1], **late}
         with untouched(self.model):
             _together(lambda: self._write(row))
