@@ -10,6 +10,10 @@ import torch
 from torch import nn
 
 import walkback as wb
+from walkback.audit.records import read_records
+from walkback.audit.table import number
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
 
 SCRIPTS = str(Path(__file__).parent.parent / "scripts")
 
@@ -72,3 +76,33 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
     page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
     reads = found["a block gets the credit of the site it reads"]
     assert f"{reads['site 0']} at site 0 and nothing ({reads['deeper sites'].replace('-', '−')}) deeper" in page
+
+
+def test_the_page_on_replication_says_what_the_records_say() -> None:
+    """Its sentences on unit length and on BP with augmentation, from the runs: another record, another sentence."""
+    root = Path(SCRIPTS).parent
+    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    records = read_records(root / "results" / "runs")
+    unit = RunSpec(rule="dfa", rule_options={"unit": True}, credit_site="reader", augment=True)
+    runs = {
+        "unit": records.find(unit),
+        "frozen": records.find(control_spec(unit)),
+        "bp": records.find(RunSpec(rule="bp", augment=True)),
+    }
+    assert all(runs.values())
+    m = {name: run.measurements for name, run in runs.items()}
+    acc = {name: f"{run.accuracy:.3f}" for name, run in runs.items()}
+    moved = [w for block in runs["unit"].report.run["weight_growth"] for w in block]
+    first = next(epoch for epoch, _, at in runs["unit"].epochs if at.growth > 50)
+    norms = {name: [number(x.h_norm[-1], "norm"), number(x.g_norm[-1], "norm")] for name, x in m.items()}
+    for words in (
+        f"accuracy {acc['unit']} (0.306), its frozen control {acc['frozen']} (0.349)",
+        f"Γ {m['unit'].gamma:+.3f} (0.10, 0.106) with {m['unit'].cosine[0]:+.2f} (0.42) at site 0",
+        f"‖h_L‖ {norms['unit'][0]} (4e8), ‖g_L‖ {norms['unit'][1]} (4e-9)",
+        f"moved by {min(moved):.0f} to {max(moved):.0f} times",
+        f"ρ {m['unit'].growth:,.0f} (237), stability {m['unit'].stability:.2f}",
+        f"D1 flags from epoch {first} (8 to 11)",
+        f"accuracy {acc['bp']}, ‖h_L‖ {norms['bp'][0]}, ‖g_L‖ {norms['bp'][1]}; published 0.615",
+    ):
+        assert words in page, words
+    assert max(abs(c) for c in m["unit"].cosine[1:]) < 0.02, "nothing deeper"

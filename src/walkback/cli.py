@@ -75,7 +75,7 @@ def diagnose(
     headline_acc
         The accuracy you would publish, 0…1; several for several seeds.
     frozen_acc
-        The same with frozen random blocks; several for several seeds.
+        The same with frozen random blocks; several for several seeds. Of a run, that of the control beside it.
     bp_acc
         BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
     edition

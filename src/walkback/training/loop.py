@@ -172,6 +172,7 @@ def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
     rule = build_rule(spec, data, net)
     if type(rule) is BP and spec.credit_site == "reader":
         raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
+    _all_learn(net, rule)
     return net, rule
 
 
@@ -188,7 +189,6 @@ def _all_learn(net: nn.Module, rule: Rule) -> None:
 
 def _start(spec: RunSpec, data: Dataset, device: torch.device) -> _Run:
     net, rule = build(spec, data)
-    _all_learn(net, rule)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
     parts = Parts.of(net)
