@@ -16,7 +16,7 @@ from torch import Tensor
 from walkback.batch import mapped, split
 from walkback.probes import double_weights, is_sharded
 from walkback.trace import Trace, Tracer
-from walkback.values import no_autocast
+from walkback.values import has_float64, no_autocast, widened
 
 SAMPLES = 16
 SEED = 0
@@ -75,7 +75,7 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
     if not tracer.per_sample:
         return BackwardCheck(None, why="the loss returns a mean; finite differences need one loss per sample")
     size = 8 * sum(t.numel() for t in (*tracer.model.parameters(), *tracer.model.buffers()))
-    copies = device.type != "mps" and size <= COPY_LIMIT and not is_sharded(tracer.model)
+    copies = has_float64(device) and size <= COPY_LIMIT and not is_sharded(tracer.model)
     wide = torch.float64 in dtypes or copies
     why = ""
     for dtype in (torch.float64, torch.float32) if wide else (torch.float32,):
@@ -107,12 +107,12 @@ def _compare(tracer: Tracer, trace: Trace, dtype: torch.dtype) -> BackwardCheck:
 
     def error(sites: tuple[int, ...], step: float) -> float | None:
         up, down = losses(step, sites), losses(-step, sites)
-        if not torch.allclose((up + down) / 2, trace.losses[few].double(), rtol=1e-2, atol=1e-2, equal_nan=True):
+        if not torch.allclose((up + down) / 2, widened(trace.losses[few]), rtol=1e-2, atol=1e-2, equal_nan=True):
             raise _OtherLossError
         near = (up - down) / (2 * step)
         far = (losses(2 * step, sites) - losses(-2 * step, sites)) / (4 * step)
-        said = torch.stack([(grads[s] * ways[s]).flatten(1).sum(1).double() for s in sites]).sum(0)
-        scale = torch.stack([(_norms(grads[s]) * _norms(ways[s])).double() for s in sites]).sum(0)
+        said = torch.stack([widened((grads[s] * ways[s]).flatten(1).sum(1)) for s in sites]).sum(0)
+        scale = torch.stack([widened(_norms(grads[s]) * _norms(ways[s])) for s in sites]).sum(0)
         usable = (near - far).abs() <= limit * scale  # a kink, noise or rounding makes the two steps disagree
         if 2 * int(usable.sum()) < len(scale) or not bool((scale[usable] > 0).any()):
             return None

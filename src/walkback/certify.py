@@ -25,6 +25,7 @@ from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace, Tracer
 from walkback.training.step import Step
 from walkback.untouched import untouched
+from walkback.values import widened
 
 EXACT, RANDOM, LEARNED, COMPUTED, NONE = "exact", "random feedback", "learned", "computed", "none"
 DRAWS = 64
@@ -214,7 +215,7 @@ def _judge(
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(nn.functional.cosine_similarity(a.double().flatten(), b.double().flatten(), 0, 0.0).nan_to_num())
+    return float(nn.functional.cosine_similarity(widened(a).flatten(), widened(b).flatten(), 0, 0.0).nan_to_num())
 
 
 def _changes(ours: Tensor, draws: list[Tensor | None]) -> bool:
@@ -231,7 +232,7 @@ def _gradients(parts: Parts, rule: Rule, batch: tuple[Tensor, Tensor], seed: int
     out: dict[str, Tensor | None] = {}
     for name, modules in groups.items():
         grads = [p.grad for m in modules for p in m.parameters() if p.grad is not None]
-        out[name] = torch.cat([g.flatten().double() for g in grads]) if grads else None
+        out[name] = torch.cat([widened(g.flatten()) for g in grads]) if grads else None
     return out
 
 

@@ -40,7 +40,7 @@ from walkback.measure import (
     to_float64_device,
 )
 from walkback.trace import Trace, Tracer
-from walkback.values import no_autocast, places
+from walkback.values import has_float64, no_autocast, places
 
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
 _LISTS = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
@@ -128,7 +128,7 @@ class IntrinsicMeter:
     def _again(self, trace: Trace) -> Trace:
         x, y = trace.inputs, trace.labels
         if self.method == FLOAT64:
-            x, y = mapped(x, _float64), y.cpu() if y.device.type == "mps" else y
+            x, y = mapped(x, _float64), y if has_float64(y.device) else y.cpu()
             y = _float64(y) if y.is_floating_point() else y
         else:
             x = mapped(x, lambda t: _nudged(t, self.seed))
@@ -198,7 +198,7 @@ class IntrinsicMeter:
                 fresh.append(row)
         if not fresh:
             return
-        for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, readers(trace))[fresh]):
+        for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, readers(trace))[torch.tensor(fresh)]):
             length = float(group.norm())
             if 0.0 < length < float("inf"):
                 self._sum["directions"] += group / length
@@ -274,7 +274,7 @@ class IntrinsicMeter:
 
 def _float64(t: Tensor) -> Tensor:
     """In float64, on the CPU where the device has none; whole numbers stay what they are."""
-    t = t.cpu() if t.device.type == "mps" else t
+    t = t if has_float64(t.device) else t.cpu()
     return t.double() if t.is_floating_point() else t
 
 

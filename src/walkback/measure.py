@@ -22,7 +22,7 @@ from walkback.nulls import SAMPLES as NULL_SAMPLES
 from walkback.nulls import Coupling, null_half, student
 from walkback.prints import prints_of
 from walkback.trace import Trace
-from walkback.values import no_autocast
+from walkback.values import has_float64, no_autocast
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128
@@ -599,7 +599,7 @@ def _dot_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def to_float64_device(trace: Trace) -> Trace:
     """MPS has no float64: statistics of its tensors are taken on the CPU, and the conditions say so."""
-    if trace.losses.device.type != "mps":
+    if has_float64(trace.losses.device):
         return trace
     states, grads = tuple(t.cpu() for t in trace.states), tuple(t.cpu() for t in trace.grads)
     credits = None if trace.credits is None else tuple(t.cpu() for t in trace.credits)

@@ -22,7 +22,7 @@ from walkback.measure import Measurements, Meter, Numbers
 from walkback.nulls import student
 from walkback.options import whole_numbers
 from walkback.trace import Trace, Tracer
-from walkback.values import no_autocast, places
+from walkback.values import has_float64, no_autocast, places
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class _Replayer:
         if is_sharded(tracer.model):
             if native != torch.float64:
                 tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
-        elif trace.losses.device.type != "mps" and native != torch.float64:
+        elif has_float64(trace.losses.device) and native != torch.float64:
             self.weights = double_weights(tracer.model)
             try:
                 with torch.no_grad(), no_autocast(trace.losses.device):

@@ -40,6 +40,7 @@ from walkback.values import (
     several,
     stream_of,
     swapped,
+    widened,
     widest,
 )
 
@@ -771,8 +772,8 @@ class Tracer:
             self._first_made, [edges[0]], grad_outputs=grads[1], allow_unused=True, retain_graph=True
         )
         through = torch.zeros_like(grads[0]) if through is None else through
-        got = grads[0].double()
-        skip, copy = (got - through.double() - grads[1].double()).norm(), (got - through.double()).norm()
+        got, upper, through = widened(grads[0]), widened(grads[1]), widened(through)
+        skip, copy = (got - through - upper).norm(), (got - through).norm()
         if copy < 0.01 * skip:
             raise AnatomyError(
                 f"Expected block 1 ({self._name(0)}) to receive the stream itself, but it receives a copy, so the "
@@ -954,7 +955,7 @@ class Tracer:
                 hooks.callback(handle.remove)
             x = mapped(x, lambda t: t.detach().clone())
             output = self._run(x, weights, self._required())
-        return self.losses(logits_of(output), y).double()
+        return widened(self.losses(logits_of(output), y))
 
     # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
 

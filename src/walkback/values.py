@@ -142,9 +142,22 @@ def largest(x: Tensor) -> float:
     return float(x.abs().nan_to_num().max())
 
 
+NO_FLOAT64 = {"mps"}  # types of devices without it
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether a device knows float64."""
+    return device.type not in NO_FLOAT64
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The widest floating point type of a device."""
-    return torch.float32 if device.type == "mps" else torch.float64
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """In the widest floating point type of its device."""
+    return tensor.to(widest(tensor.device))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from walkback.anatomy import Anatomy, unwrap
 from walkback.errors import AnatomyError, InputError
 from walkback.trace import Trace
+from walkback.values import widened
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def gather(credit: Tensor) -> Tensor:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     """Equal up to rounding; NaN may meet NaN."""
-    a, b = a.double(), b.double()
+    a, b = widened(a), widened(b)
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().nan_to_num().max()), equal_nan=True)
 
 
