@@ -103,6 +103,13 @@ def audit(
         device: of each worker.
         quiet: no table, no lines.
         options: of the executor, such as `address` of a Ray cluster.
+
+    >>> import tempfile, walkback as wb
+    >>> spec = wb.RunSpec(rule="dfa", data="teacher", net_options={"width": 8, "depth": 2}, epochs=1)
+    >>> with tempfile.TemporaryDirectory() as store:
+    ...     done = audit(Plan("mine", "one small run", (spec,)), store, quiet=True)
+    >>> len(done.finished), done.failed, done.before
+    (1, (), 0)
     """
     if workers is not None and workers < 1:
         raise InputError(f"Expected at least one worker, but got {workers}.")
