@@ -402,3 +402,10 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     assert process.wait(30) == 1
     assert process.stdout is not None
     process.stdout.close()
+
+
+def test_a_device_this_machine_has_not_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    device = "mps" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(wb.InputError, match=f"Expected a device of this machine .* but '{device}' is not"):
+        audit(Plan("mine", "", (spec(),)), tmp_path / "runs", device=device, quiet=True)
+    assert not (tmp_path / "runs").exists()

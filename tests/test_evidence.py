@@ -11,10 +11,12 @@ import pytest
 
 from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
+from walkback.audit.agree import agrees, agrees_any
 from walkback.audit.evidence import TABLES, evidence, front_page
 from walkback.audit.evidence.courses import first_epochs
 from walkback.audit.evidence.decisions import hold
 from walkback.audit.plans import RULE_OPTIONS
+from walkback.audit.published import figures
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import Setting, judged
 from walkback.audit.table import Table
@@ -728,7 +730,72 @@ def test_the_band_of_the_first_epoch_is_that_of_its_own_networks(tmp_path):
     table = evidence("two-modes", read_records(tmp_path))
     assert one(table, condition="DFA, epoch 1", figures=PLAIN)["reading"] == "Mode 2 without Mode 1"
     said = one(evidence("validations", read_records(tmp_path)), validation="Early epochs of DFA", figures=PLAIN)
-    assert "chance: within 0.060" in str(said)
+    assert "within chance (±0.060) on 1/1 seeds" in str(said)
+
+
+def early_run(folder, seed, epochs, cosine, std=0.01, **fields):
+    fresh = {"deep_cosine": (0.0, std), "gamma": (0.0, std)}
+    write_run(folder, RunSpec(rule="dfa", seed=seed, epochs=epochs), 0.3, fresh=fresh, cosine=(0.4,) + (cosine,) * 4,
+              **{**{k: HEALTHY[k] for k in ("h", "g")}, **fields})  # fmt: skip
+
+
+def test_every_seed_that_has_a_first_epoch_is_in_it(tmp_path):
+    """One seed with 30 epochs, one with 100, one with the first alone: all three show epoch 1, two epoch 2."""
+    for seed, epochs, cosine in ((42, 30, 0.06), (123, 1, 0.05), (456, 100, 0.01)):
+        early_run(tmp_path, seed, epochs, cosine)
+    first, second = (one(evidence("early-epochs", read_records(tmp_path)), figures=PLAIN, epoch=e) for e in "12")
+    assert (first["n"], first["deep cos"]) == ("3", "+0.040 ± 0.026")
+    assert (second["n"], second["deep cos"]) == ("2", "+0.035 ± 0.035")
+    assert (first["n of ρ_pert"], second["n of ρ_pert"]) == ("1", "0")
+    row = one(evidence("two-modes", read_records(tmp_path)), condition="DFA, epoch 1", figures=PLAIN)
+    assert (row["n"], row["n of ρ_pert"]) == ("3", "1")
+
+
+def test_a_run_of_three_epochs_says_nothing_of_the_third_of_a_longer_one(tmp_path):
+    early_run(tmp_path, 42, 30, 0.06)
+    early_run(tmp_path, 42, 3, 0.06)
+    row = one(evidence("early-epochs", read_records(tmp_path)), figures=PLAIN, epoch="3")
+    assert (row["n"], row["n of ρ_pert"], row["ρ_pert"]) == ("1", "0", "–")
+
+
+def test_seeds_that_read_differently_are_counted(tmp_path):
+    for seed, cosine in ((42, 0.06), (123, 0.05), (456, 0.01)):
+        early_run(tmp_path, seed, 1, cosine)
+    row = one(evidence("two-modes", read_records(tmp_path)), condition="DFA, epoch 1", figures=PLAIN)
+    assert row["reading"] == "valid reference, aligned credit (2/3); Mode 2 without Mode 1 (1/3)"
+    assert "reading" in row["agrees?"]
+    said = one(evidence("validations", read_records(tmp_path)), validation="Early epochs of DFA", figures=PLAIN)
+    assert said["holds?"] == "no"
+    assert "on 1/3 seeds" in said["ours"]
+
+
+def test_a_firm_figure_goes_before_a_bound_and_an_order_of_magnitude():
+    growth, stream = (figures("primary", "dfa", what=what) for what in ("growth", "h_norm"))
+    assert any(f.bound for f in growth)
+    assert any(f.rough for f in stream)
+    assert agrees(6000, next(f for f in growth if f.bound))
+    assert agrees_any(6000, growth) is False
+    assert agrees(1.9e7, next(f for f in stream if f.rough))
+    assert agrees_any(1.9e7, stream) is False
+    assert agrees_any(6000, [f for f in growth if f.bound]) is True
+
+
+def test_a_figure_of_other_conditions_is_shown_and_not_compared(tmp_path):
+    for penalty, acc in ((0.0, 0.6), (1e-2, 0.52)):  # −8.0 pp, as the document that takes 100 epochs without a penalty
+        write_run(tmp_path, RunSpec(rule="bp", epochs=30, penalty=penalty), acc, **HEALTHY)
+    row = one(
+        evidence("capacity", read_records(tmp_path)), rule="BP", quantity="effect of the penalty, pp", figures=PLAIN
+    )
+    assert "-8.0 (100 epochs without, 30 with) [001]" in row["published"]
+    assert row["agrees?"] == "no"
+
+
+def test_a_tie_of_growth_and_reference_validates_nothing(tmp_path):
+    write_run(tmp_path, RunSpec(rule="dfa"), 0.3, **EXPLODED)
+    write_run(tmp_path, RunSpec(rule="dfa", net="student", data="teacher-linear", epochs=20), 0.3, **HEALTHY)
+    found = one(evidence("validations", read_records(tmp_path)), validation="Networks", figures=PLAIN)
+    assert "growth flags on 1 of 2 networks, the reference on 1" in found["ours"]
+    assert found["holds?"] == "–"
 
 
 def test_growth_that_flags_nowhere_validates_nothing(tmp_path):

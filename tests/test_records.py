@@ -187,6 +187,48 @@ def test_one_bad_folder_does_not_hide_the_others(tmp_path):
     assert len(records.problems) == 1
 
 
+DAMAGED = [  # file, where in it, what is there instead, what must be said
+    ("report.json", ["run"], None, "run"),
+    ("report.json", ["run", "weight_growth"], 3, "run.weight_growth"),
+    ("report.json", ["run", "initial"], {}, "run.initial.epoch"),
+    ("report.json", ["run", "initial", "weights"], 3, "run.initial.weights"),
+    ("report.json", ["run", "fresh_feedback"], 3, "run.fresh_feedback"),
+    ("report.json", ["run", "fresh_feedback"], {"draws": 20, "gamma": {"mean": 0.1}}, "run.fresh_feedback.gamma.std"),
+    ("report.json", ["values", "deep_perturbation"], "x", "values.deep_perturbation"),
+    ("report.json", ["per_layer", "h_norm"], "x", "per_layer.h_norm"),
+    ("report.json", ["headline_acc"], "0.3", "headline_acc"),
+    ("spec.json", ["classes"], "x", "classes"),
+    ("trajectory.jsonl", ["weights"], 3, "weights in row 1"),
+    ("trajectory.jsonl", ["test_acc"], None, "test_acc in row 1"),
+    ("trajectory.jsonl", ["per_layer", "h_norm"], [1.0, "x"], "per_layer.h_norm"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "value", "said"), DAMAGED, ids=[f"{d[0]}:{d[3]}" for d in DAMAGED])
+def test_a_damaged_field_is_named_and_the_other_runs_stay(tmp_path, name, keys, value, said):
+    write_run(tmp_path, RunSpec(rule="fa", epochs=3))
+    folder = write_run(tmp_path, SPEC)
+    whole, *rest = (folder / name).read_text().splitlines(True) if name.endswith("l") else [(folder / name).read_text()]
+    fields = json.loads(whole)
+    inner = fields
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (folder / name).write_text(json.dumps(fields) + "\n" + "".join(rest))
+    records = read_records(tmp_path)
+    assert [run.spec.rule for run in records] == ["fa"]
+    (problem,) = records.problems
+    assert problem.path == folder
+    assert said in problem.reason
+    assert problem.reason.startswith("Expected ")
+
+
+def test_a_file_is_no_folder_with_runs(tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(FormatError, match="but it is a file"):
+        read_records(tmp_path / "runs")
+
+
 def test_a_diverged_run_is_finished_before_its_last_epoch(tmp_path):
     folder = write_run(tmp_path, SPEC)
     rows = [json.loads(line) for line in (folder / "trajectory.jsonl").read_text().splitlines()][:2]

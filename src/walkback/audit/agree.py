@@ -19,7 +19,10 @@ RULES = {
     "word": "verdicts and flags agree when they are the same",
 }
 _LEAST = {"acc": 0.02, "cos": 0.05, "pp": 2.0, "share": 0.05}
-ANY = "where the documents differ, agreeing with one of them counts; ours is the mean over seeds"
+ANY = (
+    "where the documents differ, agreeing with one of them counts, a firm figure before an order of magnitude or a "
+    "bound; a figure of other conditions (in brackets) is not compared; ours is the mean over seeds"
+)
 
 
 def agrees(ours: float | str | None, figure: Figure) -> bool | None:
@@ -50,8 +53,18 @@ def agrees(ours: float | str | None, figure: Figure) -> bool | None:
 
 
 def agrees_any(ours: float | str | None, figures: Iterable[Figure]) -> bool | None:
-    """True if one of the variants agrees, None if there is none."""
-    found = [a for a in (agrees(ours, f) for f in figures) if a is not None]
+    """True if one of the variants agrees, None if there is none.
+
+    Orders of magnitude and bounds count only where no firm figure is published, and figures of other conditions never.
+
+    >>> from walkback.audit.published import figures
+    >>> growth = figures("primary", "dfa", what="growth")
+    >>> [f"{f.bound}{f.value:g}" for f in growth], agrees_any(300, growth), agrees_any(6000, growth)
+    (['237', '>90'], True, False)
+    """
+    alike = [f for f in figures if not f.unlike]
+    firm = [f for f in alike if not (f.rough or f.bound)]
+    found = [a for a in (agrees(ours, f) for f in firm or alike) if a is not None]
     return any(found) if found else None
 
 
@@ -94,4 +107,5 @@ def _text(f: Figure) -> str:
     text = f.bound + ("~" if f.rough else "") + number(f.number, kind)
     if f.std is not None:
         text += f" ± {number(f.std * scale, kind).lstrip('+')}"
-    return text + ("†" if scale != 1.0 else "") + (f" seed {f.seed}" if f.seed else "")
+    text += ("†" if scale != 1.0 else "") + (f" seed {f.seed}" if f.seed else "")
+    return text + (f" ({f.unlike})" if f.unlike else "")

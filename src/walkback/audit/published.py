@@ -64,6 +64,7 @@ class Figure:
         epoch: where it is not the last one.
         site: of the residual stream, from the end if negative.
         seed: where it is of one seed.
+        unlike: in what it differs from the column it stands in; such a figure is shown and not compared.
     """
 
     where: str
@@ -79,6 +80,7 @@ class Figure:
     epoch: int | None = None
     site: int | None = None
     seed: int | None = None
+    unlike: str = ""
 
     @property
     def kind(self) -> str:
@@ -104,6 +106,7 @@ def figures(where: str, rule: str | None = None, **fields: object) -> tuple[Figu
 
 _TRUST, _BACK = "trustworthy", "walked back"
 _BIG = LARGE_BATCH
+_MIXED = "100 epochs without, 30 with"
 _BRIDGES = (("state-bridge", "001"), ("credit-bridge", "001"), ("ep", "001"))
 
 FIGURES: tuple[Figure, ...] = (
@@ -214,6 +217,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("wide-shallow", "dfa", "gamma", 0.19, "004"),
     Figure("wide-shallow", "dfa", "margin", -5.2, "004"),
     Figure("wide-shallow", "dfa", "verdict.three", _BACK, "004"),
+    Figure("wide-shallow", "frozen", "acc", 0.349, "004", 0.002),
     # -- other networks ---------------------------------------------------------------------------------------------
     Figure("resmlp", "fa", "flag.growth", "flags", "004"),
     Figure("resmlp", "fa", "flag.reference", "ok", "004"),
@@ -228,6 +232,8 @@ FIGURES: tuple[Figure, ...] = (
     Figure("no-norm", "fa", "flag.growth", "flags", "004"),
     Figure("no-norm", "fa", "growth", (0.0, 10.0), "004"),  # its text says under 10, its Table 2 that D1 flags
     Figure("no-norm", "bp", "growth", (0.0, 10.0), "004"),
+    *(Figure("student", rule, "growth", (0.0, 10.0), "004") for rule in ("bp", "fa")),
+    *(Figure(net, "dfa", "growth", 90.0, "004", bound=">") for net in ("no-norm", "vit-mini", "student")),
     Figure("no-norm", "fa", "flag.reference", "ok", "004"),
     Figure("no-norm", "dfa", "flag.growth", "flags", "004"),
     Figure("no-norm", "dfa", "flag.reference", "ok", "004"),
@@ -306,10 +312,12 @@ FIGURES: tuple[Figure, ...] = (
     Figure("mechanism", "dfa", "g_norm", 3.1e-7, "002", epoch=2, batch=_BIG),
     Figure("mechanism", "dfa", "g_norm", 1.3e-7, "002", epoch=3, batch=_BIG),
     Figure("mechanism", "dfa", "g_norm", 6.7e-8, "002", epoch=4, batch=_BIG),
+    Figure("mechanism", "dfa", "g_norm", (0.0, 1e-8), "004", epoch=20),
     Figure("mechanism", "dfa", "g_norm", 5e-10, "000 001 002 004", epoch=100, batch=_BIG),
     Figure("mechanism", "dfa", "weight_growth", 95.0, "000 001", epoch=100),
     Figure("mechanism", "dfa", "weight_growth", 200.0, "001 002", epoch=100),
-    Figure("mechanism", "dfa", "norm_product", 5e4, "000 001 002", epoch=100),
+    Figure("mechanism", "dfa", "norm_product", 5e4, "000 002", epoch=100),
+    Figure("mechanism", "dfa", "norm_product", 5e4, "001", epoch=100, unlike="its growth"),
     Figure("mechanism", "bp", "weight_growth", 2.7, "000", epoch=100),
     Figure("mechanism", "bp", "h_norm", 200.0, "000 002", epoch=100),
     Figure("mechanism", "bp", "g_norm", 4e-4, "001 002 004", epoch=100),
@@ -390,18 +398,18 @@ FIGURES: tuple[Figure, ...] = (
     Figure("lambda-sweep", "bp", "margin", 18.1, "001", penalty=1e-2),
     # 001 takes its runs without a penalty from 100 epochs and those with one from 30; 004 has 30 throughout.
     Figure("capacity", "bp", "acc.without", 0.585, "004", 0.001),
-    Figure("capacity", "bp", "acc.without", 0.609, "001"),
+    Figure("capacity", "bp", "acc.without", 0.609, "001", unlike="100 epochs"),
     Figure("capacity", "bp", "acc.with", 0.532, "004", 0.007),
     Figure("capacity", "bp", "acc.with", 0.530, "001"),
     Figure("capacity", "bp", "margin.effect", -5.3, "004"),
-    Figure("capacity", "bp", "margin.effect", -8.0, "001"),
+    Figure("capacity", "bp", "margin.effect", -8.0, "001", unlike=_MIXED),
     Figure("capacity", "bp", "margin.frozen", 18.3, "004"),
     Figure("capacity", "bp", "margin.frozen", 18.1, "001"),
-    Figure("capacity", "dfa", "acc.without", 0.308, "001"),
+    Figure("capacity", "dfa", "acc.without", 0.308, "001", unlike="100 epochs"),
     Figure("capacity", "dfa", "acc.with", 0.360, "004", 0.002),
     Figure("capacity", "dfa", "acc.with", 0.363, "001"),
     Figure("capacity", "dfa", "margin.effect", 5.9, "004"),
-    Figure("capacity", "dfa", "margin.effect", 5.5, "001"),
+    Figure("capacity", "dfa", "margin.effect", 5.5, "001", unlike=_MIXED),
     Figure("capacity", "dfa", "margin.frozen", 1.1, "004"),
     Figure("capacity", "dfa", "margin.frozen", 1.4, "001"),
     Figure("capacity", "", "margin.gap", 17.0, "001"),

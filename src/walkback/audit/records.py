@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from walkback.audit.shapes import check
 from walkback.checks import read_table
 from walkback.errors import FormatError, WalkbackError
 from walkback.judge import measurements
@@ -28,6 +29,7 @@ from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
 FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
+_USED = ("headline_acc", "values", "per_layer", "controls", "run")  # of report.json
 # What a run leaves while it is trained: a folder with any of these was meant to be a run.
 _TRACES = (*FILES, "checkpoint.safetensors", "weights.safetensors")
 
@@ -166,7 +168,8 @@ def read_records(folder: str | Path) -> Records:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FormatError(f"Expected a folder with runs at {folder}, but there is none.")
+        found = "it is a file" if folder.exists() else "there is none"
+        raise FormatError(f"Expected a folder with runs at {folder}, but {found}.")
     runs: dict[str, Record] = {}
     problems = []
     unreadable: list[OSError] = []
@@ -205,9 +208,11 @@ def _read(path: Path) -> Record:
     if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
         got = fields.get("schema") if isinstance(fields, dict) else type(fields).__name__
         raise FormatError(f"Expected spec.json to be of schema {SCHEMA}, but got {got}.")
+    check("spec", fields, "spec.json")
     own = ("schema", "input_shape", "classes")
     spec = RunSpec(**{k: v for k, v in fields.items() if k not in own})
     report = Report.load(path / "report.json")
+    check("report", {name: getattr(report, name) for name in _USED}, "report.json")
     rows = _rows(path / "trajectory.jsonl")
     _check(spec, report, rows)
     machine = read_table(path / "machine.json")
@@ -216,6 +221,7 @@ def _read(path: Path) -> Record:
     run = Record(path, spec, report, rows, machine, int(fields.get("classes") or 0))
     if report.run.get("test_correct") is not None and not run._fitting:
         raise FormatError("Expected run.test_correct in report.json to give the accuracy, but it does not.")
+    _ = run.measurements, run.epochs  # what they complain of is said here, with the folder
     return run
 
 
@@ -230,16 +236,14 @@ def _rows(path: Path) -> tuple[dict[str, Any], ...]:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise FormatError(f"Expected trajectory.jsonl to hold one JSON object per line, but: {error}.") from None
-    wanted = {"epoch", "test_acc", "per_layer", "values"}
     for n, row in enumerate(rows, 1):
-        if not isinstance(row, dict) or not wanted <= set(row) or row["epoch"] != n:
-            raise FormatError(f"Expected row {n} of trajectory.jsonl to be epoch {n} with {', '.join(sorted(wanted))}.")
+        check("row", row, f"row {n} of trajectory.jsonl")
+        if row["epoch"] != n:
+            raise FormatError(f"Expected row {n} of trajectory.jsonl to be epoch {n}, but it is epoch {row['epoch']}.")
     return tuple(rows)
 
 
 def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> None:
-    if not isinstance(report.headline_acc, float) or not isinstance(report.run.get("initial"), dict):
-        raise FormatError("Expected report.json to be that of a training run, but it has no accuracy or first state.")
     ended = report.run.get("diverged")
     if len(rows) != report.run.get("epochs") or (len(rows) != spec.epochs and not ended):
         raise FormatError(

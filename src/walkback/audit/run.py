@@ -17,7 +17,7 @@ from walkback.audit.executors import Event, Job
 from walkback.audit.plans import Plan
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError
-from walkback.training.loop import build
+from walkback.training.loop import build, usable
 from walkback.training.spec import RunSpec
 
 
@@ -124,6 +124,8 @@ def audit(
     console = _console(quiet)
     console.print(f"{plan}; {len(todo)} to train", markup=False)
     if todo:
+        if executor == "local":  # the workers of the others may have what this machine has not
+            usable(device)
         check(todo, root)
         store.check_writable(out)
     board = _Board(out, {spec: _Line(spec, _STATUS[state.kind], state.detail) for spec, state in states.items()})

@@ -35,6 +35,8 @@ _HELP = {
     "saved.",
     errno.EROFS: "The store is read-only: give another one, or make it writable.",
     errno.EACCES: "The store is not yours to write: give another one, or change its permissions.",
+    errno.EEXIST: "There is a file of this name: give a folder.",
+    errno.ENOTDIR: "There is a file where a folder should be: give another one.",
     errno.EPERM: "The store is not yours to write: give another one, or change its permissions.",
 }
 

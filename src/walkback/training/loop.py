@@ -400,7 +400,7 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
     where = {**report.conditions, "credit_site": spec.credit_site}
     report = replace(report, run=extra, conditions=where, advisories=(*ended, *report.advisories))
-    report.save(folder / "report.json")  # last: its presence says that the run is finished
+    write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)
 

@@ -35,6 +35,7 @@ from walkback.audit.records import Records
 from walkback.audit.settings import left_out
 from walkback.audit.table import Table
 from walkback.errors import InputError
+from walkback.options import closest
 
 TABLES: dict[str, Callable[[Records], Table]] = {
     "primary": primary,
@@ -72,7 +73,7 @@ def evidence(name: str, records: Records) -> Table:
     ('rule', 'figures', 'n')
     """
     if name not in TABLES:
-        raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {name!r}.")
+        raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {name!r}.{closest(name, TABLES)}")
     return TABLES[name](records)
 
 

@@ -134,7 +134,11 @@ def wide_shallow(records: Records) -> Table:
         for rule in ("bp", "fa", "dfa")
     ]
     entries += [
-        Entry((f"frozen, {RULES[rule]} stem",), Setting(rule, net_options=WIDE_SHALLOW, scope="frozen"))
+        Entry(
+            (f"frozen, {RULES[rule]} stem",),
+            Setting(rule, net_options=WIDE_SHALLOW, scope="frozen"),
+            figures("wide-shallow", "frozen"),
+        )
         for rule in ("bp", "fa", "dfa")
     ]
     return audit(

@@ -12,7 +12,7 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, SEEDS, VALUES, Setting, commands, judged, lacking, select
 from walkback.audit.table import NONE, Cell, Stat, Table, number, spread, stat, table
 from walkback.checks import DiagnosticThresholds, reference_validity
-from walkback.measure import deep_sites, mean
+from walkback.measure import Measurements, deep_sites, mean
 
 SHORT, RESCUE = 30, 1e-2  # epochs and λ of the interventions
 SWEEP = {"dfa": (0.0, 1e-4, 1e-3, 1e-2, 1e-1), "fa": (0.0, 1e-4, 1e-2), "bp": (0.0, 1e-2)}
@@ -169,11 +169,11 @@ def deep_control(run: Record, name: str) -> float | None:
 Value = Callable[[Record], float | None]
 
 
-def conditions(records: Records, augment: bool) -> list[tuple[str, str, list, list, list]]:
-    """(name, key, deep cosines, ρ_pert, measurements) of the conditions of the two-mode argument."""
+def conditions(records: Records, augment: bool) -> list[tuple[str, str, list, list, dict[int, Measurements]]]:
+    """(name, key, deep cosines, ρ_pert, measurements by seed) of the conditions of the two-mode argument."""
     bp, dfa = select(records, Setting("bp", augment=augment)), select(records, Setting("dfa", augment=augment))
     rescued = select(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=augment))
-    early = [run.epochs[1][2] for run in early_runs(records, augment)]
+    early = {run.spec.seed: run.epochs[1][2] for run in early_runs(records, augment, 1)}
     first = select(records, Setting("dfa", epochs=1, augment=augment))
     cosine: Value = VALUES["deep_cosine"]
     rho: Value = VALUES["perturbation"]
@@ -183,31 +183,35 @@ def conditions(records: Records, augment: bool) -> list[tuple[str, str, list, li
             "positive",
             [cosine(r) for r in bp],
             [deep_control(r, "perturbation_bp") for r in bp],
-            [r.measurements for r in bp],
+            _last(bp),
         ),
         (
             "random vector on a BP network",
             "negative",
             [],
             [deep_control(r, "perturbation_random") for r in bp],
-            [r.measurements for r in bp],
+            _last(bp),
         ),
-        ("DFA, epoch 1", "early", [m.deep_cosine for m in early], [rho(r) for r in first], early),
+        ("DFA, epoch 1", "early", [m.deep_cosine for m in early.values()], [rho(r) for r in first], early),
         (
             "DFA, 100 epochs",
             "converged",
             [cosine(r) for r in dfa],
             [rho(r) for r in dfa],
-            [r.measurements for r in dfa],
+            _last(dfa),
         ),
         (
             "DFA, λ = 0.01, 30 epochs",
             "penalised",
             [cosine(r) for r in rescued],
             [rho(r) for r in rescued],
-            [r.measurements for r in rescued],
+            _last(rescued),
         ),
     ]
+
+
+def _last(runs: Sequence[Record]) -> dict[int, Measurements]:
+    return {run.spec.seed: run.measurements for run in runs}
 
 
 def needed(records: Records, augment: bool) -> list:
@@ -245,7 +249,7 @@ def triangulation(records: Records) -> Table:
                     _n(rho),
                     spread(rho, "cos"),
                     published(said["perturbation"]),
-                    _valid(at),
+                    _valid(list(at.values())),
                     answer(found),
                 ]
             )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from walkback.errors import InputError
+from walkback.options import closest
 from walkback.training.spec import RunSpec
 
 NAMES = ("local", "ray", "slurm")
@@ -110,7 +110,5 @@ def executor(name: str) -> Executor:
     walkback.errors.InputError: Expected executor to be one of local, ray, slurm, but got 'lokal'. Did you mean 'local'?
     """
     if name not in NAMES:
-        close = get_close_matches(name, NAMES, 1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"Expected executor to be one of {', '.join(NAMES)}, but got {name!r}.{hint}")
+        raise InputError(f"Expected executor to be one of {', '.join(NAMES)}, but got {name!r}.{closest(name, NAMES)}")
     return import_module(f"walkback.audit.executors.{name}").run
