@@ -128,12 +128,12 @@ def test_no_control_is_named(tmp_path):
         (
             ("dfa",),
             ("bp",),
-            f"stem trained by BP, the stronger control (for DFA); {MISSING}: a stem trained by the same rule for DFA",
+            f"stem trained by BP, usually the stronger control (for DFA); {MISSING}: a stem trained by the same rule for DFA",
         ),
         (
             ("bp", "fa", "dfa"),
             ("bp", "dfa"),
-            "stem trained by the same rule (BP, DFA); stem trained by BP, the stronger control (for FA, DFA); "
+            "stem trained by the same rule (BP, DFA); stem trained by BP, usually the stronger control (for FA, DFA); "
             f"{MISSING}: a stem trained by the same rule for FA",
         ),
     ],

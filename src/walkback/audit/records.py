@@ -146,7 +146,7 @@ class Records:
         return found
 
     def control(self, record: Record, stem: str = "rule") -> Record | None:
-        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the stronger one."""
+        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the one whose stem BP trains."""
         return self.find(control_spec(record.spec, stem))
 
     @property

@@ -313,7 +313,7 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def _control(runs: Sequence[Record]) -> str:
-    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, the stronger one."""
+    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, usually the stronger one."""
     frozen = dict.fromkeys(run.spec for run in runs if run.spec.scope == "frozen")
     if not frozen:
         return f"{MISSING}: no run with frozen blocks in this setting"
@@ -323,7 +323,7 @@ def _control(runs: Sequence[Record]) -> str:
     used = {*map(control_spec, matched), *(control_spec(spec, "bp") for spec in stronger)}
     stems = (
         ("stem trained by the same rule ({})", matched),
-        ("stem trained by BP, the stronger control (for {})", stronger),
+        ("stem trained by BP, usually the stronger control (for {})", stronger),
         ("stem trained by {} (for no run in this setting)", [spec for spec in frozen if spec not in used]),
     )
     said = "; ".join(text.format(_named(specs)) for text, specs in stems if specs)

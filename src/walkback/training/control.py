@@ -22,7 +22,7 @@ def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
     Args:
         spec: the run to be matched.
         stem: "rule" trains the stem as the run does, so that only the blocks differ (D3's default);
-            "bp" with the exact gradient through the frozen blocks, the stronger control.
+            "bp" with the exact gradient through the frozen blocks, usually the stronger control.
 
     >>> control_spec(RunSpec(rule="dfa", penalty=1e-2)).scope
     'frozen'

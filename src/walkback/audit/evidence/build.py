@@ -17,8 +17,8 @@ VECTORS = ("teacher", "teacher-linear")  # nothing to flip or crop
 DEPTH = (
     "D3 is the gain over the matched control (same network, data, epochs, seed; stem by the same rule, blocks frozen) "
     "with its 95 % interval: paired t over seeds, for one seed the binomial error of the paired predictions; it is "
-    "inconclusive where the interval straddles the 2 pp margin. Beside it the gain over the stronger control, whose "
-    "stem is trained by BP"
+    "inconclusive where the interval straddles the 2 pp margin. Beside it the gain over the control whose stem "
+    "is trained by BP, usually the stronger one"
 )
 VERDICT = "a rule is trustworthy only where no seed fails; (k/n) says on how many of the seeds a check fails"
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
