@@ -1,4 +1,4 @@
-"""Draws results/figures and counts results/coverage.md from the records under results: what `make evidence` commits.
+"""Draws results/figures, counts results/coverage.md and lists results/runs.md: what `make evidence` commits.
 
 python scripts/draw_results.py
 """
@@ -9,6 +9,7 @@ from tabulate import tabulate
 
 from walkback.audit.evidence import TABLES, evidence
 from walkback.audit.records import Records, read_records
+from walkback.audit.settings import command
 from walkback.audit.table import Table
 from walkback.exhibits.figures import save_figures
 
@@ -18,6 +19,7 @@ def main() -> None:
     saved = save_figures(records, "results/figures", widths=["double"], formats=["png"], dpi=150)
     print(f"{len(saved.files)} figures: results/figures; not drawn: {', '.join(saved.not_drawn) or 'none'}")
     Path("results/coverage.md").write_text(coverage(records), encoding="utf-8")
+    Path("results/runs.md").write_text(runs(records), encoding="utf-8")
 
 
 def coverage(records: Records) -> str:
@@ -27,6 +29,20 @@ def coverage(records: Records) -> str:
     total = ["all", *(sum(row[column] for row in rows) for column in range(1, len(head)))]
     table = tabulate([*rows, total], head, tablefmt="pipe", disable_numparse=True)
     return f"# Rows of every table\n\nFrom {len(records)} finished runs.\n\n{table}\n"
+
+
+def runs(records: Records) -> str:
+    """Every record with its numbers, its machine and the command that trains it."""
+    head = ["run", "acc", "‖h_L‖", "‖g_L‖", "torch, processor", "command"]
+    rows = []
+    for run in sorted(records, key=lambda run: str(run.path)):
+        h, g = run.report.per_layer["h_norm"], run.report.per_layer["g_norm"]
+        where = ", ".join(run.machine[key] for key in ("torch", "machine", "blas") if key in run.machine)
+        line = command(run.spec, [run.spec.seed], Path("runs"))
+        link = f"[{run.path.name}]({run.path.relative_to('results').as_posix()}/)"
+        rows.append([link, f"{run.accuracy:.4f}", f"{h[-1]:.3g}", f"{g[-1]:.3g}", where, f"`{line}`"])
+    table = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
+    return f"# The records\n\nCIFAR-10 needs `--root DIR` as well.\n\n{table}\n"
 
 
 def counts(table: Table) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import walkback as wb
 from walkback.audit import cost, names, plan
 from walkback.audit.plans import RULE_OPTIONS, SEEDS, unique, with_controls
+from walkback.audit.settings import command
 from walkback.cli import run as cli
 from walkback.training.spec import RunSpec
 
@@ -245,3 +247,24 @@ def test_the_list_names_every_plan_with_its_numbers(
                             f"{hours:.1f}", f"{hours:.1f}"]  # fmt: skip
     assert cli(["audit", "--list", "capacity", "--json", "--out", str(tmp_path)]) == 0
     assert re.search(r'"plan": "capacity",.*"runs": 18,.*"finished": 0', capsys.readouterr().out, re.DOTALL)
+
+
+def test_the_command_of_a_spec_trains_that_spec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """As the tables print it under "Missing", read by the command line again; `full` holds every other plan."""
+    got: list[RunSpec] = []
+
+    def caught(spec: RunSpec, *_: object, **__: object) -> None:
+        got.append(spec)
+        raise wb.InputError("caught")
+
+    monkeypatch.setattr("walkback.training.loop.train", caught)
+    own = RunSpec(
+        optimiser={"lr": 3e-4, "batch_size": 64}, net_options={"width": 512}, credit_site="reader", penalty=1e-4
+    )
+    specs = [*{str(s.model_dump(exclude={"seed"})): s for s in plan("full").specs}.values(), own]
+    for spec in specs:
+        line = shlex.split(command(spec, [spec.seed], Path("some store")))
+        assert line[0] == "walkback"
+        assert cli(line[1:]) == 2
+    assert got == specs
+    assert "caught" in capsys.readouterr().err

@@ -128,7 +128,8 @@ def test_no_control_is_named(tmp_path):
         (
             ("dfa",),
             ("bp",),
-            f"stem trained by BP, usually the stronger control (for DFA); {MISSING}: a stem trained by the same rule for DFA",
+            "stem trained by BP, usually the stronger control (for DFA); "
+            f"{MISSING}: a stem trained by the same rule for DFA",
         ),
         (
             ("bp", "fa", "dfa"),

@@ -326,7 +326,7 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
         same = seeds.setdefault(_seedless(spec), [])
         if spec.seed not in same:
             same.append(spec.seed)
-    return [f"{describe(spec)}, seed {' '.join(map(str, s))}: {_command(spec, s, store)}" for spec, s in seeds.items()]
+    return [f"{describe(spec)}, seed {' '.join(map(str, s))}: {command(spec, s, store)}" for spec, s in seeds.items()]
 
 
 def describe(spec: RunSpec) -> str:
@@ -359,7 +359,12 @@ def other_optimiser(spec: RunSpec) -> list[str]:
     return [f"{k.replace('_', ' ')} {v}" for k, v in spec.optimiser.model_dump().items() if v != default[k]]
 
 
-def _command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
+def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
+    """What trains a spec with these seeds, for a shell.
+
+    >>> command(RunSpec(rule="dfa", penalty=0.01), [42], Path("runs"))
+    'walkback train --rule dfa --data cifar10 --epochs 100 --penalty 0.01 --seed 42 --out runs'
+    """
     words = ["walkback", "train"]
     if spec.net != "resmlp":
         words += ["--net", spec.net]

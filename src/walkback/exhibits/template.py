@@ -313,7 +313,7 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def _control(runs: Sequence[Record]) -> str:
-    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, usually the stronger one."""
+    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, usually stronger."""
     frozen = dict.fromkeys(run.spec for run in runs if run.spec.scope == "frozen")
     if not frozen:
         return f"{MISSING}: no run with frozen blocks in this setting"
