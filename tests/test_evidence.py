@@ -733,6 +733,17 @@ def test_the_band_of_the_first_epoch_is_that_of_its_own_networks(tmp_path):
     assert "within chance (±0.060) on 1/1 seeds" in str(said)
 
 
+def test_the_published_replay_is_compared_at_its_own_floor(tmp_path):
+    """‖g_L‖ of 5e-7 from epoch 4 on: under the published floor of 8e-7 (0.96 saved), not under ours of 1e-7."""
+    low = {**HEALTHY, "g": tuple(5e-7 for _ in HEALTHY["g"])}
+    write_run(tmp_path, RunSpec(rule="dfa"), 0.3, at=lambda epoch: low if epoch >= 4 else HEALTHY, **low)
+    row = one(evidence("temporal", read_records(tmp_path)), network="ResMLP d=256 L=4", rule="DFA", figures=PLAIN)
+    assert (row["(b), D2"], row["(b) at 8e-7"], row["saved, a or b"]) == ("never", "4", "–")
+    assert "0.96" in row["published saved"]
+    assert "saved" not in row["agrees?"].partition("not")[2]
+    assert row["agrees?"] not in ("no", "–")
+
+
 def early_run(folder, seed, epochs, cosine, std=0.01, **fields):
     fresh = {"deep_cosine": (0.0, std), "gamma": (0.0, std)}
     write_run(folder, RunSpec(rule="dfa", seed=seed, epochs=epochs), 0.3, fresh=fresh, cosine=(0.4,) + (cosine,) * 4,
