@@ -39,8 +39,8 @@ def runs(records: Records) -> str:
         h, g = run.report.per_layer["h_norm"], run.report.per_layer["g_norm"]
         where = ", ".join(run.machine[key] for key in ("torch", "machine", "blas") if key in run.machine)
         line = command(run.spec, [run.spec.seed], Path("runs"))
-        link = f"[{run.path.name}]({run.path.relative_to('results').as_posix()}/)"
-        rows.append([link, f"{run.accuracy:.4f}", f"{h[-1]:.3g}", f"{g[-1]:.3g}", where, f"`{line}`"])
+        name = f"`{run.path.relative_to('results').as_posix()}`"
+        rows.append([name, f"{run.accuracy:.4f}", f"{h[-1]:.3g}", f"{g[-1]:.3g}", where, f"`{line}`"])
     table = tabulate(rows, head, tablefmt="pipe", disable_numparse=True)
     return f"# The records\n\nCIFAR-10 needs `--root DIR` as well.\n\n{table}\n"
 
