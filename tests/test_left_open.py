@@ -107,14 +107,20 @@ def _augmented(records: Records) -> Iterator[str]:
     yield f"first epoch's is chance ({dfa[2].epochs[1][2].deep_cosine:+.3f})"
     plain = three("fa", augment=False), three("fa", augment=False, scope="frozen")
     yield f"without augmentation ({100 * mean(a.accuracy - b.accuracy for a, b in zip(*plain)):+.1f} pp)"
-    frozen = three("fa", scope="frozen")
-    yield f"undecided with it ({100 * mean(a.accuracy - b.accuracy for a, b in zip(fa, frozen)):+.1f} pp"
+    ours = fa, three("fa", scope="frozen")
+    yield f"undecided with it ({100 * mean(a.accuracy - b.accuracy for a, b in zip(*ours)):+.1f} pp"
     stems = [(three("bp", augment=f, scope="frozen"), three("dfa", augment=f, scope="frozen")) for f in (False, True)]
     apart = [100 * mean(a.accuracy - b.accuracy for a, b in zip(*pair)) for pair in stems]
     yield f"by {apart[0]:.1f} pp (frozen, DFA stem"
     yield f"by {apart[1]:.1f} pp with augmentation"
     norms = [number(mean(getattr(r.measurements, name)[-1] for r in bp), "norm") for name in ("h_norm", "g_norm")]
     yield f"accuracy {mean(r.accuracy for r in bp):.3f}, ‖h_L‖ {norms[0]}, ‖g_L‖ {norms[1]}; published 0.615"
+    spec = RunSpec(rule="state-bridge")
+    bridge, frozen = records.find(spec), records.find(control_spec(spec))
+    assert bridge
+    assert frozen
+    yield f"accuracy {bridge.accuracy:.3f} (published 0.205), Γ {bridge.measurements.gamma:+.2f} (0.005)"
+    yield f"‖h_L‖ {bridge.measurements.h_norm[-1]:.0f} (1e8), {100 * (bridge.accuracy - frozen.accuracy):+.1f} pp over"
     yield f"close to its own ({mean(r.accuracy for r in own):.3f}; 0.349)"
 
 
