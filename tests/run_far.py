@@ -14,10 +14,8 @@ from walkback import values
 from walkback.data.dataset import Dataset, Split
 from walkback.training import loop
 
-register()
 DEVICE = "far:0"
 FEW = [wb.Perturbation(count=4, samples=32), wb.Perturbation("data", count=4, samples=32), wb.Nudging(samples=32)]
-loop.FRESH_DRAWS, loop.PROBES = 2, FEW
 
 
 def setting(device: str) -> tuple[torch.nn.Module, Any, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -61,6 +59,8 @@ def found(device: str, mode: FarMode | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    register()
+    loop.FRESH_DRAWS, loop.PROBES = 2, FEW  # type: ignore[assignment]
     out = {"cpu": found("cpu", None)}
     for name in ("float64", "no float64"):
         if name == "no float64":
