@@ -384,7 +384,7 @@ def test_numbers_that_are_none_make_that_run_a_problem(tmp_path):
     edit(write_run(tmp_path, DFA, 0.3, **EXPLODED), per_layer={"h_norm": "lost"})
     data = page_data(read_records(tmp_path))
     assert len(data["runs"]) == 1
-    assert "Expected h_norm" in data["problems"][0][1]
+    assert "Expected per_layer.h_norm" in data["problems"][0][1]
 
 
 def test_nothing_measured_is_said(tmp_path):
