@@ -76,3 +76,25 @@ def test_the_runs_differ_in_their_rule_alone(forms) -> None:
     specs = [forms.spec(**fields).model_dump() for fields in forms.RUNS.values()]
     assert len({spec.pop("rule") for spec in specs}) == len(forms.RUNS)
     assert all(spec == specs[0] for spec in specs)
+
+
+def test_the_page_on_replication_says_what_the_table_says() -> None:
+    root = Path(SCRIPTS).parent
+    lines = (root / "results" / "bridge-forms.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
+    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").replace("−", "-").split())
+    ours, raw, unit = (
+        found[k] for k in ("State Bridge, ours", "G(h) = MLP(h), squared error", "credit of unit length")
+    )
+    credit, blind = found["Credit Bridge, ours"], found["V without the label"]
+    norms = [run["‖h_L‖"].replace("e+0", "e") for run in (raw, ours, blind)]
+    gammas = [run["Γ"] for run in (credit, blind)]
+    for words in (
+        f"(accuracy {raw['acc']} and {ours['acc']}, ‖h_L‖ {norms[0]} and {norms[1]})",
+        f"falls from {credit['acc']} to {blind['acc']} and Γ from {gammas[0]} to {gammas[1]} (published",
+        f"with a stream of {norms[2]} that",
+        f"costs {100 * (float(ours['acc']) - float(unit['acc'])):.0f} pp, far",
+    ):
+        assert words in page, words
+    assert float(unit["‖h_L‖"]) / float(ours["‖h_L‖"]) == pytest.approx(7, abs=0.6)

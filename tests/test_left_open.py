@@ -115,12 +115,14 @@ def _augmented(records: Records) -> Iterator[str]:
     yield f"by {apart[1]:.1f} pp with augmentation"
     norms = [number(mean(getattr(r.measurements, name)[-1] for r in bp), "norm") for name in ("h_norm", "g_norm")]
     yield f"accuracy {mean(r.accuracy for r in bp):.3f}, ‖h_L‖ {norms[0]}, ‖g_L‖ {norms[1]}; published 0.615"
-    spec = RunSpec(rule="state-bridge")
-    bridge, frozen = records.find(spec), records.find(control_spec(spec))
-    assert bridge
-    assert frozen
-    yield f"accuracy {bridge.accuracy:.3f} (published 0.205), Γ {bridge.measurements.gamma:+.2f} (0.005)"
-    yield f"‖h_L‖ {bridge.measurements.h_norm[-1]:.0f} (1e8), {100 * (bridge.accuracy - frozen.accuracy):+.1f} pp over"
+    for rule, acc, gamma in (("state-bridge", 0.205, 0.005), ("credit-bridge", 0.289, 0.07)):
+        spec = RunSpec(rule=rule)
+        bridge, frozen = records.find(spec), records.find(control_spec(spec))
+        assert bridge
+        assert frozen
+        m, gain = bridge.measurements, 100 * (bridge.accuracy - frozen.accuracy)
+        yield f"accuracy {bridge.accuracy:.3f} (published {acc}), Γ {m.gamma:+.2f} ({gamma})"
+        yield f"‖h_L‖ {number(m.h_norm[-1], 'norm')} (1e8), {gain:+.1f} pp over"
     yield f"close to its own ({mean(r.accuracy for r in own):.3f}; 0.349)"
 
 
