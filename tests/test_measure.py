@@ -24,7 +24,7 @@ from nets import (
     mean_norm,
     mean_pairwise,
 )
-from walkback.measure import PUBLISHED_BATCH, Meter, growth, pairwise_cosine
+from walkback.measure import NO_CREDIT, PUBLISHED_BATCH, Meter, growth, pairwise_cosine
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs
 
@@ -421,6 +421,29 @@ def test_a_zero_credit_has_no_cosine():
     assert m.reasons["cosine"] == "site 0: the credit is zero for every sample"
     assert m.gamma is None
     assert m.deep_cosine is not None
+    assert NO_CREDIT not in m.notes, "the other sites have one"
+
+
+def test_a_credit_that_float32_rounds_away_is_told_apart_from_a_bad_one():
+    """EP's credit is a difference of states: on a stream of 1e6 it is zero in float32, and there in float64."""
+    torch.manual_seed(0)
+    net = wb.nets.build("resmlp", (8,), 3, width=16, depth=2).eval()
+    x, y = torch.randn(256, 8), torch.randint(3, (256,))
+
+    def measured(net, x):
+        rule = wb.rules.EP(steps=2)
+        wb.rules.set_up(rule, net, x, 3, torch.Generator())
+        return wb.measure(net, batched(x, y, 128), credit=rule)
+
+    assert NO_CREDIT not in measured(net, x).notes
+    with torch.no_grad():
+        net.blocks[-1].w2.bias.normal_(std=1e6)
+    assert measured(net, x).cosine == [None] * 3
+    assert NO_CREDIT in measured(net, x).notes
+    exact = measured(net.double(), x.double())
+    assert exact.cosine[0] is None
+    assert min(exact.cosine[1:]) > 0.3
+    assert NO_CREDIT not in exact.notes
 
 
 def test_samples_without_a_direction_are_left_out_and_counted():

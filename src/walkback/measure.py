@@ -30,6 +30,10 @@ PUBLISHED_BATCH = 128
 COSINE_EPS = 1e-8
 # One sample may carry this share of a mean norm before it is said.
 OUTLIER = 0.1
+NO_CREDIT = (
+    "the credit is zero at every site, for every sample: it teaches the blocks nothing. If it is a difference of "
+    "states, as EP's is, measure a copy in float64 (net.double()) to see whether rounding took it"
+)
 # Squares of smaller norms, and products of two of them, leave the range of float64.
 _SQUARABLE = 1e-140
 
@@ -510,6 +514,8 @@ class _CreditMeter:
             elif n < self._samples:
                 missing = int(self._samples - n)
                 notes.append(f"cosine at site {site} leaves out {missing} of {self._samples} samples: {what}")
+        if not any(valid) and not any(lost):
+            notes.append(NO_CREDIT)
         if why:
             reasons["cosine"] = "; ".join(why)
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
