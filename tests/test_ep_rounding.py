@@ -1,0 +1,43 @@
+"""What results/ep-rounding.md is made of: rows without credit are found, and float64 finds what float32 lost."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import walkback as wb
+
+SCRIPTS = str(Path(__file__).parent.parent / "scripts")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", [SCRIPTS, *sys.path])
+    import ep_rounding
+
+    return ep_rounding
+
+
+def test_the_first_row_without_credit_is_the_one_from_which_on_there_is_none(script) -> None:
+    def rows(*has: bool) -> list[dict]:
+        return [{"epoch": i, "per_layer": {"cosine": [None, 0.5 if h else None]}} for i, h in enumerate(has, 1)]
+
+    assert script.first_without(rows(True, True)) is None
+    assert script.first_without(rows(True, False, True)) is None
+    assert script.first_without(rows(True, False, True, False, False))["epoch"] == 4
+    assert script.first_without(rows(False, False))["epoch"] == 1
+
+
+def test_cosines_of_a_run_in_both_precisions(script, tmp_path: Path) -> None:
+    data = wb.data.load("teacher")
+    run = wb.train(wb.RunSpec(net="resmlp", net_options={"width": 16, "depth": 2}, data="teacher", rule="ep",
+                              rule_options={"steps": 2}, epochs=1), tmp_path, data=data)  # fmt: skip
+    single, double = (script.cosines(run.path, data, dtype) for dtype in (torch.float32, torch.float64))
+    assert [c is None for c in single] == [c is None for c in double] == [True, False, False]
+    assert single[1:] == pytest.approx(double[1:], abs=1e-3)
+    assert single != double
+    assert script.told([None, None]) == "none: zero credit"
+    assert script.told([None, -0.5]) == "-0.50 (site 1)"
