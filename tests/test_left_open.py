@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import walkback as wb
+from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.audit.table import number
 from walkback.training.control import control_spec
@@ -116,13 +117,23 @@ def _augmented(records: Records) -> Iterator[str]:
     norms = [number(mean(getattr(r.measurements, name)[-1] for r in bp), "norm") for name in ("h_norm", "g_norm")]
     yield f"accuracy {mean(r.accuracy for r in bp):.3f}, ‖h_L‖ {norms[0]}, ‖g_L‖ {norms[1]}; published 0.615"
     for rule, acc, gamma in (("state-bridge", 0.205, 0.005), ("credit-bridge", 0.289, 0.07)):
-        spec = RunSpec(rule=rule)
-        bridge, frozen = records.find(spec), records.find(control_spec(spec))
-        assert bridge
-        assert frozen
-        m, gain = bridge.measurements, 100 * (bridge.accuracy - frozen.accuracy)
-        yield f"accuracy {bridge.accuracy:.3f} (published {acc}), Γ {m.gamma:+.2f} ({gamma})"
-        yield f"‖h_L‖ {number(m.h_norm[-1], 'norm')} (1e8), {gain:+.1f} pp over"
+        bridge, frozen = three(rule, augment=False), three(rule, augment=False, scope="frozen")
+        gain = 100 * mean(a.accuracy - b.accuracy for a, b in zip(bridge, frozen))
+        yield (
+            f"accuracy {mean(r.accuracy for r in bridge):.3f} (published {acc}), "
+            f"Γ {mean(r.measurements.gamma for r in bridge):+.2f} ({gamma}), "
+            f"‖h_L‖ {number(mean(r.measurements.h_norm[-1] for r in bridge), 'norm')} (1e8), {gain:+.1f} pp over"
+        )
+    steps = {"augment": False, "rule_options": RULE_OPTIONS["ep"]}
+    ep, frozen = three("ep", **steps), three("ep", scope="frozen", **steps)
+    gains = 100 * mean(a.accuracy - b.accuracy for a, b in zip(ep, frozen))
+    yield f"Accuracy {mean(r.accuracy for r in ep):.3f} (published 0.316), {gains:+.1f} pp against".replace("-", "−")
+    best = [max((acc, epoch) for epoch, acc, _ in r.epochs) for r in ep]
+    yield f"had reached {all_of((acc for acc, _ in best), '.3f')} by epoch {all_of((e for _, e in best), '.0f')}"
+    yield f"they end with {all_of((r.accuracy for r in ep), '.3f')}"
+    *silent, last = (max(e for e, _, at in r.epochs if any(c is not None for c in at.cosine)) for r in ep)
+    yield f"from epoch {silent[0] + 1} (seed 42) and {silent[1] + 1} (seed 123) on the credit is exactly zero"
+    assert last == 100, "the credit of seed 456 survives"
     yield f"close to its own ({mean(r.accuracy for r in own):.3f}; 0.349)"
 
 
