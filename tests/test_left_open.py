@@ -122,7 +122,7 @@ def _augmented(records: Records) -> Iterator[str]:
         yield (
             f"accuracy {mean(r.accuracy for r in bridge):.3f} (published {acc}), "
             f"Γ {mean(r.measurements.gamma for r in bridge):+.2f} ({gamma}), "
-            f"‖h_L‖ {number(mean(r.measurements.h_norm[-1] for r in bridge), 'norm')} (1e8), {gain:+.1f} pp over"
+            f"‖h_L‖ {number(mean(r.measurements.h_norm[-1] for r in bridge), 'norm')} (1e8), {gain:+.0f} pp over"
         )
     steps = {"augment": False, "rule_options": RULE_OPTIONS["ep"]}
     ep, frozen = three("ep", **steps), three("ep", scope="frozen", **steps)
