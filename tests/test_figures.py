@@ -136,6 +136,22 @@ def test_per_layer(drawn, world):
     assert points(single[0], "DFA") == pytest.approx(points(cosine, "DFA"))
 
 
+def test_a_cosine_that_some_seeds_lack_says_of_how_many_it_is(tmp_path):
+    for seed in (42, 123, 456):
+        path = write_run(tmp_path, RunSpec(rule="fa", seed=seed), 0.5, **HEALTHY) / "report.json"
+        report = json.loads(path.read_text())
+        if seed != 42:
+            report["per_layer"]["cosine"] = [None] * 5
+            path.write_text(json.dumps(report))
+        write_run(tmp_path, RunSpec(rule="dfa", seed=seed), 0.5, **HEALTHY)
+    records = read_records(tmp_path)
+    figure = FIGURES["per-layer"](records, "double")
+    said = " ".join(" ".join(t.get_text() for t in figure.texts).split())
+    assert "Cosines of some seeds only: plain: FA (1 of 3)." in said
+    rows = [c for row in evidence("per-layer", records).rows for c in row if "(1/3)" in c]
+    assert rows == [f"{c:+.3f} (1/3)" for c in HEALTHY["cosine"]]
+
+
 def test_temporal(drawn, world):
     figure = drawn["temporal-plain", "double"]
     titles = [t.get_text() for ax in figure.axes[::3] for t in ax.texts if ", " in t.get_text()]

@@ -220,7 +220,7 @@ def _sentence(note: str) -> str:
 
 # A number with a sign or an exponent, which LaTeX sets well only in mathematics.
 _NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
-_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?")
+_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?( \(\d+/\d+\))?")
 _SYMBOLS = {
     tex("‖h_L‖"): r"$\|h_L\|$",
     tex("‖g_L‖"): r"$\|g_L\|$",

@@ -31,6 +31,7 @@ class Stat:
     """
 
     values: tuple[float, ...]
+    asked: int = 0  # seeds looked at, where not all had a value
 
     @property
     def n(self) -> int:
@@ -52,8 +53,9 @@ class Stat:
 
 def stat(values: Iterable[float | None]) -> Stat | None:
     """What was measured of the values, None if nothing was."""
-    known = tuple(v for v in values if v is not None and isfinite(v))
-    return Stat(known) if known else None
+    every = tuple(values)
+    known = tuple(v for v in every if v is not None and isfinite(v))
+    return Stat(known, len(every) if len(known) < len(every) else 0) if known else None
 
 
 def number(value: float, kind: str) -> str:
@@ -79,17 +81,18 @@ def number(value: float, kind: str) -> str:
 
 
 def spread(value: Stat | None, kind: str) -> Cell:
-    """Mean ± standard deviation over the seeds.
+    """Mean ± standard deviation over the seeds, and over how many of them where not all had a value.
 
-    >>> spread(Stat((0.25, 0.75)), "acc").text, spread(None, "acc").text
-    ('0.500 ± 0.354', '–')
+    >>> spread(Stat((0.25, 0.75)), "acc").text, spread(None, "acc").text, spread(stat([None, 0.5, None]), "acc").text
+    ('0.500 ± 0.354', '–', '0.500 (1/3)')
     """
     if value is None:
         return Cell(NONE)
     raw = {"mean": value.mean, "std": value.std, "n": value.n}
-    if value.std is None:
-        return Cell(number(value.mean, kind), raw)
-    return Cell(f"{number(value.mean, kind)} ± {number(value.std, kind).lstrip('+')}", raw)
+    text = number(value.mean, kind)
+    if value.std is not None:
+        text += f" ± {number(value.std, kind).lstrip('+')}"
+    return Cell(f"{text} ({value.n}/{value.asked})" if value.asked else text, raw)
 
 
 @dataclass(frozen=True)

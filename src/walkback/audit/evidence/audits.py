@@ -117,6 +117,7 @@ def per_layer(records: Records) -> Table:
         [
             "site 0 is what the stem writes, site l what block l writes; FA's credit at the last site is exact",
             "clamped: what a cosine with ε = 1e-8 says; under ε: the share of samples whose ‖g‖ is below it",
+            "(k/n): only k of the n seeds have a value there; the others have none, for instance no credit",
             *rules(kinds),
         ],
         commands(missing, records.store),

@@ -199,7 +199,11 @@ def per_layer(records: Records, width: Width = "double") -> Figure:
     absent = [(variant(r), r["rule"]) for r in table.data if not r["n"]]
     norms = [(variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
     ratios = [(variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
-    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios))
+    part = [
+        (variant(r), f"{r['rule']} ({r['cos']['n']} of {r['n']})") for r in rows if r["cos"] and r["cos"]["n"] < r["n"]
+    ]
+    some = "; ".join(dict.fromkeys(f"{where}: {told}" for where, told in part))
+    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
     note = missing_note(absent, dict.fromkeys((variant(r), r["rule"], r["n"]) for r in rows), *off)
     wide = width == "double"
     fig = canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
