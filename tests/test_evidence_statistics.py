@@ -179,7 +179,8 @@ def test_mean_and_deviation_are_numpys(values):
     s = Stat(values)
     assert s.mean == pytest.approx(np.mean(values))
     assert s.std == (None if len(values) == 1 else pytest.approx(np.std(values, ddof=1)))
-    assert stat([None, *values, float("nan")]) == s
+    assert stat(values) == s
+    assert stat([None, *values, float("nan")]) == Stat(values, asked=len(values) + 2), "and of how many it is"
     assert stat([None]) is None
 
 
