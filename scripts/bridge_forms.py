@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from walkback.rules import CreditBridge, StateBridge
-from walkback.rules.rule import Parts
+from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace
 
 HERE = "bridge_forms"
@@ -88,36 +88,28 @@ class RawCreditBridge(CreditBridge):
         self.value.norm = nn.Identity()
 
 
-class UnitStateBridge(StateBridge):
+class OfLengthOne(Rule):
+    """Put before a rule: its credit, each sample's divided by its length."""
+
+    def credits(self, trace: Trace) -> Sequence[Tensor]:
+        """As the rule after it gives them, of length one."""
+        return of_length_one(super().credits(trace))
+
+
+class UnitStateBridge(OfLengthOne, StateBridge):
     """State Bridge whose credit has length one."""
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """As ever, each sample's divided by its length."""
-        return of_length_one(super().credits(trace))
 
-
-class RawUnitStateBridge(RawStateBridge):
+class RawUnitStateBridge(OfLengthOne, RawStateBridge):
     """Raw G and credit of length one."""
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """As ever, each sample's divided by its length."""
-        return of_length_one(super().credits(trace))
 
-
-class UnitCreditBridge(CreditBridge):
+class UnitCreditBridge(OfLengthOne, CreditBridge):
     """Credit Bridge whose credit has length one."""
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """As ever, each sample's divided by its length."""
-        return of_length_one(super().credits(trace))
 
-
-class BlindUnitCreditBridge(BlindCreditBridge):
+class BlindUnitCreditBridge(OfLengthOne, BlindCreditBridge):
     """V without the label, and credit of length one."""
-
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """As ever, each sample's divided by its length."""
-        return of_length_one(super().credits(trace))
 
 
 def row(name: str, last: dict[str, Any]) -> list[str]:
