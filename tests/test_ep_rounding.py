@@ -41,3 +41,17 @@ def test_cosines_of_a_run_in_both_precisions(script, tmp_path: Path) -> None:
     assert single != double
     assert script.told([None, None]) == "none: zero credit"
     assert script.told([None, -0.5]) == "-0.50 (site 1)"
+
+
+def test_the_page_on_replication_says_what_the_table_says() -> None:
+    root = Path(SCRIPTS).parent
+    lines = (root / "results" / "ep-rounding.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
+    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    lost = [found[seed]["no credit from epoch"] for seed in ("42", "123")]
+    assert f"from epoch {lost[0]} (seed 42) and {lost[1]} (seed 123) on the credit is exactly zero" in page
+    assert all(found[seed]["cosines in float32"] == "none: zero credit" for seed in ("42", "123"))
+    assert all("+1.00 (site 3)" in found[seed]["in float64"] for seed in found), "a cosine of +1.00 at site 3"
+    assert float(found["42"]["last ‖h_L‖"]) / float(found["456"]["last ‖h_L‖"]) == pytest.approx(100, rel=0.1)
+    assert "(site 3)" in found["456"]["cosines in float32"], "its credit at site 3 survives"
