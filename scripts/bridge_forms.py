@@ -85,7 +85,7 @@ class RawCreditBridge(CreditBridge):
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Take the LayerNorm out of V."""
         super().setup(parts, states, classes, generator)
-        self.value.norm = nn.Identity()
+        self.value.add_module("norm", nn.Identity())
 
 
 class OfLengthOne(Rule):
