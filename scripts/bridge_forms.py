@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from feedback_draws import ROOT, set_up, spec
 from tabulate import tabulate
 from torch import Tensor, nn
 
 import walkback as wb
+from feedback_draws import ROOT, set_up, spec
 from walkback.rules import CreditBridge, StateBridge
 from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace

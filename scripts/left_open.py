@@ -11,11 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from feedback_draws import ROOT, set_up, spec
 from tabulate import tabulate
 from torch import Tensor, nn
 
 import walkback as wb
+from feedback_draws import ROOT, set_up, spec
 from walkback.audit.published import FIGURES
 from walkback.nets.resmlp import ResMLP
 from walkback.training.loop import probe_batches

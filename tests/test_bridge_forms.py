@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import bridge_forms
 import walkback as wb
 from test_rules import trace_of
 from walkback.rules.rule import Rule
 from walkback.trace import Trace
 
-SCRIPTS = str(Path(__file__).parent.parent / "scripts")
-
-
-@pytest.fixture
-def forms(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", [SCRIPTS, *sys.path])
-    import bridge_forms
-
-    return bridge_forms
+ROOT = Path(__file__).parent.parent
 
 
 def ready(rule: Rule) -> tuple[Rule, Trace]:
@@ -32,23 +24,23 @@ def ready(rule: Rule) -> tuple[Rule, Trace]:
 
 
 @pytest.mark.parametrize("name", ["UnitStateBridge", "RawUnitStateBridge", "UnitCreditBridge", "BlindUnitCreditBridge"])
-def test_unit_credit_keeps_the_direction_and_has_length_one(forms, name: str) -> None:
-    rule, trace = ready(getattr(forms, name)())
+def test_unit_credit_keeps_the_direction_and_has_length_one(name: str) -> None:
+    rule, trace = ready(getattr(bridge_forms, name)())
     plain, _ = ready(type(rule).__bases__[1]())
     for unit, as_ever in zip(rule.credits(trace), plain.credits(trace)):
         assert torch.allclose(unit.norm(dim=1), torch.ones(32))
         assert torch.allclose(unit * as_ever.norm(dim=1, keepdim=True), as_ever, rtol=1e-4, atol=1e-9)
 
 
-def test_the_raw_predictor_sees_the_scale_of_the_state_and_ours_does_not(forms) -> None:
+def test_the_raw_predictor_sees_the_scale_of_the_state_and_ours_does_not() -> None:
     h, t = torch.randn(4, 16), torch.zeros(4, 1)
-    ours, raw = ready(wb.rules.StateBridge())[0].predictor, ready(forms.RawStateBridge())[0].predictor
+    ours, raw = ready(wb.rules.StateBridge())[0].predictor, ready(bridge_forms.RawStateBridge())[0].predictor
     assert torch.allclose(ours(10 * h, t), 10 * ours(h, t), rtol=1e-3, atol=1e-5)
     assert not torch.allclose(raw(10 * h, t), 10 * raw(h, t), rtol=0.05)
 
 
-def test_the_raw_bridge_learns_by_the_plain_squared_error(forms) -> None:
-    rule, trace = ready(forms.RawStateBridge())
+def test_the_raw_bridge_learns_by_the_plain_squared_error() -> None:
+    rule, trace = ready(bridge_forms.RawStateBridge())
     times = torch.linspace(0, 1, 3)
     with torch.no_grad():
         wrong = [(rule.predictor(h, t.expand(32, 1)) - trace.states[-1]) ** 2 for h, t in zip(trace.states, times)]
@@ -56,8 +48,8 @@ def test_the_raw_bridge_learns_by_the_plain_squared_error(forms) -> None:
     assert all(p.requires_grad for p in rule.predictor.parameters())
 
 
-def test_the_blind_value_does_not_see_the_label(forms) -> None:
-    for rule, alike in ((forms.BlindCreditBridge(), True), (wb.rules.CreditBridge(), False)):
+def test_the_blind_value_does_not_see_the_label() -> None:
+    for rule, alike in ((bridge_forms.BlindCreditBridge(), True), (wb.rules.CreditBridge(), False)):
         rule, trace = ready(rule)
         states = torch.cat(list(trace.states)).detach()
         before = rule._values(trace, states)
@@ -65,25 +57,24 @@ def test_the_blind_value_does_not_see_the_label(forms) -> None:
         assert torch.equal(before, rule._values(trace, states)) is alike
 
 
-def test_the_raw_value_sees_the_scale_of_the_state(forms) -> None:
-    for rule, alike in ((forms.RawCreditBridge(), False), (wb.rules.CreditBridge(), True)):
+def test_the_raw_value_sees_the_scale_of_the_state() -> None:
+    for rule, alike in ((bridge_forms.RawCreditBridge(), False), (wb.rules.CreditBridge(), True)):
         rule, trace = ready(rule)
         states = torch.cat(list(trace.states)).detach()
         assert torch.allclose(rule._values(trace, states), rule._values(trace, 10 * states), atol=1e-4) is alike
 
 
-def test_the_runs_differ_in_their_rule_alone(forms) -> None:
-    specs = [forms.spec(**fields).model_dump() for fields in forms.RUNS.values()]
-    assert len({spec.pop("rule") for spec in specs}) == len(forms.RUNS)
+def test_the_runs_differ_in_their_rule_alone() -> None:
+    specs = [bridge_forms.spec(**fields).model_dump() for fields in bridge_forms.RUNS.values()]
+    assert len({spec.pop("rule") for spec in specs}) == len(bridge_forms.RUNS)
     assert all(spec == specs[0] for spec in specs)
 
 
 def test_the_page_on_replication_says_what_the_table_says() -> None:
-    root = Path(SCRIPTS).parent
-    lines = (root / "results" / "bridge-forms.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "results" / "bridge-forms.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
-    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").replace("−", "-").split())
+    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").replace("−", "-").split())
     ours, raw, unit = (
         found[k] for k in ("State Bridge, ours", "G(h) = MLP(h), squared error", "credit of unit length")
     )

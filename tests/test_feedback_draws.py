@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 
+import feedback_draws
 import walkback as wb
 
-SCRIPTS = str(Path(__file__).parent.parent / "scripts")
-
-
-@pytest.fixture
-def draws(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", [SCRIPTS, *sys.path])
-    import feedback_draws
-
-    return feedback_draws
+ROOT = Path(__file__).parent.parent
 
 
 def feedback(rule: wb.rules.Rule, seed: int) -> list[torch.Tensor]:
@@ -27,25 +18,25 @@ def feedback(rule: wb.rules.Rule, seed: int) -> list[torch.Tensor]:
     return [rule.get_buffer(f"B{site}") for site in range(3)]
 
 
-def test_another_draw_follows_its_number_and_not_the_seed(draws) -> None:
-    first, second = (feedback(draws.OtherDraw(1), seed) for seed in (42, 123))
+def test_another_draw_follows_its_number_and_not_the_seed() -> None:
+    first, second = (feedback(feedback_draws.OtherDraw(1), seed) for seed in (42, 123))
     assert all(torch.equal(a, b) for a, b in zip(first, second))
-    assert not torch.equal(first[0], feedback(draws.OtherDraw(2), 42)[0])
+    assert not torch.equal(first[0], feedback(feedback_draws.OtherDraw(2), 42)[0])
     assert not torch.equal(first[0], feedback(wb.rules.DFA(), 42)[0])
-    rule = draws.OtherDraw(1)
+    rule = feedback_draws.OtherDraw(1)
     before = feedback(rule, 42)[0].clone()
     rule.redraw(torch.Generator().manual_seed(5))
     assert not torch.equal(before, rule.get_buffer("B0")), "the null of fresh feedback draws anew"
 
 
-def test_one_for_all_has_one(draws) -> None:
-    first, *rest = feedback(draws.OneForAll(), 42)
+def test_one_for_all_has_one() -> None:
+    first, *rest = feedback(feedback_draws.OneForAll(), 42)
     assert all(torch.equal(first, other) for other in rest)
     assert torch.equal(first, feedback(wb.rules.DFA(), 42)[0])
 
 
-def test_the_runs_differ_in_nothing_but_what_their_names_say(draws) -> None:
-    specs = [draws.spec(**fields).model_dump() for fields in draws.RUNS.values()]
+def test_the_runs_differ_in_nothing_but_what_their_names_say() -> None:
+    specs = [feedback_draws.spec(**fields).model_dump() for fields in feedback_draws.RUNS.values()]
     for spec in specs:
         assert {k: spec[k] for k in spec if k not in ("seed", "rule", "rule_options")} == {
             k: specs[0][k] for k in specs[0] if k not in ("seed", "rule", "rule_options")
@@ -54,13 +45,12 @@ def test_the_runs_differ_in_nothing_but_what_their_names_say(draws) -> None:
 
 
 def test_the_page_on_replication_says_what_the_table_says() -> None:
-    root = Path(SCRIPTS).parent
-    table = (root / "results" / "feedback-draws.md").read_text(encoding="utf-8")
+    table = (ROOT / "results" / "feedback-draws.md").read_text(encoding="utf-8")
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
     ]
     h = {row[0]: float(row[1]) for row in rows[2:]}
-    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
     for name, words in {
         "seed 123": "‖h_L‖ of {} under the B that this seed draws",
         "seed 123, the second draw of B": "and with {} under another",

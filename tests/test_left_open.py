@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+import left_open
 import walkback as wb
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
@@ -19,32 +19,24 @@ from walkback.audit.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
-SCRIPTS = str(Path(__file__).parent.parent / "scripts")
+ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "path", [SCRIPTS, *sys.path])
-    import left_open
-
-    return left_open
-
-
-def test_the_networks_are_what_their_names_say(script) -> None:
+def test_the_networks_are_what_their_names_say() -> None:
     torch.manual_seed(0)
-    assert all(type(block.act) is nn.ReLU for block in script.with_relu((3, 32, 32), 10).blocks)
-    net = script.after_he((3, 32, 32), 10)
+    assert all(type(block.act) is nn.ReLU for block in left_open.with_relu((3, 32, 32), 10).blocks)
+    net = left_open.after_he((3, 32, 32), 10)
     assert net.embed[1].weight.std().item() == pytest.approx((2 / 3072) ** 0.5, rel=0.02)
     usual = wb.nets.build("resmlp", (3, 32, 32), 10).embed[1].weight  # uniform, variance 1/(3 fan-in)
     assert (net.embed[1].weight.std() / usual.std()).item() == pytest.approx(6**0.5, rel=0.02)
     assert not any(module.bias.any() for module in net.modules() if isinstance(module, nn.Linear))
 
 
-def test_every_run_differs_from_the_first_in_what_is_said(script) -> None:
-    base = script.spec().model_dump()
+def test_every_run_differs_from_the_first_in_what_is_said() -> None:
+    base = left_open.spec().model_dump()
     found = {
-        name: {key for key, value in script.spec(**fields).model_dump().items() if value != base[key]}
-        for name, fields in script.RUNS.items()
+        name: {key for key, value in left_open.spec(**fields).model_dump().items() if value != base[key]}
+        for name, fields in left_open.RUNS.items()
     }
     assert found["ours, plain"] == set()
     assert found["flips and crops"] == {"augment"}
@@ -53,21 +45,20 @@ def test_every_run_differs_from_the_first_in_what_is_said(script) -> None:
     assert found["credit of unit length"] == {"rule_options"}
     assert found["credit of the site it reads, of unit length"] == {"credit_site", "rule_options"}
     assert found["the same, flips and crops"] == {"credit_site", "rule_options", "augment"}
-    assert len({str(script.spec(**fields)) for fields in script.RUNS.values()}) == len(found)
+    assert len({str(left_open.spec(**fields)) for fields in left_open.RUNS.values()}) == len(found)
 
 
-def test_the_norm_of_a_mean_loss_shrinks_with_its_batch_alone(script) -> None:
+def test_the_norm_of_a_mean_loss_shrinks_with_its_batch_alone() -> None:
     net = wb.nets.build("resmlp", (8,), 3, width=16, depth=2).eval()
     x, y = torch.randn(1024, 8), torch.randint(3, (1024,))
-    small, large = (script.of_mean_loss(net, x, y, size) for size in (128, 1024))
+    small, large = (left_open.of_mean_loss(net, x, y, size) for size in (128, 1024))
     assert small / large == pytest.approx(8, rel=1e-5)
     report = wb.measure(net, list(zip(x.split(256), y.split(256))))
     assert small == pytest.approx(report.g_norm[-1], rel=1e-5), "ours is that of 128 samples, whatever is passed"
 
 
 def test_the_page_on_replication_says_what_the_table_says() -> None:
-    root = Path(SCRIPTS).parent
-    lines = (root / "results" / "left-open.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "results" / "left-open.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
     ours, unit = found["ours, plain"], found["credit of unit length"]
@@ -77,7 +68,7 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
     assert g["credit of unit length"] < 1e-7
     for name in ("flips and crops", "expansion 4", "ReLU", "initial weights after He"):
         assert 1 / 4 < g[name] / g["ours, plain"] < 4, name
-    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
     reads = found["a block gets the credit of the site it reads"]
     assert f"{reads['site 0']} at site 0 and nothing ({reads['deeper sites'].replace('-', '−')}) deeper" in page
 
@@ -139,9 +130,8 @@ def _augmented(records: Records) -> Iterator[str]:
 
 def test_the_page_on_replication_says_what_the_records_say() -> None:
     """Its sentences on unit length and on the primary audit, from the runs: another record, another sentence."""
-    root = Path(SCRIPTS).parent
-    page = " ".join((root / "docs" / "replication.md").read_text(encoding="utf-8").split())
-    records = read_records(root / "results" / "runs")
+    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    records = read_records(ROOT / "results" / "runs")
     unit = RunSpec(rule="dfa", rule_options={"unit": True}, credit_site="reader", augment=True)
     runs = {
         "unit": records.find(unit),
