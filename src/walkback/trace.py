@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
+from walkback.asked import Asked
 from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split, tensors
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
-from walkback.errors import AnatomyError, CreditError, InputError
+from walkback.errors import AnatomyError, InputError
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
-from walkback.prints import fingerprints, prints_of
+from walkback.prints import prints_of
 from walkback.stacks import BY_ORDER
+from walkback.tokens import NOT_READ, few_tokens, only, read_at, read_still
 from walkback.untouched import untouched
 from walkback.values import (
     first_tensor,
@@ -154,10 +156,8 @@ class Tracer:
         self.keep_branches = False  # in traces, where someone asks for them: they are as large as the states
         self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
-        self._previous: tuple[Tensor, Tensor] | None = None
         self._hidden = return_hidden(self.model)
-        self._modules = tuple(self.model.modules())
-        self._parameters = tuple(parameters.values())
+        self._asked = Asked(self.model)
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._tape: Tape | None = None
         self.suspect = False  # something in the forward pass could make the backward pass another function's
@@ -361,8 +361,8 @@ class Tracer:
                     error.add_note(f"(guessed: {text})")
             raise
         if self._found_pool and isinstance(self.pool, int):
-            self._check_pool(grads[-1], self.pool, index)
-        mask = self._mask(x, grads[-1], index)
+            self.pool = read_still(grads[-1], self.pool, index)
+        mask = real_tokens(x, len(y)) if self.read_tokens is None else only(self.read_tokens, grads[-1], index)
         trace = Trace(
             states,
             grads,
@@ -379,7 +379,7 @@ class Tracer:
             self._branches,
         )
         if credit is not None:
-            trace = replace(trace, credits=self._credits(credit, trace))
+            trace = replace(trace, credits=self._asked.credits(credit, trace))
         self._count += 1
         return trace
 
@@ -669,9 +669,12 @@ class Tracer:
         if declared is not None:
             self._compare_declared(declared, states)
         if states[-1].ndim == 3 and self.pool is None:
-            self.pool, self._found_pool = self._find_pool(self._batch_first(grads[-1])), True
+            deepest = self._batch_first(grads[-1])
+            self.pool, self._found_pool = read_at(deepest), True
+            if not bool((deepest != 0).any()):
+                self.notes.append(NOT_READ)
             if self.pool == "mean" and logits_of(output).ndim == 2:
-                self.read_tokens = _few_tokens(self._batch_first(grads[-1]))
+                self.read_tokens = few_tokens(deepest)
         if states[-1].ndim == 3 and isinstance(self.pool, int):
             tokens = self._batch_first(states[-1]).shape[1]
             if not -tokens <= self.pool < tokens:
@@ -780,50 +783,6 @@ class Tracer:
                 "gradient of site 0 can't be read there. Call block(h) with the same h that is added to."
             )
 
-    def _check_pool(self, deepest: Tensor, token: int, index: int) -> None:
-        """The token found on the first batch must be the one every batch reads."""
-        used = (deepest != 0).any(-1)
-        if not bool((used.sum(1) > 1).any()) and bool(used.any()):
-            if len(used[used.any(1)].int().argmax(1).unique()) > 1 or not bool(used[:, token].any()):
-                self.pool = "readout"  # the last real token, after a batch without padding: the same tokens as before
-            return
-        used[:, token] = False
-        if bool(used.any()):
-            raise AnatomyError(
-                f"Expected the readout to use token {token}, as the first batch showed, but batch {index} uses others "
-                '(padding of different length?). Say it: Anatomy.of(model, ..., pool="readout") reads each sample at '
-                "the token its own gradient shows."
-            )
-
-    def _mask(self, x: Inputs, deepest: Tensor, index: int) -> Tensor | None:
-        """(B, T) the tokens that count in averages: those the readout reads if they are few, else all but padding."""
-        if self.read_tokens is None:
-            return real_tokens(x, len(deepest))
-        mask = torch.zeros(deepest.shape[:2], dtype=torch.bool, device=deepest.device)
-        mask[:, [t for t in self.read_tokens if t < mask.shape[1]]] = True
-        if bool((deepest != 0).any(-1)[~mask].any()):
-            raise AnatomyError(
-                f"Expected the readout to use tokens {self.read_tokens}, as the first batch showed, but batch {index} "
-                'uses others. Say it: Anatomy.of(model, ..., pool="mean") averages over all tokens.'
-            )
-        return mask
-
-    def _find_pool(self, deepest: Tensor) -> int | str:
-        used = (deepest != 0).any(-1)
-        if not bool(used.any()):
-            self.notes.append(
-                "the gradient of the last site is zero at every token, so the readout's token can't be found; "
-                "token norms are averaged (name it with Anatomy.of(model, pool=0))"
-            )
-        counts = used.sum(1)
-        if not bool((counts == 1).any()) or bool((counts > 1).any()):
-            return "mean"
-        tokens = used[counts == 1].int().argmax(1).unique()
-        if len(tokens) > 1:
-            return "readout"
-        token = int(tokens)
-        return token if token == 0 or token != used.shape[1] - 1 else -1
-
     def _compare_declared(self, declared: Sequence[Tensor], states: tuple[Tensor, ...]) -> None:
         """`return_hidden` is what scripts log; say so when it is not what the network computes with."""
         if len(declared) != len(states):
@@ -843,84 +802,6 @@ class Tracer:
                     "that logs it reports other norms; measured on what the blocks received and returned"
                 )
                 return
-
-    # -- credit --------------------------------------------------------------------------------------
-
-    def _credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
-        if not callable(credit) or isinstance(credit, type):
-            got = (
-                f"the class {credit.__name__}: give an instance" if isinstance(credit, type) else type(credit).__name__
-            )
-            raise CreditError(
-                f"Expected credit to be a callable that takes a Trace and returns one tensor per site, but got {got}."
-            )
-        made = self._ask(credit, trace)
-        if isinstance(made, Tensor) or not isinstance(made, Sequence):
-            raise CreditError(
-                f"Expected credit(trace) to return a sequence of {len(trace.states)} tensors, one per site "
-                f"0…{len(trace.states) - 1}, but got {type(made).__name__}."
-            )
-        if len(made) != len(trace.states):
-            raise CreditError(
-                f"Expected {len(trace.states)} credits, one per site 0…{len(trace.states) - 1}, but got "
-                f"{len(made)}. Site 0 is what the stem writes, site l what block l writes."
-            )
-        for site, (a, h) in enumerate(zip(made, trace.states)):
-            if not isinstance(a, Tensor) or a.shape != h.shape:
-                got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
-                hint = (
-                    " It has another batch size: was it taken on another batch?"
-                    if isinstance(a, Tensor) and a.ndim and a.shape[1:] == h.shape[1:]
-                    else ""
-                )
-                raise CreditError(
-                    f"Expected the credit of site {site} to have the shape of its state, {tuple(h.shape)}, but got "
-                    f"{got}.{hint}"
-                )
-            if not a.is_floating_point():
-                raise CreditError(
-                    f"Expected the credit of site {site} to be of a floating point type, but got {a.dtype}."
-                )
-            if a.device != h.device:
-                raise CreditError(
-                    f"Expected the credit of site {site} on {h.device} with its state, but it is on {a.device}. "
-                    "Compute it from the tensors of the trace."
-                )
-        credits = tuple(a.detach() for a in made)
-        self._refuse_stale(trace, credits)
-        return credits
-
-    def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
-        """Call the credit, and see that it changed nothing it was shown."""
-        shown = (*trace.states, *trace.grads)
-        before, weights = [t._version for t in shown], [p._version for p in self._parameters]
-        made = credit(trace)
-        if before != [t._version for t in shown]:
-            raise CreditError(
-                "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
-            )
-        if weights != [p._version for p in self._parameters] and not getattr(credit, "restores_weights", False):
-            raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
-        for module in self._modules:
-            if module.training:  # the next batch is measured in eval mode too
-                module.training = False
-        return made
-
-    def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:
-        """Two batches with the same per-sample credit: it was recorded once, on another batch."""
-        if self._count > 1:
-            return  # what was recorded once shows in the first two batches
-        ours = torch.stack([fingerprints(a) for a in credits])
-        # A rule may see labels only (target projection): two batches with the same labels may get the same credit.
-        before, self._previous = self._previous, (ours, trace.labels)
-        if before is None or before[0].shape != ours.shape or torch.equal(before[1], trace.labels):
-            return
-        same, varies = (before[0] == ours).all(1), (ours != ours[:, :1]).any(1)
-        if bool((same & varies).any()):
-            raise CreditError(
-                "Expected a credit computed from the trace it is given, but the same credit came back for two "
-                "different batches: it was taken on another batch. Compute it inside credit(trace)."
-            )
 
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
@@ -1011,14 +892,6 @@ class _AgainError(Exception):
 
 
 # -- small helpers ---------------------------------------------------------------------------------------
-
-
-def _few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
-    """The tokens with a gradient, where all samples have the same few of many (as a cls and a distillation token)."""
-    used = (deepest != 0).any(-1)
-    used = used[used.any(1)]
-    same = len(used) > 0 and bool((used == used[0]).all())
-    return used[0].nonzero().flatten().tolist() if same and 2 * int(used[0].sum()) < used.shape[1] else None
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:

@@ -1,0 +1,100 @@
+"""Asking for the credit under test, and refusing what can't be one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import CreditError
+from walkback.prints import fingerprints
+
+if TYPE_CHECKING:
+    from walkback.trace import Credit, Trace
+
+
+class Asked:
+    """The credit of one batch after the other, on one network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules, self._parameters = tuple(model.modules()), tuple(model.parameters())
+        self._previous: tuple[Tensor, Tensor] | None = None  # fingerprints of a batch's credit, and its labels
+
+    def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
+        """a_0 … a_L, detached, each shaped like its state."""
+        if not callable(credit) or isinstance(credit, type):
+            got = (
+                f"the class {credit.__name__}: give an instance" if isinstance(credit, type) else type(credit).__name__
+            )
+            raise CreditError(
+                f"Expected credit to be a callable that takes a Trace and returns one tensor per site, but got {got}."
+            )
+        made = self._ask(credit, trace)
+        if isinstance(made, Tensor) or not isinstance(made, Sequence):
+            raise CreditError(
+                f"Expected credit(trace) to return a sequence of {len(trace.states)} tensors, one per site "
+                f"0…{len(trace.states) - 1}, but got {type(made).__name__}."
+            )
+        if len(made) != len(trace.states):
+            raise CreditError(
+                f"Expected {len(trace.states)} credits, one per site 0…{len(trace.states) - 1}, but got "
+                f"{len(made)}. Site 0 is what the stem writes, site l what block l writes."
+            )
+        for site, (a, h) in enumerate(zip(made, trace.states)):
+            if not isinstance(a, Tensor) or a.shape != h.shape:
+                got = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+                hint = (
+                    " It has another batch size: was it taken on another batch?"
+                    if isinstance(a, Tensor) and a.ndim and a.shape[1:] == h.shape[1:]
+                    else ""
+                )
+                raise CreditError(
+                    f"Expected the credit of site {site} to have the shape of its state, {tuple(h.shape)}, but got "
+                    f"{got}.{hint}"
+                )
+            if not a.is_floating_point():
+                raise CreditError(
+                    f"Expected the credit of site {site} to be of a floating point type, but got {a.dtype}."
+                )
+            if a.device != h.device:
+                raise CreditError(
+                    f"Expected the credit of site {site} on {h.device} with its state, but it is on {a.device}. "
+                    "Compute it from the tensors of the trace."
+                )
+        credits = tuple(a.detach() for a in made)
+        self._refuse_stale(trace, credits)
+        return credits
+
+    def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
+        """Call the credit, and see that it changed nothing it was shown."""
+        shown = (*trace.states, *trace.grads)
+        before, weights = [t._version for t in shown], [p._version for p in self._parameters]
+        made = credit(trace)
+        if before != [t._version for t in shown]:
+            raise CreditError(
+                "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
+            )
+        if weights != [p._version for p in self._parameters] and not getattr(credit, "restores_weights", False):
+            raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
+        for module in self._modules:
+            if module.training:  # the next batch is measured in eval mode too
+                module.training = False
+        return made
+
+    def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:
+        """Two batches with the same per-sample credit: it was recorded once, on another batch."""
+        if trace.index > 1:
+            return  # what was recorded once shows in the first two batches
+        ours = torch.stack([fingerprints(a) for a in credits])
+        # A rule may see labels only (target projection): two batches with the same labels may get the same credit.
+        before, self._previous = self._previous, (ours, trace.labels)
+        if before is None or before[0].shape != ours.shape or torch.equal(before[1], trace.labels):
+            return
+        same, varies = (before[0] == ours).all(1), (ours != ours[:, :1]).any(1)
+        if bool((same & varies).any()):
+            raise CreditError(
+                "Expected a credit computed from the trace it is given, but the same credit came back for two "
+                "different batches: it was taken on another batch. Compute it inside credit(trace)."
+            )

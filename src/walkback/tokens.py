@@ -1,0 +1,85 @@
+"""Where states of (B, T, d) are read: the tokens that the gradient of the last site shows."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from walkback.errors import AnatomyError
+
+NOT_READ = (
+    "the gradient of the last site is zero at every token, so the readout's token can't be found; "
+    "token norms are averaged (name it with Anatomy.of(model, pool=0))"
+)
+
+
+def read_at(deepest: Float[Tensor, "batch tokens width"]) -> int | str:
+    """The one token all samples are read at (−1 for the last), "readout" if each has its own, "mean" if it has several.
+
+    >>> g = torch.zeros(2, 3, 4)
+    >>> g[:, 1] = 1.0
+    >>> read_at(g)
+    1
+    """
+    used = (deepest != 0).any(-1)
+    counts = used.sum(1)
+    if not bool((counts == 1).any()) or bool((counts > 1).any()):
+        return "mean"
+    tokens = used[counts == 1].int().argmax(1).unique()
+    if len(tokens) > 1:
+        return "readout"
+    token = int(tokens)
+    return token if token == 0 or token != used.shape[1] - 1 else -1
+
+
+def read_still(deepest: Float[Tensor, "batch tokens width"], token: int, index: int) -> int | str:
+    """The token found on the first batch must be the one every batch reads; "readout" where it is each sample's own.
+
+    >>> g = torch.zeros(2, 3, 4)
+    >>> g[:, 1] = 1.0
+    >>> read_still(g, 1, 5), read_still(g, 2, 5)
+    (1, 'readout')
+    """
+    used = (deepest != 0).any(-1)
+    if not bool((used.sum(1) > 1).any()) and bool(used.any()):
+        moved = len(used[used.any(1)].int().argmax(1).unique()) > 1 or not bool(used[:, token].any())
+        return "readout" if moved else token  # the last real token, after a batch without padding: the same as before
+    used[:, token] = False
+    if bool(used.any()):
+        raise AnatomyError(
+            f"Expected the readout to use token {token}, as the first batch showed, but batch {index} uses others "
+            '(padding of different length?). Say it: Anatomy.of(model, ..., pool="readout") reads each sample at '
+            "the token its own gradient shows."
+        )
+    return token
+
+
+def few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
+    """The tokens with a gradient, where all samples have the same few of many (as a cls and a distillation token).
+
+    >>> g = torch.zeros(2, 9, 4)
+    >>> g[:, :2] = 1.0
+    >>> few_tokens(g)
+    [0, 1]
+    """
+    used = (deepest != 0).any(-1)
+    used = used[used.any(1)]
+    same = len(used) > 0 and bool((used == used[0]).all())
+    return used[0].nonzero().flatten().tolist() if same and 2 * int(used[0].sum()) < used.shape[1] else None
+
+
+def only(tokens: list[int], deepest: Float[Tensor, "batch tokens width"], index: int) -> Bool[Tensor, "batch tokens"]:
+    """(B, T) the tokens that count in averages, where the readout reads a few.
+
+    >>> only([0], torch.tensor([[[1.0], [0.0]]]), 0)
+    tensor([[ True, False]])
+    """
+    mask = torch.zeros(deepest.shape[:2], dtype=torch.bool, device=deepest.device)
+    mask[:, [t for t in tokens if t < mask.shape[1]]] = True
+    if bool((deepest != 0).any(-1)[~mask].any()):
+        raise AnatomyError(
+            f"Expected the readout to use tokens {tokens}, as the first batch showed, but batch {index} "
+            'uses others. Say it: Anatomy.of(model, ..., pool="mean") averages over all tokens.'
+        )
+    return mask
