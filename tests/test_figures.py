@@ -19,6 +19,7 @@ from matplotlib.text import Text
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_worlds import LAST, NUDGES, SWEEP, full_store
 from walkback.audit.evidence import evidence
+from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.exhibits.figures import FIGURES, save_figure, save_figures
@@ -443,6 +444,17 @@ def test_a_rule_whose_runs_all_diverged_is_not_said_to_have_no_runs(tmp_path):
     note = note_of(FIGURES["sensitivity"](read_records(tmp_path), "double"))
     assert "‖g_L‖ was not measured: plain: DFA." in note
     assert "No runs yet: plain: FA, State Bridge, Credit Bridge, EP." in note
+
+
+def test_the_reporting_pair_says_of_whom_there_is_no_alignment(tmp_path):
+    write_run(tmp_path, RunSpec(rule="bp"), 0.6, **HEALTHY)
+    write_run(tmp_path, RunSpec(rule="dfa"), 0.3, **EXPLODED)
+    folder = write_run(tmp_path, RunSpec(rule="ep", rule_options=RULE_OPTIONS["ep"]), 0.3, **EXPLODED)
+    report = json.loads((folder / "report.json").read_text())
+    report["values"]["gamma"] = None
+    (folder / "report.json").write_text(json.dumps(report))
+    note = note_of(FIGURES["reporting-pair"](read_records(tmp_path), "double"))
+    assert note.count("was not measured") == note.count("Γ was not measured: ResMLP d=256 L=4, plain: EP.") == 1
 
 
 @pytest.mark.parametrize("with_bp", [True, False])

@@ -24,6 +24,7 @@ from walkback.exhibits.figures.style import (
     logarithmic,
     look,
     missing_note,
+    not_measured,
     nothing,
     numbers,
     off_axis,
@@ -102,7 +103,8 @@ def reporting_pair(records: Records, width: Width = "double") -> Figure:
     seeds = [(label, r["rule"], r["n"]) for label, rows, _ in groups for r in rows]
     wide = width == "double"
     heights = [len(rows) for _, rows, _ in groups]
-    note = missing_note(absent, seeds, _untested(r for _, rows, _ in groups for r in rows))
+    without = not_measured("Γ", [(label, r["rule"], r["Γ"]) for label, rows, _ in groups for r in rows])
+    note = missing_note(absent, seeds, _untested(r for _, rows, _ in groups for r in rows), without)
     fig = canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note)
     panels = grid(
         fig,

@@ -264,11 +264,19 @@ def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
     '‖g_L‖ is 0, which a log axis does not show: plain: DFA. ‖g_L‖ was not measured: plain: FA.'
     """
     found = list(found)
-    lists = {
-        "is 0, which a log axis does not show": [(where, rule) for where, rule, v in found if v is not None and v <= 0],
-        "was not measured": [(where, rule) for where, rule, v in found if v is None],
-    }
-    return " ".join(f"{what} {said}: {'; '.join(_grouped(which))}." for said, which in lists.items() if which)
+    zero = [(where, rule) for where, rule, v in found if v is not None and v <= 0]
+    said = [f"{what} is 0, which a log axis does not show: {'; '.join(_grouped(zero))}."] if zero else []
+    return " ".join([*said, not_measured(what, found)]).strip()
+
+
+def not_measured(what: str, found: Iterable[tuple[str, str, Any]]) -> str:
+    """Of which settings and rules a quantity is None; "" where there is none.
+
+    >>> not_measured("Γ", [("plain", "BP", 0.9), ("plain", "EP", None)])
+    'Γ was not measured: plain: EP.'
+    """
+    which = [(where, rule) for where, rule, value in found if value is None]
+    return f"{what} was not measured: {'; '.join(_grouped(which))}." if which else ""
 
 
 def _grouped(absent: Iterable[tuple[str, str]]) -> list[str]:
