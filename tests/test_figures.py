@@ -451,7 +451,7 @@ def test_the_reporting_pair_says_of_whom_there_is_no_alignment(tmp_path):
     write_run(tmp_path, RunSpec(rule="dfa"), 0.3, **EXPLODED)
     folder = write_run(tmp_path, RunSpec(rule="ep", rule_options=RULE_OPTIONS["ep"]), 0.3, **EXPLODED)
     report = json.loads((folder / "report.json").read_text())
-    report["values"]["gamma"] = None
+    report["per_layer"]["cosine"][0] = report["values"]["gamma"] = None  # a site without credit
     (folder / "report.json").write_text(json.dumps(report))
     note = note_of(FIGURES["reporting-pair"](read_records(tmp_path), "double"))
     assert note.count("was not measured") == note.count("Γ was not measured: ResMLP d=256 L=4, plain: EP.") == 1
