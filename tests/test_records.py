@@ -197,6 +197,9 @@ DAMAGED = [  # file, where in it, what is there instead, what must be said
     ("report.json", ["values", "deep_perturbation"], "x", "values.deep_perturbation"),
     ("report.json", ["per_layer", "h_norm"], "x", "per_layer.h_norm"),
     ("report.json", ["headline_acc"], "0.3", "headline_acc"),
+    ("report.json", ["headline_acc"], 55.41, "headline_acc in report.json to be less than or equal to 1"),
+    ("report.json", ["controls", "perturbation_bp"], [0.9], "one value for each of 5 sites, but it has 1"),
+    ("report.json", ["controls", "perturbation_bp"], "x", "controls.perturbation_bp"),
     ("spec.json", ["classes"], "x", "classes"),
     ("trajectory.jsonl", ["weights"], 3, "weights in row 1"),
     ("trajectory.jsonl", ["test_acc"], None, "test_acc in row 1"),
@@ -221,6 +224,17 @@ def test_a_damaged_field_is_named_and_the_other_runs_stay(tmp_path, name, keys, 
     assert problem.path == folder
     assert said in problem.reason
     assert problem.reason.startswith("Expected ")
+
+
+def test_an_accuracy_that_two_files_tell_differently_is_named(tmp_path):
+    folder = write_run(tmp_path, SPEC)
+    rows = (folder / "trajectory.jsonl").read_text().splitlines()
+    last = json.loads(rows[-1])
+    for off, problems in ((4e-7, 0), (0.01, 1)):  # rows are rounded
+        rows[-1] = json.dumps({**last, "test_acc": last["test_acc"] + off})
+        (folder / "trajectory.jsonl").write_text("\n".join(rows) + "\n")
+        assert len(read_records(tmp_path).problems) == problems
+    assert "the accuracy of report.json, 0.5, but it has 0.51" in only_problem(tmp_path)
 
 
 def test_a_file_is_no_folder_with_runs(tmp_path):

@@ -250,6 +250,18 @@ def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> N
             f"Expected {spec.epochs} epochs in trajectory.jsonl, but it has {len(rows)} and report.json says "
             f"{report.run.get('epochs')}."
         )
+    if rows and abs(rows[-1]["test_acc"] - report.headline_acc) > 1e-5:  # rows are rounded
+        raise FormatError(
+            f"Expected the last row of trajectory.jsonl to have the accuracy of report.json, {report.headline_acc:g}, "
+            f"but it has {rows[-1]['test_acc']:g}."
+        )
+    sites = len(report.per_layer.get("h_norm") or ())
+    short = next((k for k, v in report.controls.items() if v is not None and len(v) != sites), None)
+    if short is not None:
+        raise FormatError(
+            f"Expected controls.{short} in report.json to have one value for each of {sites} sites, but it has "
+            f"{len(report.controls[short])}."
+        )
     moved = [w for block in report.run.get("weight_growth") or () for w in block or () if w]
     if spec.scope == "frozen" and moved:
         raise FormatError(

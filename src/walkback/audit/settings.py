@@ -305,9 +305,8 @@ def _claim(
 def lacking(records: Records, setting: Setting, controls: bool = True) -> list[RunSpec]:
     """The specs a setting needs for its three seeds and that are not there, its controls with them."""
     runs = {run.spec.seed: run.spec for run in select(records, setting)}
-    if setting.any_epochs and runs:
-        setting = replace(setting, epochs=next(iter(runs.values())).epochs)
-    specs = [runs.get(seed) or setting.spec(seed) for seed in SEEDS]
+    like = next(iter(runs.values()), setting.spec(SEEDS[0]))  # their epochs, and the options of a rule of one's own
+    specs = [runs.get(seed) or RunSpec(**{**like.model_dump(), "seed": seed}) for seed in SEEDS]
     out = [spec for spec in specs if spec.seed not in runs]
     if controls and setting.scope == "all":
         needed = [control_spec(spec, stem) for stem in ("rule", "bp") for spec in specs]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from walkback.errors import FormatError
 
 Numbers = list[float | None]
+Accuracy = Annotated[float, Field(ge=0, le=1)]
 
 
 class _Fields(BaseModel):
@@ -23,7 +24,7 @@ class _Weights(_Fields):
 
 class _Row(_Fields):
     epoch: int
-    test_acc: float
+    test_acc: Accuracy
     train_loss: float | None = None
     test_loss: float | None = None
     per_layer: dict[str, Numbers | None]
@@ -54,10 +55,10 @@ class _Run(_Fields):
 
 
 class _Report(_Fields):
-    headline_acc: float
+    headline_acc: Accuracy
     values: dict[str, float | None]
     per_layer: dict[str, Numbers | None]
-    controls: dict[str, Any]
+    controls: dict[str, Numbers | None]
     run: _Run
 
 
@@ -65,8 +66,25 @@ class _Spec(_Fields):
     classes: int | None = None
 
 
+class _Recipe(_Fields):
+    model: str
+    name: str
+    lr: float
+    weight_decay: float
+    schedule: str
+    batch_size: int
+    epochs: int
+    seed: int
+
+
+class _Probe(_Fields):
+    accuracy: Accuracy
+    train_accuracy: Accuracy
+    recipe: _Recipe
+
+
 def check(kind: str, found: Any, name: str) -> None:
-    """Complain of the first field of a "spec", "row" or "report" that is not what it should be.
+    """Complain of the first field of a "spec", "row", "report" or "probe" that is not what it should be.
 
     >>> try:
     ...     check("row", {"epoch": 1, "test_acc": "good", "per_layer": {}, "values": {}}, "row 1 of trajectory.jsonl")
@@ -75,12 +93,13 @@ def check(kind: str, found: Any, name: str) -> None:
     Expected test_acc in row 1 of trajectory.jsonl to be a valid number, but got 'good'.
     """
     try:
-        {"spec": _Spec, "row": _Row, "report": _Report}[kind].model_validate(found)
+        {"spec": _Spec, "row": _Row, "report": _Report, "probe": _Probe}[kind].model_validate(found)
     except ValidationError as error:
         wrong = error.errors()[0]
         field = ".".join(str(part) for part in wrong["loc"]) or "everything"
         if wrong["type"] == "missing":
-            raise FormatError(f"Expected {name} to be that of a training run, with {field}, but it has none.") from None
+            having = "have" if kind == "probe" else "be that of a training run, with"
+            raise FormatError(f"Expected {name} to {having} {field}, but it has none.") from None
         wanted = wrong["msg"].removeprefix("Input should be ")
         got = repr(wrong["input"])
         got = got if len(got) <= 40 else f"{got[:40]}…"

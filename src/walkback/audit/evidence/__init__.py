@@ -96,7 +96,7 @@ def front_page(tables: list[Table], records: Records) -> str:
         lines += [f"- {_below(p.path, records)}: {p.reason}" for p in records.problems]
     rest = left_out(records)
     if rest:
-        lines += ["", "In no table (ablations, other optimisers, further options of a rule):", ""]
+        lines += ["", "In no table:", ""]
         lines += [f"- {name}" for name in rest]
     return "\n".join(lines)
 

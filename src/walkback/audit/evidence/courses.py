@@ -225,8 +225,9 @@ def early_epochs(records: Records) -> Table:
     rows, missing, kinds = [], [], set()
     shown = [Setting("dfa", epochs=e) for e in (30, 100, 1)]
     for flag in variants(records, shown):
-        if not early_runs(records, flag, max(EARLY)):
-            missing += lacking(records, Setting("dfa", epochs=30, augment=flag), controls=False)
+        covered = {run.spec.seed for run in early_runs(records, flag, max(EARLY))}
+        longer = lacking(records, Setting("dfa", epochs=30, augment=flag), controls=False)
+        missing += [spec for spec in longer if spec.seed not in covered]
         missing += lacking(records, Setting("dfa", epochs=1, augment=flag), controls=False)
         for epoch in EARLY:
             at = [run.epochs[epoch][2] for run in early_runs(records, flag, epoch)]

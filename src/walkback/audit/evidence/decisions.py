@@ -27,28 +27,29 @@ FOUR = (
     "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone; full: (a), (b) or (d), "
     "which is the four-diagnostic verdict"
 )
+NO_GAMMA = "Γ not measured"
 MISSED = "missed: passes under this strategy and fails under the full protocol"
 
 
-def pair(j: Judged) -> tuple[bool, bool] | None:
-    """Does S0 fail, does S1 fail? None without runs."""
+def pair(j: Judged) -> tuple[bool, bool | None] | None:
+    """Does S0 fail, does S1 fail (None: there is no Γ to fail it)? None without runs."""
     acc, gamma = j.stat("acc"), j.stat("gamma")
     if acc is None:
         return None
     classes = j.runs[0].classes
     s0 = bool(classes) and acc.mean <= 1 / classes + ABOVE_CHANCE
-    return s0, s0 or (gamma is not None and gamma.mean <= 0)
+    return s0, s0 or (None if gamma is None else gamma.mean <= 0)
 
 
 def strategies(j: Judged) -> dict[str, str] | None:
-    """What each of S0…S3 says: passes, fails, inconclusive. None without runs."""
+    """What each of S0…S3 says: passes, fails, inconclusive, Γ not measured. None without runs."""
     standard = pair(j)
     if standard is None:
         return None
     s0, s1 = standard
-    s2 = s1 or any(check in ("D1", "D2") for check in j.failed("three-check"))
+    s2 = True if any(check in ("D1", "D2") for check in j.failed("three-check")) else s1
     said = {"S0": s0, "S1": s1, "S2": s2}
-    out = {name: "fails" if flag else "passes" for name, flag in said.items()}
+    out = {name: {True: "fails", False: "passes", None: NO_GAMMA}[flag] for name, flag in said.items()}
     word = j.word("three-check")
     out["S3"] = "fails" if s2 or word == WALKED_BACK else "inconclusive" if word == INCONCLUSIVE else "passes"
     return out
@@ -122,7 +123,7 @@ def extended_ablation(records: Records) -> Table:
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
             same = {
-                name: None if a is None or "not tested" in a else a == b
+                name: None if a is None or "not tested" in a or a == NO_GAMMA else a == b
                 for (name, _, _), a, b in zip(CASES, ours, theirs)
             }
             rows.append([label, OURS[flag], *(a or NONE for a in ours), answer(same)])
@@ -144,6 +145,8 @@ def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | Non
         return None
     if said[strategy] == "fails":
         return "caught"
+    if said[strategy] == NO_GAMMA:
+        return NO_GAMMA
     if said["S3"] == "passes" and not tested:  # it may yet fail: what passes now may turn out to miss it
         return "passes (D3 not tested)"
     return "missed" if said["S3"] == "fails" else said[strategy]
@@ -160,7 +163,7 @@ def ablation_four(records: Records) -> Table:
     rows, missing, kinds = [], [], set()
     names = ("S0", "S1", "a", "b", "c", "d", "full")
     for flag in variants(records, [Setting(rule) for rule in RULES]):
-        counts, known = dict.fromkeys(names, 0), 0
+        marks: list[dict[str, bool | None]] = []
         for rule, label in RULES.items():
             setting = Setting(rule, augment=flag)
             missing += lacking(records, setting)
@@ -178,10 +181,8 @@ def ablation_four(records: Records) -> Table:
             if any(said.values()):
                 rows.append([label, "published", NONE, *(str(said[name][0].value) for name in names), NONE])
             if ours is not None:
-                known += 1
-                counts = {name: counts[name] + bool(ours[name]) for name in names}
-        total = [Cell(f"{counts[name]}/{known}", counts[name]) for name in names]
-        rows.append(["walked back", OURS[flag], NONE, *total, NONE])
+                marks.append(ours)
+        rows.append(["walked back", OURS[flag], NONE, *(_total([m[name] for m in marks]) for name in names), NONE])
     theirs = {name: figures("ablation-four", what=f"flag.{name}") for name in names}
     total = [f"{sum(f.value == 'WB' for f in theirs[name])}/{len(theirs[name])}" for name in names]
     rows.append(["walked back", "published", NONE, *total, NONE])
@@ -190,7 +191,12 @@ def ablation_four(records: Records) -> Table:
         "Decision utility: which diagnostic catches what on its own (four-diagnostic), ResMLP d=256 L=4, CIFAR-10",
         ["rule", "figures", "n", "S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full", "agrees?"],
         rows,
-        [FOUR, "WB: walked back; ? not decided: D3 is inconclusive or has no control; published: 001", *rules(kinds)],
+        [
+            FOUR,
+            "WB: walked back; ? not decided: D3 is inconclusive or has no control, or Γ was not measured",
+            "published: 001",
+            *rules(kinds),
+        ],
         commands(missing, records.store),
     )
 
@@ -204,10 +210,16 @@ def _four(j: Judged) -> dict[str, bool | None] | None:
     alone: dict[str, bool | None] = {}
     for index, name in enumerate(("a", "b", "c", "d")):
         flags = [v.findings[index].flagged for v in verdicts]
-        alone[name] = True if s1 or any(flags) else None if None in flags else False
+        alone[name] = True if s1 or any(flags) else None if s1 is None or None in flags else False
     word = j.word("four-diagnostic")
     full = True if s1 or word == WALKED_BACK else None if word == INCONCLUSIVE or not j.tested else False
     return {"S0": s0, "S1": s1, **alone, "full": full}
+
+
+def _total(flags: Sequence[bool | None]) -> Cell:
+    back, undecided = sum(flag is True for flag in flags), sum(flag is None for flag in flags)
+    more = f", {undecided} undecided" if undecided else ""
+    return Cell(f"{back}/{len(flags) - undecided}{more}", {"walked back": back, "undecided": undecided})
 
 
 def _mark_four(flag: bool | None, absent: bool) -> Cell:
@@ -276,7 +288,8 @@ def sensitivity(records: Records) -> Table:
             "gap: the ratio of the healthiest flagged to the worst one that is not flagged (for the margin the "
             "difference in pp, for stability the difference)",
             "verdicts hold from … to: moving this threshold alone, every verdict of the edition stays as it is (for "
-            "(c): every sub-mode); changed: how many verdicts do not",
+            "(c): every sub-mode; for the margin: D3 stays tested, which it is not where BP itself gains less); "
+            "changed: how many verdicts do not",
             "the published gap of growth (11 to 694) does not square with the published means of 96 and 237",
             *rules(kinds),
         ],
@@ -296,7 +309,7 @@ def _sweep(records: Records, settings: Sequence[Setting], t: Threshold, kinds: s
         if t.key == "stability":
             return tuple(v.submode for j in found for v in j.verdicts[t.edition])
         if t.key == "margin":
-            return tuple(j.word(t.edition) for j in found if j.runs)
+            return tuple((j.word(t.edition), j.tested) for j in found if j.runs)
         return tuple(v.verdict for j in found for v in j.verdicts[t.edition])
 
     now = outcome(limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 from walkback.audit.agree import agrees_any, answer, published
 from walkback.audit.evidence.build import OURS, Entry, audit, compare, depth_cell, rules, variants
@@ -293,10 +294,11 @@ TAU = "Kendall's τ agrees within 0.34: one swapped pair of the six changes it b
 def ranking(values: dict[str, float]) -> str:
     """Names from the best down.
 
-    >>> ranking({"fa": 0.4, "dfa": 0.1, "state-bridge": 0.3})
-    'FA > State Bridge > DFA'
+    >>> ranking({"fa": 0.4, "dfa": 0.1, "state-bridge": 0.3, "bp": 0.3})
+    'FA > BP = State Bridge > DFA'
     """
-    return " > ".join(RULES[rule] for rule in sorted(values, key=lambda r: (-values[r], r)))
+    best = sorted(values, key=lambda r: (-values[r], r))
+    return " > ".join(" = ".join(RULES[r] for r in tied) for _, tied in groupby(best, values.__getitem__))
 
 
 def tau(a: dict[str, float], b: dict[str, float]) -> float | None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from walkback.audit.shapes import check
 from walkback.checks import read_table
 from walkback.errors import FormatError
 
@@ -28,6 +29,8 @@ def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("probes"), dict):
         got = found.get("schema") if isinstance(found, dict) else type(found).__name__
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but got {got}.")
+    for name, record in found["probes"].items():
+        check("probe", record, f"probes.{name} of {path}")
     return found["probes"]
 
 
@@ -48,6 +51,7 @@ def train_linear_probe(
     from walkback.training.loop import batches, evaluate, machine
     from walkback.training.spec import RunSpec
 
+    read_linear_probe(Path(folder))  # what is wrong with it is said before the training, not after
     spec = RunSpec(data=data, epochs=epochs)
     dataset, o, device = load(data, root), spec.optimiser, torch.device("cpu")
     linear = torch.nn.utils.skip_init(torch.nn.Linear, math.prod(dataset.input_shape), dataset.classes)
