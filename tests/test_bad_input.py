@@ -459,7 +459,7 @@ def test_a_block_that_gets_no_stream_or_returns_none():
     model.blocks = nn.ModuleList(Lists(b) for b in model.blocks)
     refused(
         wb.AnatomyError,
-        r"Expected block 1 \(blocks\.0\) to receive the stream as a tensor, but it got \['list'\]",
+        r"Expected block 1 \(blocks\.0\) to receive the stream as a tensor of real numbers, but it got list",
         model,
     )
 

@@ -467,3 +467,160 @@ def test_a_single_block_that_gives_nan_is_a_finding_not_an_error():
     report = wb.diagnose(net, wb.selftest.batches(2))
     assert report.failed
     assert report.verdict == "walked back"
+
+
+# -- a stream that is the network's own memory ----------------------------------------------------------------
+
+
+class Branch(nn.Module):
+    """tanh of a linear map; the new state where `whole`."""
+
+    def __init__(self, whole: bool, width: int = 8) -> None:
+        super().__init__()
+        self.map, self.whole = nn.Linear(width, width), whole
+
+    def forward(self, h: Tensor) -> Tensor:
+        f = torch.tanh(self.map(h))
+        return h + f if self.whole else f
+
+
+class Learned(nn.Module):
+    """h_0 is a parameter (node embeddings), or one row for all samples (learned queries)."""
+
+    def __init__(self, whole: bool, shared: bool) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(1 if shared else 12, 8))
+        self.blocks = nn.ModuleList(Branch(whole) for _ in range(3))
+        self.head, self.whole = nn.Linear(8, 4), whole
+
+    def stream(self) -> list[Tensor]:
+        states = [self.table.expand(12, -1) if len(self.table) == 1 else self.table]
+        for block in self.blocks:
+            states.append(block(states[-1]) if self.whole else states[-1] + block(states[-1]))
+        return states
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stream()[-1])
+
+
+@pytest.mark.parametrize("reference", [None, "derived"])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_stream_that_starts_as_a_parameter_is_measured_and_never_written(whole, shared, frozen, reference):
+    torch.manual_seed(0)
+    net = Learned(whole, shared).double().requires_grad_(not frozen)
+    x, y = torch.arange(12), torch.randint(4, (12,))
+    before = net.table.detach().clone()
+    report = wb.diagnose(net, [(x, y)], probes=["perturbation", "nudging"], reference=reference)
+    assert torch.equal(net.table, before)
+    assert net.table.is_leaf
+    assert net.table.requires_grad is not frozen
+    assert report.controls["perturbation_bp"] == pytest.approx([1.0] * 4, abs=1e-3)
+    h = before.expand(12, -1).clone().requires_grad_()  # the truth, at site 0 and at the last one
+    states = [h]
+    for block in net.blocks:
+        states.append(block(states[-1]) if whole else states[-1] + block(states[-1]))
+    grads = torch.autograd.grad(F.cross_entropy(net.head(states[-1]), y, reduction="sum"), states)
+    assert report.per_layer["g_norm"] == pytest.approx([g.norm(dim=1).mean().item() / 128 for g in grads], rel=1e-9)
+
+
+# -- what is added to the stream is what blocks return ----------------------------------------------------------
+
+
+class Around(nn.Module):
+    """Blocks that return the branch, and a network that does something with it: `how` of (h, f) is the new state."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.how = nn.Linear(6, 8), how
+        self.blocks = nn.ModuleList(Branch(False) for _ in range(3))
+        self.norm, self.head, self.second = nn.LayerNorm(8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, total = 5e3 * self.embed(x), torch.zeros(())
+        for block in self.blocks:
+            f = block(h)
+            h, total = h + (1e-3 * f if self.how == "scaled" else f), total + f
+        logits = self.head(self.norm(h))
+        return logits + self.second(total) if self.how == "read twice" else logits
+
+
+@pytest.mark.parametrize("reference", [None, "derived"])
+@pytest.mark.parametrize("how", ["scaled", "read twice"])
+def test_a_branch_whose_gradient_is_not_the_streams_is_refused(how, reference):
+    """Both networks add up to the last digits that are looked at: f is a thousandth of h."""
+    torch.manual_seed(0)
+    with pytest.raises(wb.AnatomyError, match=r"Expected what block 1 \(blocks\.0\) returns to be added to the stream"):
+        one(Around(how), torch.randn(16, 6), torch.randint(4, (16,)), reference=reference)
+
+
+@pytest.mark.parametrize("reference", [None, "derived"])
+def test_a_plain_branch_is_not(reference):
+    torch.manual_seed(0)
+    net, x, y = Around("plain"), torch.randn(16, 6), torch.randint(4, (16,))
+    trace = one(net, x, y, reference=reference)
+    h = [5e3 * net.embed(x)]
+    for block in net.blocks:
+        h.append(h[-1] + block(h[-1]))
+    want = torch.autograd.grad(F.cross_entropy(net.head(net.norm(h[-1])), y, reduction="sum"), h)
+    for got, right in zip(trace.grads, want):
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=0)
+
+
+class Conditioned(nn.Module):
+    """A block that takes the condition first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map, self.condition = nn.Linear(8, 8), nn.Linear(5, 8)
+
+    def forward(self, c: Tensor, h: Tensor) -> Tensor:
+        return h + torch.tanh(self.map(h) + self.condition(c))
+
+
+def test_a_condition_that_all_blocks_receive_first_is_not_taken_for_the_stream():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+            self.blocks = nn.ModuleList(Conditioned() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, c = self.embed(x), x[:, :5]
+            for block in self.blocks:
+                h = block(c, h)
+            return self.head(h)
+
+    with pytest.raises(wb.AnatomyError, match=r"all of them receive the same one first, of shape \(16, 5\)"):
+        one(Net(), torch.randn(16, 6), torch.randint(4, (16,)))
+
+
+class Folded(nn.Module):
+    """Channels folded into the batch, as some models of several series do: the stream is (B·C, T, d)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(1, 8), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(Branch(True) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, C, T)
+        h = self.embed(x.flatten(0, 1)[..., None])
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h.mean(1).view(len(x), x.shape[1], -1).mean(1))
+
+
+@pytest.mark.parametrize("tokens", [5, 6])
+def test_a_batch_with_channels_folded_in_is_refused_also_where_it_has_as_many_tokens_as_samples(tokens):
+    with pytest.raises(wb.AnatomyError, match=rf"site 0 has shape \(18, {tokens}, 8\)"):
+        one(Folded(), torch.randn(6, 3, tokens), torch.randint(4, (6,)))
+
+
+def test_a_sum_over_samples_is_refused_on_the_first_batch_that_shows_it():
+    net = wb.selftest.healthy()
+    (x, y), *_ = wb.selftest.batches(1)
+    with wb.Tracer(net, loss=lambda z, t: F.cross_entropy(z, t, reduction="sum")) as tracer:
+        tracer.trace(x[:1], y[:1])  # of one sample sum and mean are the same
+        with pytest.raises(wb.InputError, match="it returns a sum"):
+            tracer.trace(x, y)

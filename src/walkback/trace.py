@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from walkback.tokens import NOT_READ, few_tokens, only, read_at, read_still
 from walkback.untouched import untouched
 from walkback.values import (
     first_tensor,
+    fragile,
     hidden_of,
     largest,
     logits_of,
@@ -143,6 +145,7 @@ class Tracer:
         self._used_next_token = False
         self.next_token = loss is None and is_causal(self.model)
         self.per_sample = True  # False once a custom loss has returned a mean
+        self._no_sum = False  # True once that was seen to be no sum
         self._loss = loss
         self._count = 0
         self._checked = False
@@ -219,7 +222,7 @@ class Tracer:
         self._edges: dict[int, GradientEdge] = {}  # site -> gradient edge
         self._versions: list[tuple[Tensor, int]] = []
         self._read: Tensor | None = None
-        self._second: Any = None
+        self._streams: dict[int, GradientEdge] = {}  # site from 1 on -> edge of the stream itself, on the first batch
         self._handed_copy = False
         self._returned: dict[int, str] = {}  # block -> what it returned, where that is several tensors
         self._recording = True
@@ -236,9 +239,10 @@ class Tracer:
                 return None  # activation checkpointing runs blocks again during the backward pass
             stream = stream_of(module, args, kwargs)
             if stream is None:
+                got = [f"{a.dtype} tensor" if isinstance(a, Tensor) else type(a).__name__ for a in args]
                 raise AnatomyError(
-                    f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor, but it got "
-                    f"{[type(a).__name__ for a in args]}. Name other modules as blocks."
+                    f"Expected block {i + 1} ({self._name(i)}) to receive the stream as a tensor of real numbers, but "
+                    f"it got {', '.join(got) or 'nothing'}. Name other modules as blocks."
                 )
             if not torch.is_grad_enabled():
                 raise AnatomyError(
@@ -247,16 +251,12 @@ class Tracer:
                     "with use_reentrant=True). Remove the decorator, or checkpoint with use_reentrant=False."
                 )
             self._calls.append(i)
-            if i == 0 and not stream.requires_grad:
-                self._seed(stream)
+            handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
             self._given[i] = self._keep(stream)
-            if i == 1:
-                self._second = stream.grad_fn
-                if self._tape is not None and stream.requires_grad:
-                    self._tape.mark("second", stream)
+            self._look_at_stream(i, stream)
             if i > 0:
                 return None
-            handed = self._safe(stream)
+            handed = self._safe(handed)
             self._mark(0, handed)
             if handed is stream:
                 return None
@@ -278,9 +278,7 @@ class Tracer:
                 )
             if (shapes := several(output)) is not None:
                 self._returned[i] = shapes
-            if not made.requires_grad:
-                self._seed(made)
-            handed = self._safe(made)
+            handed = self._safe(made if made.requires_grad else self._seed(made))
             if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
             self._mark(i + 1, handed)
@@ -290,6 +288,14 @@ class Tracer:
             return None if handed is made else swapped(output, made, handed)
 
         return hook
+
+    def _look_at_stream(self, site: int, stream: Tensor) -> None:
+        """On the first batch: where the stream itself is, to compare its gradient with what blocks show of it."""
+        if site == 0 or self._checked or not stream.requires_grad:
+            return
+        self._streams[site] = get_gradient_edge(stream)
+        if self._tape is not None:
+            self._tape.mark(("stream", site), stream)
 
     def _mark(self, site: int, tensor: Tensor) -> None:
         self._edges[site] = get_gradient_edge(tensor)
@@ -305,12 +311,14 @@ class Tracer:
 
     def _after_stem(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # Here rather than at block 1, which may run under checkpointing: that has kept its input as it came.
-        if self._recording and isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad:
+        needs = isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad
+        if self._recording and needs and not fragile(output, self._own):
             self._seed(output)
 
     def _before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._recording and self._read is None and args and isinstance(args[0], Tensor):
             self._read = args[0].detach()
+            self._look_at_stream(len(self.blocks), args[0])
 
     def _placed(self, name: str, after_blocks: bool) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -320,14 +328,22 @@ class Tracer:
 
         return hook
 
-    def _seed(self, stream: Tensor) -> None:
-        """Make a tensor that needs no gradient carry one; never the user's own inputs."""
+    def _seed(self, stream: Tensor) -> Tensor:
+        """A tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
+        if fragile(stream, self._own):
+            stream = stream.detach().clone()
         ours = stream.untyped_storage().data_ptr()
         if any(t.untyped_storage().data_ptr() == ours for t in tensors(self._inputs).values()):
-            self._clone_inputs = True
+            self._clone_inputs = True  # never the user's own inputs
             if not self._own_inputs:
                 raise _AgainError
         carry_gradient(stream)
+        return stream
+
+    @property
+    def _own(self) -> Iterator[Tensor]:
+        """All that the network keeps, in the weights it runs with."""
+        return iter(self._weights.values()) if self._weights else chain(self.model.parameters(), self.model.buffers())
 
     def _name(self, i: int) -> str:
         return self.anatomy.names[i + len(self.anatomy.stems)]
@@ -423,10 +439,13 @@ class Tracer:
                 "Return it as a tensor computed from the logits, without detach() or item()."
             )
         edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
-        again = not self._checked and not self._added_to(edges[0])
+        streams = self._themselves()
+        again = not self._checked and 1 not in streams
         with no_autocast(losses.device):
             try:
-                found = torch.autograd.grad(losses.sum(), edges, allow_unused=True, retain_graph=again)
+                found = torch.autograd.grad(
+                    losses.sum(), [*edges, *streams.values()], allow_unused=True, retain_graph=again
+                )
             except RuntimeError as error:
                 if "inplace operation" not in str(error):
                     raise
@@ -434,7 +453,7 @@ class Tracer:
                     "Expected a network that can be differentiated, but it overwrites in place what its own backward "
                     f"pass needs: {str(error).splitlines()[0]} Write h = h + f instead of h += f there."
                 ) from None
-        grads = tuple(g if g is None else g.detach() for g in found)
+        grads = tuple(g if g is None else g.detach() for g in found[: len(edges)])
         if self._handed_copy:
             grads = self._add_skip(grads, output)
             again = False
@@ -456,12 +475,13 @@ class Tracer:
                 # be rounded to float16, the stream's own is not.
                 self._widen = True
                 return self._pass(x, y, index)
+            self._check_streams(dict(zip(streams, found[len(edges) :])), grads)
         states = tuple(map(self._batch_first, self._states()))
         grads = tuple(map(self._batch_first, grads))  # type: ignore[arg-type]
         self._check_shapes(states, len(y))
         keep = self.keep_branches and self.branch
         self._branches = tuple(map(self._batch_first, self._made.values())) if keep else None
-        self._given, self._made, self._edges, self._read, self._second = {}, {}, {}, None, None
+        self._given, self._made, self._edges, self._read, self._streams = {}, {}, {}, None, {}
         return states, grads, logits.detach(), losses.detach()
 
     def _forward(self, x: Inputs) -> Any:
@@ -491,7 +511,7 @@ class Tracer:
                 "reference=twin."
             ) from error
         self._edges = {site: marks[site][1] for site in range(len(self.blocks) + 1)}
-        self._second = marks["second"][1].node if "second" in marks else None
+        self._streams = {key[1]: mark[1] for key, mark in marks.items() if isinstance(key, tuple)}
         self._first_made = marks[1][0]
         return twin(losses)
 
@@ -540,11 +560,12 @@ class Tracer:
         return loss
 
     def _refuse_sum(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """On the first batch: a sum over samples would make every gradient B times too large."""
+        """On the first batch of more than one: a sum over samples would make every gradient B times too large."""
         assert self._loss is not None
         half = len(y) // 2
-        if self._checked or not half or logits.shape[0] != len(y):
+        if self._no_sum or not half or logits.shape[0] != len(y):
             return
+        self._no_sum = True
         with torch.no_grad():
             parts = [float(self._loss(logits[s].detach(), y[s])) for s in (slice(half), slice(half, None))]
         whole, mean = float(loss.detach()), (parts[0] * half + parts[1] * (len(y) - half)) / len(y)
@@ -597,6 +618,17 @@ class Tracer:
             "Name them in the order the stream passes them."
         )
 
+    def _check_received(self) -> None:
+        """The stream changes from block to block; what all of them are handed alike is a condition."""
+        first, *rest = self._given.values()
+        same = bool(rest) and all(h.data_ptr() == first.data_ptr() and h.shape == first.shape for h in rest)
+        if same and first.numel() and any(made.data_ptr() != first.data_ptr() for made in self._made.values()):
+            raise AnatomyError(
+                "Expected blocks to receive the stream as their first tensor, but all of them receive the same one "
+                f"first, of shape {tuple(first.shape)}: a condition, a mask or an embedding? Take the stream first in "
+                "their forward, or wrap them in modules that do."
+            )
+
     def _check_shapes(self, states: tuple[Tensor, ...], batch: int, axis: int = 0) -> None:
         for site, h in enumerate(states):
             if h.ndim < 2 or h.shape[axis] != batch:
@@ -617,14 +649,12 @@ class Tracer:
         )
 
     def _find_axis(self, x: Inputs, y: Tensor) -> int:
-        """Is the stream (B, …), or (T, B, d)? Where T = B, a smaller batch shows which axis shrinks."""
+        """Is the stream (B, …), or (T, B, d)? Where its second axis is as long as B, a smaller batch shows it."""
         batch, shape = len(y), self._given[0].shape
         if len(shape) != 3 or shape[1] != batch:
             return 0
-        if shape[0] != batch:
-            return 1
         if batch == 1:
-            return 0
+            return int(shape[0] != 1)
         seen: list[torch.Size] = []
 
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -638,7 +668,7 @@ class Tracer:
                 call(self.model, mapped(fewer, torch.clone), **self._required())
         finally:
             handle.remove()
-        return int(seen[0][0] == batch and seen[0][1] == batch - 1)
+        return int(seen[0][0] == shape[0] and seen[0][1] == batch - 1)
 
     def _required(self) -> dict[str, bool]:
         return {"return_hidden": True} if self._hidden == "required" else {}
@@ -654,6 +684,7 @@ class Tracer:
             for i in self._returned:
                 error.add_note(f"({self._of_several(i)})")
             raise
+        self._check_received()
         seen = self._find_branch(declared, self.branch is None)
         if self.branch is None:
             self.branch = seen
@@ -755,9 +786,30 @@ class Tracer:
             "after it shows it. Say which: Anatomy.of(model, ..., branch=True) or branch=False."
         )
 
-    def _added_to(self, edge: GradientEdge) -> bool:
-        """Is what block 2 receives a sum with the very tensor block 1 received? (Its graph says so.)"""
-        return any(node is edge.node for node, _ in getattr(self._second, "next_functions", ()))
+    def _themselves(self) -> dict[int, GradientEdge]:
+        """Site -> edge of what is received there, where its graph says that it is a sum with the stream before."""
+        below = {0: self._edges[0], **self._streams}
+        return {
+            site: edge
+            for site, edge in self._streams.items()
+            if site - 1 in below and any(node is below[site - 1].node for node, _ in edge.node.next_functions)
+        }
+
+    def _check_streams(self, found: dict[int, Tensor | None], grads: tuple[Tensor | None, ...]) -> None:
+        """∂loss/∂f_l is ∂loss/∂h_l only where h_l is h_{l-1} + f_l, and f_l is used for nothing else."""
+        for site, right in found.items():
+            ours = grads[site]
+            if not self.branch or right is None or ours is None or right.shape != ours.shape:
+                continue
+            right, ours = widened(right), widened(ours)
+            if bool((right - ours).norm() > 0.02 * right.norm()):
+                raise AnatomyError(
+                    f"Expected what block {site} ({self._name(site - 1)}) returns to be added to the stream as it is, "
+                    "and to be used nowhere else, but the gradient at its output is another than that of the stream "
+                    f"(‖g‖ {float(ours.norm()):.2g}, of the stream {float(right.norm()):.2g}): a scale outside the "
+                    "block, or something else that reads it. Name blocks that include the scale, or wrap them so that "
+                    "they return the new state."
+                )
 
     def _add_skip(self, grads: tuple[Tensor | None, ...], output: Any) -> tuple[Tensor | None, ...]:
         """Block 1 was handed a copy, which a skip outside the block goes past: g_0 = J_f1ᵀ g_1 + g_1."""
@@ -810,13 +862,28 @@ class Tracer:
         """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
 
-        def at_stem(delta: Tensor) -> Callable[..., None]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        own = tuple(weights.values()) if weights else tuple(self._own)
+        past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
+
+        def at_stem(delta: Tensor) -> Callable[..., Any]:
+            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = stream_of(module, args, kwargs)
                 assert stream is not None
-                stream.add_(delta)  # in place: the skip connection must carry it too
+                if not fragile(stream, own):
+                    stream.add_(delta)  # in place: the skip connection must carry it too
+                    return None
+                if self.branch:
+                    past.append(delta)
+                changed = stream + delta
+                args = tuple(changed if v is stream else v for v in args)
+                return args, {name: changed if v is stream else v for name, v in kwargs.items()}
 
             return hook
+
+        def past_first(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            made = first_tensor(members(output))
+            assert made is not None
+            return swapped(output, made, made + past.pop()) if past else None
 
         def at_block(delta: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -831,6 +898,7 @@ class Tracer:
                 delta = self._batch_first(change)  # which is also the way back
                 if site == 0:
                     handle = self.blocks[0].register_forward_pre_hook(at_stem(delta), with_kwargs=True, prepend=True)
+                    hooks.callback(self.blocks[0].register_forward_hook(past_first).remove)
                 else:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)

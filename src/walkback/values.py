@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
@@ -53,6 +53,19 @@ def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         return found
     first = next(iter(signature(block.forward).parameters), "")
     return first_tensor((kwargs.get(first), *kwargs.values()))
+
+
+def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
+    """Must a tensor not be written: is it, or a view of, what the network keeps (`own`), or does its memory overlap?
+
+    >>> net = nn.Linear(2, 3)
+    >>> fragile(net.weight[:1], net.parameters()), fragile(net.weight + 0, net.parameters())
+    (True, False)
+    """
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
+        return True
+    at = tensor.untyped_storage().data_ptr()
+    return any(t.layout is torch.strided and t.untyped_storage().data_ptr() == at for t in own if not t.is_meta)
 
 
 def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
