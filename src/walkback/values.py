@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from walkback.errors import AnatomyError, InputError
 
@@ -64,8 +65,17 @@ def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     """
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         return True
-    at = tensor.untyped_storage().data_ptr()
-    return any(t.layout is torch.strided and t.untyped_storage().data_ptr() == at for t in own if not t.is_meta)
+    ours = {t.untyped_storage().data_ptr() for t in _plain(tensor)}
+    return any(t.untyped_storage().data_ptr() in ours for kept in own for t in _plain(kept))
+
+
+def _plain(tensor: Any) -> Iterator[Tensor]:
+    """The tensors with a memory of their own: of a sharded or otherwise wrapped one those inside."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _plain(getattr(tensor, name))
+    elif isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta:
+        yield tensor
 
 
 def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
