@@ -268,16 +268,17 @@ def _judge(
         return Credit(group, NOT_FINITE, cosine)
     if cosine is None:
         return Credit(group, kind, None)  # the exact gradient is zero: there is nothing of it to be left
-    size = exact.norm()
-    shares = torch.stack([(d / size) @ (exact / size) for d in draws])
+    size = exact.abs().max()  # squares must not underflow
+    unit = exact / size
+    shares = torch.stack([d @ unit / (unit @ unit) for d in draws])
     leak, error = float(shares.mean()), float(shares.std() / len(shares) ** 0.5)
     mean = sum(_cosine(d, exact) or 0.0 for d in draws) / len(draws)
-    return Credit(group, kind, cosine, leak, abs(leak) > 5 * error and (not learned or abs(mean) > FLOOR))
+    return Credit(group, kind, cosine, leak / float(size), abs(leak) > 5 * error and (not learned or abs(mean) > FLOOR))
 
 
 def _cosine(a: Tensor, b: Tensor) -> float | None:
     """None where one of them is zero or not finite."""
-    a, b = (v / v.abs().max() for v in (widened(a).flatten(), widened(b).flatten()))  # squares must not underflow
+    a, b = (v / v.abs().max() for v in (widened(a).flatten(), widened(b).flatten()))  # as in _judge
     cosine = float(nn.functional.cosine_similarity(a, b, 0, 0.0))
     return cosine if isfinite(cosine) else None
 
