@@ -82,6 +82,17 @@ def test_2_a_giant_head_lifts_the_gradient_over_the_floor_and_is_noted() -> None
     assert report.failed == (), "the published D2 moves with the head"
     assert noted(report, "the softmax is saturated")
     assert not noted(honest(), "the softmax is saturated")
+    assert noted(honest(net, loss=nn.functional.cross_entropy), "the softmax is saturated"), "also when passed by hand"
+
+
+def test_a_regression_has_no_softmax_to_saturate() -> None:
+    net = wb.selftest.healthy()
+    with torch.no_grad():
+        net.out_head.weight.mul_(1e4)
+    targets = [(x, torch.zeros(len(x), 10)) for x, _ in wb.selftest.batches(8)]
+    report = wb.diagnose(net, targets, loss=lambda z, y: (z - y).pow(2).mean(1))
+    assert noted(report, "the loss is not cross-entropy")
+    assert not noted(report, "softmax")
 
 
 # -- 3: leaked labels ---------------------------------------------------------------------------------------------

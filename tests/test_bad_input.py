@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import walkback as wb
 from walkback.selftest import ResidualNet
+from walkback.values import refuse_weights, return_hidden
 
 NAN, INF = float("nan"), float("inf")
 BATCHES = wb.selftest.batches(3, 16)
@@ -283,14 +284,44 @@ def labelled(change) -> list[tuple[Tensor, Tensor]]:
             "Expected soft labels to be probabilities, but some are negative or not finite",
         ),
         (
+            lambda y: 1e6 * F.one_hot(y, 10).float(),
+            r"whose rows sum to 1 \(within 0\.001\), but they sum to 1e\+06…1e\+06\. Divide them by y\.sum\(1",
+        ),
+        (
+            lambda y: (F.one_hot(y, 10) + F.one_hot((y + 1) % 10, 10)).float(),
+            r"but they sum to 2…2\. .*for several labels per sample pass loss=",
+        ),
+        (lambda y: F.one_hot(y, 10) * (y > y.min())[:, None].float(), r"but they sum to 0…1\."),
+        (lambda y: 1.002 * F.one_hot(y, 10).double(), r"within 0\.001\), but they sum to 1\.002…1\.002"),
+        (lambda y: 1.05 * F.one_hot(y, 10).bfloat16(), r"within 0\.031\), but they sum to 1\.04688…1\.04688"),
+        (lambda y: F.one_hot(y, 10) * INF, "but some are negative or not finite"),
+        (
             lambda y: F.one_hot(y, 11).float(),
             r"probabilities of shape \(16, 10\), but got torch\.float32 of shape \(16, 11\)",
         ),
     ],
-    ids=["from 1", "float", "column", "one-hot integers", "negative", "nan", "too wide"],
+    ids=[
+        *("from 1", "float", "column", "one-hot integers", "negative", "nan", "millions", "several labels", "none"),
+        *("a little over", "bfloat16", "infinite", "too wide"),
+    ],
 )
 def test_labels_that_do_not_fit(change, words):
     refused(wb.InputError, words, batches=labelled(change))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_soft_labels_may_be_as_coarse_as_their_dtype(dtype):
+    torch.manual_seed(0)
+    soft = [(x, (3 * torch.randn(len(y), 10)).softmax(1).to(dtype)) for x, y in BATCHES]
+    smooth = labelled(lambda y: 0.9 * F.one_hot(y, 10).to(dtype) + torch.tensor(0.01, dtype=dtype))
+    for batches in (soft, smooth):
+        assert None not in wb.diagnose(net(), batches).per_layer["g_norm"]
+
+
+def test_several_labels_per_sample_are_measured_with_a_loss_of_their_own():
+    several = labelled(lambda y: (F.one_hot(y, 10) + F.one_hot((y + 1) % 10, 10)).float())
+    loss = lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").sum(1)  # noqa: E731
+    assert "the loss is not cross-entropy" in wb.diagnose(net(), several, loss=loss).advisories[-1]
 
 
 def test_soft_labels_that_are_one_hot_are_the_classes():
@@ -563,13 +594,71 @@ def test_blocks_that_write_in_place_are_measured_as_if_they_did_not(kind, step):
 
 def test_model_and_data_on_different_devices():
     refused(
-        wb.InputError,
-        r'the model\'s device, meta, but batch 0 is on cpu\. Move one of them: x\.to\("meta"\) or model\.to\("cpu"\)',
-        net().to("meta"),
-    )
-    refused(
         wb.InputError, r"model's device, cpu, but batch 0 is on meta", batches=[(x.to("meta"), y) for x, y in BATCHES]
     )
+
+
+@pytest.mark.parametrize("where", ["cpu", "meta"])
+def test_a_network_without_values_is_told_to_be_loaded(where):
+    refused(
+        wb.InputError,
+        r'embed\.weight is on the device "meta", which holds shapes only, .* model\.to_empty\(device="cpu"\), then '
+        r"model\.load_state_dict",
+        net().to("meta"),
+        [(x.to(where), y.to(where)) for x, y in BATCHES],
+    )
+
+
+def offloaded(module: nn.Module) -> None:
+    """Parameters that are there only while the module runs, as libraries for large models do it."""
+    kept = dict(module._parameters)
+    away = {name: nn.Parameter(p.to("meta")) for name, p in kept.items() if p is not None}
+    module._parameters.update(away)
+    module.register_forward_pre_hook(lambda *_: module._parameters.update(kept))
+    module.register_forward_hook(lambda *_: module._parameters.update(away))
+
+
+def test_weights_that_are_offloaded_until_a_block_runs_are_measured():
+    model = net()
+    for module in model.blocks.modules():
+        offloaded(module)
+    assert all(p.is_meta for p in model.blocks.parameters())
+    assert numbers(wb.diagnose(model, BATCHES)) == expected()
+
+
+def buffers(tensor: Tensor) -> dict[str, Tensor]:
+    return {"embed.weight": net().embed.weight, "norm.running_mean": tensor}
+
+
+def test_buffers_that_can_not_be_used_are_refused():
+    with torch.inference_mode():
+        made = torch.zeros(3)
+    for tensor, words in (
+        (nn.UninitializedBuffer(), r"norm\.running_mean is lazy\. Run the network once"),
+        (made, r"norm\.running_mean was made under torch\.inference_mode\(\)\. Outside it, put a clone in its place"),
+        (torch.zeros(3, device="meta"), r'norm\.running_mean is on the device "meta", .* as 1 of 2 are\. Load them'),
+    ):
+        with pytest.raises(wb.InputError, match=words):
+            refuse_weights(buffers(tensor))
+    refuse_weights(buffers(torch.zeros(3)))
+
+
+def test_torchscript_is_told_to_be_measured_before_it_was_traced():
+    model = net()
+    with pytest.warns(DeprecationWarning, match="jit.trace"):
+        traced = torch.jit.trace(model.eval(), BATCHES[0][0])
+    refused(
+        wb.InputError,
+        r"Expected a network that runs in Python, but got a \w+ of TorchScript, .* Measure the nn\.Module that it was",
+        traced,
+    )
+
+
+def test_a_forward_without_a_signature_takes_no_return_hidden():
+    model = net()
+    model.forward = type  # type: ignore[assignment]  # as other compiled code, without a signature
+    assert return_hidden(model) is None
+    assert return_hidden(net()) == "optional"
 
 
 def test_labels_on_another_device():

@@ -107,6 +107,155 @@ def test_a_rule_that_was_not_set_up_is_refused() -> None:
         wb.certify(rules.make("dfa"), network())
 
 
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        (SilentFallback, float("nan")),
+        (SilentFallback, float("inf")),
+        (rules.BP, float("nan")),
+        (rules.DFA, float("nan")),
+    ],
+)
+def test_a_network_that_is_not_finite_is_not_certified(rule, value: float) -> None:
+    net = network()
+    made = ready(rule(), net)
+    with torch.no_grad():
+        next(p for p in net.blocks[0].parameters() if p.ndim == 2)[0, 0] = value
+    certificate = wb.certify(made, net)
+    assert {c.kind for c in certificate.groups} == {"not finite"}
+    assert {c.cosine for c in certificate.groups} == {None}
+    assert certificate.uncertified == ("stem", "block 1", "block 2", "block 3", "readout")
+    assert not certificate.passed
+    assert "no hidden backpropagation found" not in str(certificate)
+    assert "can't be certified, since a gradient is not finite: stem, block 1" in str(certificate)
+
+
+class NanCredit(rules.DFA):
+    """NaN below; in the last block the honest credit."""
+
+    def credits(self, trace):
+        return [c * float("nan") for c in super().credits(trace)[:-1]] + [super().credits(trace)[-1]]
+
+
+def test_credit_that_is_not_finite_is_told_from_the_groups_that_are_certified() -> None:
+    net = network()
+    certificate = wb.certify(ready(NanCredit(), net), net)
+    assert [c.kind for c in certificate.groups] == ["not finite"] * 3 + ["random feedback", "exact"]
+    assert certificate.uncertified == BELOW
+    assert not certificate.passed
+    assert certificate.two_faced == ()
+
+
+class NanWhenDrawn(SilentFallback):
+    """The true gradient, and NaN with any feedback but its own: no draw is left to average over."""
+
+    def setup(self, parts, states, classes, generator):
+        super().setup(parts, states, classes, generator)
+        self.mine = self.matrices()[0].clone()
+
+    def credits(self, trace):
+        mine = torch.equal(self.matrices()[0], self.mine)
+        return [c if mine else c * float("nan") for c in super().credits(trace)]
+
+
+def test_a_leak_that_can_not_be_measured_is_not_a_pass() -> None:
+    net = network()
+    certificate = wb.certify(ready(NanWhenDrawn(), net), net)
+    assert set(BELOW) <= set(certificate.uncertified)
+    assert not certificate.passed
+
+
+class NanWhenMeasured(rules.DFA):
+    def credits(self, trace):
+        return [c if self.training else c * float("nan") for c in super().credits(trace)]
+
+
+def test_credit_that_is_not_finite_only_when_measured_has_two_faces() -> None:
+    net = network()
+    certificate = wb.certify(ready(NanWhenMeasured(), net), net)
+    assert [t.group for t in certificate.two_faced] == ["stem", "block 1", "block 2", "block 3"]
+    assert {t.measures for t in certificate.two_faced} == {None}
+    assert "measures with none" in str(certificate)
+    assert not certificate.passed
+
+
+@pytest.mark.parametrize(("make", "hidden"), [(SilentFallback, ("stem", "block 1", "block 2")), (rules.DFA, ())])
+def test_tiny_gradients_have_a_direction(make, hidden: tuple[str, ...]) -> None:
+    """Squares of 1e-200 are zero in float64."""
+    net, rule = network().double(), make()
+    set_up(rule, net, torch.zeros(2, 12).double(), 5, torch.Generator().manual_seed(3))
+    rule.double()
+    with torch.no_grad():
+        net.out_head.weight.mul_(1e-200)
+    certificate = wb.certify(rule, net)
+    assert certificate.hidden_backprop == hidden
+    assert all(-1.001 < c.cosine < 1.001 for c in certificate.groups)
+
+
+@pytest.mark.parametrize("name", ["bp", "dfa"])
+def test_what_is_clean_passes(name: str) -> None:
+    net = network()
+    assert wb.certify(ready(rules.make(name), net), net).passed
+
+
+def test_what_is_found_does_not_pass() -> None:
+    net = network()
+    assert not wb.certify(ready(SilentFallback(), net), net).passed
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda trace: trace.grads, r"Expected rule to be a walkback\.rules\.Rule .*, but got <function"),
+        (rules.DFA, r"but got <class 'walkback\.rules\.dfa\.DFA'>\. Make one with walkback\.rules\.make"),
+        ("dfa", "but got 'dfa'. Make one"),
+    ],
+)
+def test_what_is_no_rule_is_refused(rule, words: str) -> None:
+    with pytest.raises(wb.InputError, match=words):
+        wb.certify(rule, network())
+
+
+def test_what_is_no_network_is_refused() -> None:
+    net = network()
+    with pytest.raises(wb.InputError, match=r"Expected net to be a torch\.nn\.Module, but got str"):
+        wb.certify(ready(rules.make("dfa"), net), "resmlp")
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (
+            (torch.zeros(4, 12),),
+            r"inputs \(B, …\) and labels \(B,\), but got tuple of \[\(4, 12\)\]\. Pass batch=\(x, y\)",
+        ),
+        (torch.zeros(2, 12), "but got Tensor"),
+        ((torch.zeros(4, 12), [0, 1, 2, 3]), r"but got tuple of \[\(4, 12\), 'list'\]"),
+        ((torch.zeros(4, 12), torch.zeros(3).long()), r"but got tuple of \[\(4, 12\), \(3,\)\]"),
+        ((torch.zeros(0, 12), torch.zeros(0).long()), r"but got tuple of \[\(0, 12\), \(0,\)\]"),
+    ],
+)
+def test_what_is_no_batch_is_refused(batch, words: str) -> None:
+    net = network()
+    with pytest.raises(wb.InputError, match=words):
+        wb.certify(ready(rules.make("dfa"), net), net, batch)
+
+
+@pytest.mark.parametrize("name", ["dfa", "bp"])
+def test_a_network_without_anything_that_trains_is_refused(name: str) -> None:
+    net = network().requires_grad_(False)
+    with pytest.raises(wb.InputError, match=r"in: stem, block 1, block 2, block 3\. .* net\.requires_grad_\(True\)"):
+        wb.certify(ready(rules.make(name), net), net)
+
+
+def test_a_frozen_block_has_no_credit_in_backpropagation_and_is_refused_elsewhere() -> None:
+    net = network()
+    net.blocks[1].requires_grad_(False)
+    assert [c.kind for c in wb.certify(ready(rules.make("bp"), net), net).groups][2] == "none"
+    with pytest.raises(wb.InputError, match="none requires a gradient in: block 2"):
+        wb.certify(ready(rules.make("dfa"), net), net)
+
+
 BELOW = ("stem", "block 1", "block 2")
 
 

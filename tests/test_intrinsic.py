@@ -34,6 +34,43 @@ def roll(trace: wb.Trace) -> list[Tensor]:
 # -- the numbers, derived a second time ------------------------------------------------------------------------------
 
 
+class Masked(nn.Module):
+    """Tokens, of which the readout averages those the attention mask names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        h, m = self.embed(x), attention_mask[..., None].float()
+        for block in self.blocks:
+            h = h + block(h)
+        return self.head((h * m).sum(1) / m.sum(1))
+
+
+def test_padding_does_not_count_in_the_stability_of_different_samples():
+    torch.manual_seed(0)
+    net, groups, batches = Masked(), [], []
+    for _ in range(4):
+        lengths = torch.randint(1, 10, (128,))
+        mask = (torch.arange(10) < lengths[:, None]).long()
+        batches.append(({"x": torch.randn(128, 10, 6), "attention_mask": mask}, torch.randint(4, (128,))))
+        x, y = batches[-1]
+        states = net.embed(x["x"])
+        for block in net.blocks:
+            states = states + block(states)
+        states = states.detach().requires_grad_()
+        pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        (g,) = torch.autograd.grad(F.cross_entropy(net.head(pooled), y, reduction="sum"), states)
+        groups.append((g.double().sum(1) / lengths[:, None]).mean(0))  # zero on padding
+    unit = torch.stack([g / g.norm() for g in groups])
+    pairs = (unit @ unit.T)[~torch.eye(4, dtype=torch.bool)].mean()
+    report = wb.diagnose(net, batches, probes=["intrinsic"])
+    assert report.values["stability_distinct"] == pytest.approx(float(pairs), rel=1e-4)
+    assert report.values["stability"] == pytest.approx(report.values["stability_distinct"], rel=1e-9)
+
+
 @pytest.mark.parametrize("kind", ["flat", "tokens", "maps"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_disagreement_and_shift_against_a_float64_copy(kind: str, dtype: torch.dtype):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,40 @@ def test_a_report_judged_again_is_the_same_report(tmp_path, edition, name, netwo
         assert str(again) == str(report)
 
 
+class Resizing(torch.nn.Module):
+    """A stream of another width, and a hundred times larger, after every block in `widths`."""
+
+    def __init__(self, *widths: int):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = torch.nn.Linear(16, widths[0]), torch.nn.Linear(widths[-1], 10)
+        self.blocks = torch.nn.ModuleList(Tanh(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x):
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h)
+
+
+class Tanh(torch.nn.Linear):
+    def forward(self, h):
+        return 100 * torch.tanh(super().forward(h))
+
+
+@pytest.mark.parametrize("edition", ["three-check", "four-diagnostic"])
+@pytest.mark.parametrize("widths", [(2, 80, 40, 20), (2, 80, 80, 20)], ids=["at every site", "at some"])
+def test_norms_of_a_stream_that_changes_shape_are_judged_as_diagnose_does(tmp_path, edition, widths):
+    report = wb.diagnose(Resizing(*widths), BATCHES, edition=edition, anatomy={"branch": False})
+    assert max(report.per_layer["h_norm"]) > 50 * report.per_layer["h_norm"][0], "of different shapes: no growth"
+    for numbers in (report, report.to_dict(), report.save(tmp_path / "r.json")):
+        assert wb.judge(numbers) == report
+    bare = {"h_norm": report.per_layer["h_norm"], "conditions": {"state_shapes": [[w] for w in widths]}}
+    assert wb.judge(bare).values["growth"] == report.values["growth"]
+    assert wb.judge({"h_norm": bare["h_norm"]}).values["growth"] > 50, "shapes that were not logged are not guessed"
+    assert wb.judge({**bare, "conditions": {"state_shapes": [[2], [80]]}}).values["growth"] > 50, "of other sites"
+
+
 def test_a_report_is_judged_by_another_edition_or_other_thresholds_when_asked():
     report = wb.diagnose(wb.selftest.exploded_without_norm(), BATCHES, 0.6, 0.3)
     assert report.failed == ()
@@ -322,6 +357,35 @@ def test_files_that_can_not_be_read(tmp_path, name, text, words):
         write(tmp_path / name, text)
     with pytest.raises(wb.FormatError, match=words):
         wb.judge(tmp_path / name)
+
+
+@pytest.mark.parametrize("depth", [600, 100_000])
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+@pytest.mark.parametrize("key", ["conditions", "run", "h_norm"])
+def test_numbers_that_are_nested_without_end_are_refused(tmp_path, name, depth, key):
+    inside = f"{'[' * depth}{']' * depth}"
+    row = f'{{"h_norm": [1, 2], "{key}": {inside if key == "h_norm" else f"""{{"a": {inside}}}"""}}}'
+    with pytest.raises(wb.WalkbackError, match=r"nested too deep|Expected h_norm\[0\] .* to be a number"):
+        wb.judge(write(tmp_path / name, row + "\n"))
+
+
+def test_a_dict_that_holds_itself_is_refused():
+    odd: dict = {}
+    odd["me"] = odd
+    with pytest.raises(wb.FormatError, match=r"Expected the numbers to hold numbers and lists .* nested too deep"):
+        wb.judge({"h_norm": [1, 2], "conditions": odd})
+
+
+@pytest.mark.parametrize("unit", ["epoch", "step"])
+def test_rows_of_a_watch_stand_at_a_number(tmp_path, unit):
+    rows = [{"schema": "walkback.watch/1", "h_norm": [1, 2], unit: at} for at in (1, "last")]
+    words = rf"Expected {unit} in {{}} to be a number or null, but got 'last'\. Rows of a Watch"
+    with pytest.raises(wb.InputError, match=words.format("row 1")):
+        wb.judge(rows)
+    path = write(tmp_path / "watch.jsonl", "\n".join(map(json.dumps, rows)))
+    with pytest.raises(wb.InputError, match=words.format(r".*watch\.jsonl row 2")):
+        wb.judge(path)
+    assert wb.judge([{**rows[0], unit: None}, rows[0]]).run["epochs"] == 2
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.csv", "a.jsonl"])

@@ -135,12 +135,13 @@ class Witness:
             given: the anatomy that the user passed, or None.
             distinct: samples that differ from each other.
         """
+        factor = _cross_entropies(self._losses) if self._custom_loss else 1.0
         found = [
             _too_few(self._batches, self._samples),
             _repeated(self._samples, distinct),
             class_sorted(torch.cat(self._labels)) if self.accuracy is not None else None,
-            _loss_units(self._losses) if self._custom_loss else None,
-            _saturated(self._span / self._samples),
+            _loss_units(factor),
+            None if factor is None else _saturated(self._span / self._samples),
             _left_out(tracer, given),
         ]
         return tuple(text for text in found if text)
@@ -172,17 +173,24 @@ def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
     return (ours[:1], usual.mean()[None]) if bool((ours == ours[0]).all()) else (ours, usual)
 
 
-def _loss_units(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> str:
-    """How a loss of the user's own relates to cross-entropy, which the published floor belongs to."""
+def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | None:
+    """How many times cross-entropy a loss of the user's own is; None where it is something else."""
     known = [pair for pair in pairs if pair is not None]
-    if known and len(known) == len(pairs):
-        ours, usual = (torch.cat(side) for side in zip(*known))
-        factor = float(ours.sum() / usual.sum())
-        if isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max()):
-            if abs(factor - 1) < 1e-3:
-                return ""
-            return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
-    return "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
+    if not known or len(known) < len(pairs):
+        return None
+    ours, usual = (torch.cat(side) for side in zip(*known))
+    factor = float(ours.sum() / usual.sum())
+    fits = isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max())
+    return factor if fits else None
+
+
+def _loss_units(factor: float | None) -> str | None:
+    """How a loss relates to cross-entropy, which the published floor belongs to."""
+    if factor is None:
+        return "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
+    if abs(factor - 1) < 1e-3:
+        return None
+    return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
 
 
 def _saturated(span: float) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 import torch
 from tabulate import tabulate
@@ -28,6 +29,7 @@ from walkback.untouched import untouched
 from walkback.values import widened
 
 EXACT, RANDOM, LEARNED, COMPUTED, NONE = "exact", "random feedback", "learned", "computed", "none"
+NOT_FINITE = "not finite"
 DRAWS = 64
 SAME = 1e-6  # 1 − cosine below which a direction is the exact one: rounding, whatever the scale
 NEAR = 0.999  # a cosine that is exact in effect, whoever made it
@@ -41,8 +43,9 @@ class Credit:
 
     Args:
         group: "stem", "block 1" … "block L", "readout".
-        kind: exact, random feedback, learned, computed (from the network alone, as EP does), or none.
-        cosine: of the group's gradient with the exact one, None where there is no gradient.
+        kind: exact, random feedback, learned, computed (from the network alone, as EP does), none, or not finite:
+            the gradient, the exact one, or those of all fresh draws, so that nothing can be certified.
+        cosine: of the group's gradient with the exact one, None where one of them is missing, zero or not finite.
         leak: the share of the exact gradient that survives averaging over fresh feedback and scrambled networks,
             None where neither matters.
         leaks: True when that share is more than chance leaves.
@@ -57,14 +60,18 @@ class Credit:
 
 @dataclass(frozen=True)
 class TwoFaced:
-    """A site whose credit while training is not the one that is measured; cosines with the exact gradient."""
+    """A site whose credit while training is not the one that is measured; cosines with the exact gradient.
+
+    A cosine is None where the credit is zero or not finite.
+    """
 
     group: str
-    trains: float
-    measures: float
+    trains: float | None
+    measures: float | None
 
     def __str__(self) -> str:
-        return f"{self.group}: trains with cosine {self.trains:+.4f} to exact, measures with {self.measures:+.4f}"
+        trains, measures = ("none" if c is None else f"{c:+.4f}" for c in (self.trains, self.measures))
+        return f"{self.group}: trains with cosine {trains} to exact, measures with {measures}"
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,16 @@ class Certificate:
         return tuple(c.group for c in self.groups if c.leaks or (c.kind == EXACT and c.group not in self.entitled))
 
     @property
+    def uncertified(self) -> tuple[str, ...]:
+        """Groups of which nothing can be said, since a gradient is not finite."""
+        return tuple(c.group for c in self.groups if c.kind == NOT_FINITE)
+
+    @property
+    def passed(self) -> bool:
+        """Every group was certified, none backpropagates in secret, and the rule trains with what it measures."""
+        return not (self.uncertified or self.hidden_backprop or self.two_faced)
+
+    @property
     def exact_in_effect(self) -> tuple[str, ...]:
         """Groups with a cosine above 0.999 that are neither entitled to it nor shown to backpropagate.
 
@@ -120,11 +137,16 @@ class Certificate:
             for c in self.groups
         ]
         table = tabulate(rows, ("parameters", "credit", "cosine to exact", "exact share left"), disable_numparse=True)
-        lines = [
-            self.rule,
-            table,
-            f"hidden backpropagation in: {', '.join(hidden)}" if hidden else "no hidden backpropagation found",
-        ]
+        lines = [self.rule, table]
+        if hidden:
+            lines.append(f"hidden backpropagation in: {', '.join(hidden)}")
+        elif not self.uncertified:
+            lines.append("no hidden backpropagation found")
+        if self.uncertified:
+            lines.append(
+                f"can't be certified, since a gradient is not finite: {', '.join(self.uncertified)}; look for NaN and "
+                "overflow in weights, inputs and credits"
+            )
         if near:
             lines.append(f"exact in effect, which can be relaxation or disguised backpropagation: {', '.join(near)}")
         return "\n".join([*lines, *map(str, self.two_faced)])
@@ -147,6 +169,16 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
     >>> [c.kind for c in certify(dfa, net).groups]
     ['random feedback', 'random feedback', 'random feedback', 'exact']
     """
+    if not isinstance(rule, Rule):
+        raise InputError(
+            f"Expected rule to be a walkback.rules.Rule that was set up for the network, but got {rule!r:.60}. Make "
+            "one with walkback.rules.make, or from a function with a class of your own: class Own(Rule), whose "
+            "credits(self, trace) calls it."
+        )
+    if not isinstance(net, nn.Module):
+        raise InputError(f"Expected net to be a torch.nn.Module, but got {type(net).__name__}.")
+    parts = Parts.of(net)
+    _refuse_frozen(parts, rule)
     generator = torch.Generator().manual_seed(seed)
     if batch is None:
         if rule.example is None:
@@ -155,7 +187,7 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
         parameter = next(net.parameters())
         x = torch.randn(64, *shape, generator=generator, dtype=parameter.dtype).to(parameter.device)
         batch = x, torch.randint(classes, (64,), generator=generator).to(parameter.device)
-    parts = Parts.of(net)
+    _refuse_batch(batch)
     own = {id(t) for t in (*net.parameters(), *net.buffers())}  # a rule may hold the network: no auxiliaries
     networks = [name for name, p in rule.named_parameters() if id(p) not in own]
     with untouched(net), untouched(rule):
@@ -189,6 +221,28 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
     return Certificate(type(rule).__name__, groups, entitled, two_faced)
 
 
+def _refuse_frozen(parts: Parts, rule: Rule) -> None:
+    """A step needs something that trains: anywhere for BP, in the stem and in every block for local rules."""
+    groups = {"stem": parts.stem, **{f"block {i}": block for i, block in enumerate(parts.blocks, 1)}}
+    still = [name for name, module in groups.items() if not any(p.requires_grad for p in module.parameters())]
+    if still and (not isinstance(rule, BP) or (len(still) == len(groups) and not parts.readout_parameters())):
+        raise InputError(
+            "Expected a network whose stem and blocks have parameters that train, but none requires a gradient in: "
+            f"{', '.join(still)}. Certify it as it is trained: call net.requires_grad_(True) first."
+        )
+
+
+def _refuse_batch(batch: object) -> None:
+    pair = batch if isinstance(batch, (tuple, list)) else ()
+    tensors = [t for t in pair if isinstance(t, Tensor) and t.ndim]
+    if len(pair) != 2 or len(tensors) != 2 or not 0 < len(tensors[0]) == len(tensors[1]):
+        shown = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in pair]
+        raise InputError(
+            "Expected batch to be a pair of tensors, inputs (B, …) and labels (B,), but got "
+            f"{type(batch).__name__}{f' of {shown}' if pair else ''}. Pass batch=(x, y), or none for one that is drawn."
+        )
+
+
 def _judge(
     group: str,
     ours: Tensor | None,
@@ -197,25 +251,36 @@ def _judge(
     scrambled: list[Tensor | None],
     both: list[Tensor | None],
 ) -> Credit:
-    if ours is None or exact is None or not bool((ours != 0).any()):
+    if ours is None or exact is None:
+        return Credit(group, NONE, None)
+    if not bool(ours.isfinite().all() & exact.isfinite().all()):
+        return Credit(group, NOT_FINITE, None)
+    if not bool(ours.any()):
         return Credit(group, NONE, None)
     cosine = _cosine(ours, exact)
     random, learned = _changes(ours, redrawn), _changes(ours, scrambled)
     if not random and not learned:
-        return Credit(group, EXACT if cosine > 1 - SAME else COMPUTED, cosine)
+        return Credit(group, EXACT if cosine is not None and cosine > 1 - SAME else COMPUTED, cosine)
     # Share of the exact gradient in each draw; neither zero-mean feedback nor scrambled networks leave any on average.
     draws = [d for d in both if d is not None and bool(d.isfinite().all())]
     kind = RANDOM if random else LEARNED
     if len(draws) < 2:
-        return Credit(group, kind, cosine)
-    shares = torch.stack([d @ exact / (exact @ exact) for d in draws])
+        return Credit(group, NOT_FINITE, cosine)
+    if cosine is None:
+        return Credit(group, kind, None)  # the exact gradient is zero: there is nothing of it to be left
+    size = exact.abs().max()  # squares must not underflow
+    unit = exact / size
+    shares = torch.stack([d @ unit / (unit @ unit) for d in draws])
     leak, error = float(shares.mean()), float(shares.std() / len(shares) ** 0.5)
-    mean = sum(_cosine(d, exact) for d in draws) / len(draws)
-    return Credit(group, kind, cosine, leak, abs(leak) > 5 * error and (not learned or abs(mean) > FLOOR))
+    mean = sum(_cosine(d, exact) or 0.0 for d in draws) / len(draws)
+    return Credit(group, kind, cosine, leak / float(size), abs(leak) > 5 * error and (not learned or abs(mean) > FLOOR))
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    return float(nn.functional.cosine_similarity(widened(a).flatten(), widened(b).flatten(), 0, 0.0).nan_to_num())
+def _cosine(a: Tensor, b: Tensor) -> float | None:
+    """None where one of them is zero or not finite."""
+    a, b = (v / v.abs().max() for v in (widened(a).flatten(), widened(b).flatten()))  # as in _judge
+    cosine = float(nn.functional.cosine_similarity(a, b, 0, 0.0))
+    return cosine if isfinite(cosine) else None
 
 
 def _changes(ours: Tensor, draws: list[Tensor | None]) -> bool:
@@ -255,7 +320,7 @@ def _two_faced(
         if any(_apart(a, b) > 1e-3 for a, b in zip(states, trace.states)):
             continue  # batch norm or dropout: other states have other credits
         for site, (a, b, g) in enumerate(zip(credits, trace.credits or (), trace.grads)):
-            if _apart(a, b) > APART:
+            if not _apart(a, b) <= APART and (bool(a.isfinite().all()) or bool(b.isfinite().all())):
                 name = f"block {site}" if site else "stem"
                 out.setdefault(site, TwoFaced(name, _cosine(a, g), _cosine(b, g)))
     return tuple(out[site] for site in sorted(out))

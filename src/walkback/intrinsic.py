@@ -198,7 +198,8 @@ class IntrinsicMeter:
                 fresh.append(row)
         if not fresh:
             return
-        for group in self._groups.add(site_vectors(trace.grads[-1], trace.pool, readers(trace))[torch.tensor(fresh)]):
+        vectors = site_vectors(trace.grads[-1], trace.pool, readers(trace), trace.mask)
+        for group in self._groups.add(vectors[torch.tensor(fresh)]):
             length = float(group.norm())
             if 0.0 < length < float("inf"):
                 self._sum["directions"] += group / length

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
@@ -58,6 +59,7 @@ _RENEWED = re.compile(
     r"the reference is under the floor|one site carries|the published D2 would|F\.cosine_similarity would"
 )
 
+Named = tuple[Mapping[str, Any], str]  # a row and where it stands
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 
 
@@ -98,7 +100,19 @@ def judge(
     if isinstance(numbers, Measurements):
         claim, limits = Claim(headline_acc, frozen_baseline_acc, bp_acc), thresholds or DiagnosticThresholds()
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
-    rows, torn = _rows(numbers)
+    with _shallow(numbers):
+        return _judge_rows(*_rows(numbers), edition, thresholds, given, method_name, notes)
+
+
+def _judge_rows(
+    rows: Sequence[Named],
+    torn: tuple[str, ...],
+    edition: str | None,
+    thresholds: DiagnosticThresholds | None,
+    given: Mapping[str, Accuracy],
+    method_name: str,
+    notes: str,
+) -> Report:
     last, where = rows[-1]
     ours = last if last.get("schema") == SCHEMA else {}
     limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
@@ -193,9 +207,7 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
     if bad is not None:
         return int(bad[1])
     if finding.title == "scale stability":
-        shapes = m.conditions.get("state_shapes")
-        if not isinstance(shapes, list) or len(shapes) != len(m.h_norm):
-            shapes = [None] * len(m.h_norm)
+        shapes = _shapes(m.conditions, len(m.h_norm)) or [()] * len(m.h_norm)
         ratios = {
             site: after / before
             for site, (before, after) in enumerate(pairwise(m.h_norm), 1)
@@ -204,6 +216,14 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
     sites = max(len(m.h_norm), len(m.g_norm))
     return sites - 1 if finding.title in ("reference validity", "direction stability") and sites > 1 else None
+
+
+def _shapes(conditions: Mapping[str, Any], sites: int) -> list[tuple[Any, ...]] | None:
+    """The shape of the stream at every site, where it was logged: norms of different shapes are not compared."""
+    shapes = conditions.get("state_shapes")
+    if not isinstance(shapes, list) or len(shapes) != sites:
+        return None
+    return [tuple(shape) if isinstance(shape, list) else (shape,) for shape in shapes]
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any], list[float] | None]:
@@ -237,7 +257,17 @@ def _count(value: Any) -> Any:
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-Named = tuple[Mapping[str, Any], str]
+@contextmanager
+def _shallow(numbers: Any) -> Iterator[None]:
+    """Say of what is nested too deep that it is."""
+    try:
+        yield
+    except RecursionError:
+        where = numbers if isinstance(numbers, (str, Path)) else "the numbers"
+        raise FormatError(
+            f"Expected {where} to hold numbers and lists of them, as report JSON does, but it is nested too deep to be "
+            "read. Log per_layer.h_norm and per_layer.g_norm as plain lists."
+        ) from None
 
 
 def _rows(numbers: Any) -> tuple[list[Named], tuple[str, ...]]:
@@ -262,14 +292,21 @@ def standing(rows: Iterable[Named]) -> list[Named]:
     kept: list[Named] = []
     for row in rows:
         if row[0].get("schema") == WATCH_SCHEMA:
-            while kept and kept[-1][0].get("schema") == WATCH_SCHEMA and position(kept[-1][0]) >= position(row[0]):
+            at = position(*row)
+            while kept and kept[-1][0].get("schema") == WATCH_SCHEMA and position(*kept[-1]) >= at:
                 kept.pop()
         kept.append(row)
     return kept
 
 
-def position(row: Mapping[str, Any]) -> tuple[int, int]:
+def position(row: Mapping[str, Any], where: str = "") -> tuple[int, int]:
     """Where a row of a Watch stands: (epochs done, steps done)."""
+    for unit in ("epoch", "step"):
+        if row.get(unit) is not None and _count(row[unit]) is None:
+            raise InputError(
+                f"Expected {unit} in {where or 'a row of a Watch'} to be a number or null, but got {row[unit]!r:.60}. "
+                f"Rows of a Watch say how many {unit}s were done: give names in a column of another name."
+            )
     return row.get("epoch") or 0, row.get("step") or 0
 
 
@@ -325,6 +362,8 @@ def jsonl_rows(data: bytes, path: Path) -> tuple[list[Any], bytes]:
                 if n == len(lines) and _cut_off(line, error):
                     return rows, line
                 raise FormatError(f"Expected line {n} of {path} to be JSON, but: {error}.") from None
+            except RecursionError:
+                raise FormatError(f"Expected line {n} of {path} to be an object, but it is nested too deep.") from None
     return rows, b""
 
 
@@ -450,7 +489,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             reasons.setdefault(name, f"not finite {', '.join(bad[name])}, as logged")
     rho, total = scalars["growth"], scalars["growth_total"]
     if rho is None and h:
-        rho, derived, why = growth(h)
+        rho, derived, why = growth(h, _shapes(conditions, len(h)))
         total = derived if total is None else total
         if rho is None:
             reasons["growth"] = why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from walkback.errors import InputError
+from walkback.values import widened
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,15 +58,15 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
     if y.dtype == torch.bool or y.is_complex():
         raise InputError(f"Expected labels as integer classes or probabilities, but got {y.dtype}. Use y.long().")
     if y.device != logits.device:
-        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}.")
+        told = "A meta tensor has no values: load them" if y.is_meta else f'Use y.to("{logits.device}")'
+        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}. {told}.")
     if y.is_floating_point():
         if y.shape != logits.shape or logits.ndim != 2:
             raise InputError(
                 f"Expected integer class labels of shape {tuple(logits.shape[:-1])} or probabilities of shape "
                 f"{tuple(logits.shape)}, but got {y.dtype} of shape {tuple(y.shape)}. Use y.long() for classes."
             )
-        if not bool(((y >= 0) & torch.isfinite(y)).all()):
-            raise InputError("Expected soft labels to be probabilities, but some are negative or not finite.")
+        _check_probabilities(y)
         return
     if y.shape != logits.shape[:-1]:
         raise InputError(
@@ -72,11 +74,30 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
             f"{tuple(logits.shape)}, but got {tuple(y.shape)}."
         )
     y = y[y != -100] if logits.ndim == 3 else y
-    low, high = (int(end) for end in torch.aminmax(y)) if y.numel() else (0, 0)
+    low, high = torch.stack(torch.aminmax(y)).tolist() if y.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise InputError(
             f"Expected labels between 0 and {classes - 1}, since the network has {classes} outputs, but got "
             f"{low}…{high}. Labels that count from 1 need y - 1."
+        )
+
+
+def _check_probabilities(y: Float[Tensor, "batch classes"]) -> None:
+    if not y.numel():
+        return
+    sums = widened(y).sum(1)
+    least, low, high = torch.stack([widened(y).amin(), *torch.aminmax(sums)]).tolist()  # one wait for the device
+    if not (least >= 0 and isfinite(low) and isfinite(high)):
+        raise InputError(
+            "Expected soft labels to be probabilities, but some are negative or not finite. Pass a softmax of them, or "
+            "loss=... for targets of another kind."
+        )
+    slack = max(1e-3, 4 * torch.finfo(y.dtype).eps)  # bfloat16 knows 0.9 as 0.8984
+    if max(1 - low, high - 1) > slack:
+        raise InputError(
+            f"Expected soft labels to be probabilities, whose rows sum to 1 (within {slack:.2g}), but they sum to "
+            f"{low:.6g}…{high:.6g}. Divide them by y.sum(1, keepdim=True); for several labels per sample pass "
+            'loss=..., such as lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").sum(1).'
         )
 
 

@@ -105,7 +105,15 @@ def several(output: Any) -> str | None:
 
 def return_hidden(model: nn.Module) -> str | None:
     """Does a network's forward take `return_hidden`: "required", "optional" or None."""
-    parameter = signature(model.forward).parameters.get("return_hidden")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"Expected a network that runs in Python, but got a {type(model).__name__} of TorchScript, inside which no "
+            "block can be looked at. Measure the nn.Module that it was made from."
+        )
+    try:
+        parameter = signature(model.forward).parameters.get("return_hidden")
+    except (TypeError, ValueError):  # compiled code has none
+        return None
     if parameter is None:
         return None
     return "required" if parameter.default is Parameter.empty else "optional"
@@ -133,18 +141,33 @@ def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{path}.{name}" if path else name, tensor
 
 
-def refuse_weights(parameters: Mapping[str, Tensor]) -> None:
-    """Raise InputError where weights are lazy, or can't carry a gradient."""
-    for name, p in parameters.items():
-        if nn.parameter.is_lazy(p):
+def refuse_weights(weights: Mapping[str, Tensor]) -> None:
+    """Raise InputError where parameters or buffers are lazy, can't carry a gradient, or have no values.
+
+    Some parameters on "meta" may be offloaded, and there when the network runs; not all of them, and no buffers.
+    """
+    for name, tensor in weights.items():
+        if nn.parameter.is_lazy(tensor):
             raise InputError(
                 f"Expected weights that are initialised, but {name} is lazy. Run the network once before measuring it."
             )
-        if p.is_inference():
+        if tensor.is_inference() and isinstance(tensor, nn.Parameter):
             raise InputError(
                 f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "
                 "Build or load the model outside it."
             )
+        if tensor.is_inference():
+            raise InputError(
+                f"Expected buffers that a backward pass can use, but {name} was made under torch.inference_mode(). "
+                "Outside it, put a clone in its place: module.name = module.name.clone()."
+            )
+    empty = [name for name, tensor in weights.items() if tensor.is_meta]
+    if empty and (len(empty) == len(weights) or not all(isinstance(weights[name], nn.Parameter) for name in empty)):
+        raise InputError(
+            f'Expected weights with values, but {empty[0]} is on the device "meta", which holds shapes only, as '
+            f'{len(empty)} of {len(weights)} are. Load them: model.to_empty(device="cpu"), then '
+            "model.load_state_dict(...); load a model that is offloaded without that."
+        )
 
 
 def no_inference(tensor: Tensor) -> Tensor:
