@@ -127,7 +127,11 @@ def check_batch(x: Inputs, y: Tensor, index: int, device: torch.device | None) -
         if device is not None and value.device != device:
             raise InputError(
                 f"Expected the {what} on the model's device, {device}, but batch {index} is on {value.device}. "
-                f'Move one of them: x.to("{device}") or model.to("{value.device}").'
+                + (
+                    "A meta tensor has no values: load the data."
+                    if value.is_meta
+                    else f'Move one of them: x.to("{device}") or model.to("{value.device}").'
+                )
             )
         # A sum is cheap, and overflow only looks closer. Masks that are added to attention hold −∞ on purpose.
         if "mask" not in name and value.is_floating_point() and not bool(torch.isfinite(value.sum())):

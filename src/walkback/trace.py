@@ -124,7 +124,7 @@ class Tracer:
             raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(loss).__name__}.")
         self.model = unwrap(model)
         parameters = dict(self.model.named_parameters())
-        refuse_weights(parameters)
+        refuse_weights(parameters | dict(self.model.named_buffers()))
         if isinstance(anatomy, Mapping):
             known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):

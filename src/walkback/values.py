@@ -144,7 +144,7 @@ def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def refuse_weights(weights: Mapping[str, Tensor]) -> None:
     """Raise InputError where parameters or buffers are lazy, can't carry a gradient, or have no values.
 
-    Some parameters on "meta" may be offloaded, and there when the network runs; not all of them, and no buffers.
+    Some of them on "meta" may be offloaded, and there when the network runs; not all of its parameters.
     """
     for name, tensor in weights.items():
         if nn.parameter.is_lazy(tensor):
@@ -161,12 +161,11 @@ def refuse_weights(weights: Mapping[str, Tensor]) -> None:
                 f"Expected buffers that a backward pass can use, but {name} was made under torch.inference_mode(). "
                 "Outside it, put a clone in its place: module.name = module.name.clone()."
             )
-    empty = [name for name, tensor in weights.items() if tensor.is_meta]
-    if empty and (len(empty) == len(weights) or not all(isinstance(weights[name], nn.Parameter) for name in empty)):
+    parameters = {name: tensor for name, tensor in weights.items() if isinstance(tensor, nn.Parameter)}
+    if parameters and all(tensor.is_meta for tensor in parameters.values()):
         raise InputError(
-            f'Expected weights with values, but {empty[0]} is on the device "meta", which holds shapes only, as '
-            f'{len(empty)} of {len(weights)} are. Load them: model.to_empty(device="cpu"), then '
-            "model.load_state_dict(...); load a model that is offloaded without that."
+            f'Expected weights with values, but all {len(parameters)} parameters are on the device "meta", which holds '
+            'shapes only. Load them: model.to_empty(device="cpu"), then model.load_state_dict(...).'
         )
 
 
