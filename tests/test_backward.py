@@ -284,6 +284,33 @@ def test_every_mean_shows_it_and_accuses_nobody(loss: str):
         assert found.error < 0.1 * found.limit
 
 
+def test_a_loss_that_rounds():
+    """Half precision swallows every step; float32 swallows the small ones."""
+    for kind, agrees in (("plain", True), ("fa", False)):
+        found = checked(made(kind), loss=lambda z, y: F.cross_entropy(z.float(), y, reduction="none"))
+        assert (found.agrees, found.limit) == (agrees, 0.05)
+        found = checked(made(kind), loss=lambda z, y: F.cross_entropy(z.bfloat16(), y))
+        assert (found.agrees, found.why) == (None, "the loss computes in bfloat16")
+
+
+class Float32Norm(nn.LayerNorm):
+    """As language models have it: in float32 whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_round(dtype: torch.dtype, loss: Any):
+    torch.manual_seed(0)
+    branch = lambda: nn.Sequential(Float32Norm(16), nn.Linear(16, 16), Sine())  # noqa: E731
+    net, batches = narrowed(Residual(branch), dtype)
+    assert checked(net, batches[0], loss=loss).agrees is True
+    net, batches = narrowed(Residual(branch, hooked(lambda g: -g)), dtype)
+    assert checked(net, batches[0], loss=loss).agrees is False
+
+
 @pytest.mark.parametrize("name", HONEST)
 def test_honest_networks_do_not_trip_it_under_a_mean_loss(name: str):
     torch.manual_seed(0)
@@ -391,7 +418,7 @@ def test_half_precision_is_traced_once_more_on_few_samples():
 def test_autocast_is_checked_without_it(limit: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("walkback.backward.COPY_LIMIT", limit)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        right, wrong = checked(made("plain")), checked(made("fa"))
+        right, wrong = checked(turned(1.0)), checked(turned(-1.0))
     assert (right.agrees, wrong.agrees) == (True, False)
     assert right.dtype == wrong.dtype == ("float64" if limit else "float32")
 

@@ -134,9 +134,9 @@ class _Parts:
 
     def __init__(self, tracer: Tracer, trace: Trace, dtype: torch.dtype) -> None:
         self.tracer, self.labels, self.logits = tracer, _as(trace.labels, dtype), trace.logits.to(dtype, copy=True)
-        self.mean = self._loss()
+        self.mean = self._mean()
 
-    def _loss(self) -> Tensor:
+    def _mean(self) -> Tensor:
         return widened(self.tracer.losses(self.logits, self.labels)[0])
 
     def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
@@ -156,7 +156,7 @@ class _Parts:
     def _with(self, i: int, row: Tensor) -> Tensor:
         kept = self.logits[i].clone()
         self.logits[i] = row
-        mean = self._loss()
+        mean = self._mean()
         self.logits[i] = kept
         return mean
 
@@ -191,7 +191,10 @@ def _compare(tracer: Tracer, trace: Trace, weights: dict[str, Tensor] | None, dt
             return None
         return float(((near - said).abs() / scale)[usable].nan_to_num().quantile(1 - OUTLIERS))
 
-    for limit, step in LADDERS[dtype]:
+    rounded = tracer.losses(_as(trace.logits, dtype), _as(trace.labels, dtype)).dtype  # a loss may cast by itself
+    if rounded not in LADDERS:
+        return BackwardCheck(None, why=f"the loss computes in {str(rounded).removeprefix('torch.')}")
+    for limit, step in LADDERS[min(dtype, rounded, key=lambda d: d.itemsize)]:
         try:
             found = error(every, step, limit)
         except _OtherLossError:
