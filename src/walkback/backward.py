@@ -30,6 +30,7 @@ LADDERS = {
 }  # a loss may round by itself
 COPY_LIMIT = 2**28  # bytes a float64 copy of the weights may take; larger networks are checked in float32
 OUTLIERS = 0.1  # a sample may sit at a kink
+DOUBT = 10  # times the noise: an error below it accuses nobody
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,8 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
         try:
             with no_autocast(device):
                 return _compare(tracer, _again(tracer, trace, weights, dtype) if narrow else trace, weights, dtype)
+        except _UntoldError as error:
+            return BackwardCheck(None, why=str(error))
         # Whatever a network raises in another dtype, or on 16 samples: it is said.
         except Exception as error:
             why = (
@@ -149,7 +152,7 @@ class _Parts:
             handle.remove()
         batch, few = len(self.labels), seen[-1]
         if few.shape != (len(y), *self.logits.shape[1:]) or len(self.logits) != batch:
-            raise ValueError("the loss returns a mean, and what the network returns has no axis of samples in front")
+            raise _UntoldError("the loss returns a mean, and what the network returns has no axis of samples in front")
         changed = [self._with(i, row) for i, row in enumerate(few)]
         return self.mean + batch * (torch.stack(changed) - self.mean)
 
@@ -181,36 +184,34 @@ def _compare(tracer: Tracer, trace: Trace, weights: dict[str, Tensor] | None, dt
     def error(sites: tuple[int, ...], step: float, limit: float) -> float | None:
         up, down = losses(step, sites), losses(-step, sites)
         if not torch.allclose((up + down) / 2, widened(trace.losses[few]), rtol=1e-2, atol=1e-2, equal_nan=True):
-            raise _OtherLossError
+            raise _UntoldError(
+                "the first samples alone get another loss than within their batch: the forward pass is random, or "
+                "couples its samples"
+            )
         near = (up - down) / (2 * step)
         far = (losses(2 * step, sites) - losses(-2 * step, sites)) / (4 * step)
         said = torch.stack([widened((grads[s] * ways[s]).flatten(1).sum(1)) for s in sites]).sum(0)
         scale = torch.stack([widened(_norms(grads[s]) * _norms(ways[s])) for s in sites]).sum(0)
-        usable = (near - far).abs() <= limit * scale  # a kink, noise or rounding makes the two steps disagree
+        noise = (near - far).abs()
+        usable = noise <= limit * scale  # a kink, noise or rounding makes the two steps disagree
         if 2 * int(usable.sum()) < len(scale) or not bool((scale[usable] > 0).any()):
             return None
-        return float(((near - said).abs() / scale)[usable].nan_to_num().quantile(1 - OUTLIERS))
+        found = float(((near - said).abs() / scale)[usable].nan_to_num().quantile(1 - OUTLIERS))
+        return None if limit < found < DOUBT * float((noise / scale).nan_to_num().median()) else found
 
     rounded = tracer.losses(_as(trace.logits, dtype), _as(trace.labels, dtype)).dtype  # a loss may cast by itself
     if rounded not in LADDERS:
-        return BackwardCheck(None, why=f"the loss computes in {str(rounded).removeprefix('torch.')}")
+        raise _UntoldError(f"the loss computes in {str(rounded).removeprefix('torch.')}")
     for limit, step in LADDERS[min(dtype, rounded, key=lambda d: d.itemsize)]:
-        try:
-            found = error(every, step, limit)
-        except _OtherLossError:
-            return BackwardCheck(
-                None,
-                why="the first samples alone get another loss than within their batch: the forward pass is random, or "
-                "couples its samples",
-            )
+        found = error(every, step, limit)
         if found is not None:
             sites = tuple(s for s in every if (error((s,), step, limit) or 0.0) > limit) if found > limit else ()
             return BackwardCheck(found, limit, sites, dtype=str(dtype).removeprefix("torch."))
-    return BackwardCheck(None, why="finite differences are too noisy here: no change of the loss that can be read")
+    raise _UntoldError("finite differences are too noisy here: no change of the loss that can be read")
 
 
-class _OtherLossError(Exception):
-    """The loss of the few samples is not the one they had in their batch."""
+class _UntoldError(Exception):
+    """Why it can't be told, whatever the dtype."""
 
 
 def _norms(x: Tensor) -> Float[Tensor, " batch"]:
