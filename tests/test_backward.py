@@ -480,6 +480,7 @@ def test_what_can_not_be_checked_is_said_first(
         assert why in report.reasons["backward_error"]
         assert report.conditions["backward_error"] is None
         assert not any("BP" in text for text in report.advisories), "nobody knows whether this is BP"
+        assert not any("BP" in text for text in wb.judge(report, "intrinsic").advisories)
     asked = wb.measure(net, batches, reference="derived").notes[0]
     assert asked.startswith("the reference is derived from the forward pass alone, and could not be checked: ")
 
@@ -707,10 +708,11 @@ def test_loss_scale_does_not_matter():
         assert checked(made("fa"), loss=loss).agrees is False
 
 
-def test_the_check_leaves_no_trace():
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss(), weighted], ids=["each", "mean", "float64 fails"])
+def test_the_check_leaves_no_trace(loss: Any):
     net = made("dfa").train()
     state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    wb.measure(net, BATCHES)
+    wb.measure(net, BATCHES, loss=loss)
     assert all(m.training for m in net.modules())
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)

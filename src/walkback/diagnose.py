@@ -238,8 +238,8 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, or give the "
-            "credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
+            "sample, or give the credits as a function of the trace."
         )
 
 
