@@ -25,9 +25,9 @@ SEED = 0
 # together. In float64 the reference's own rounding (float32) is what is left; in float32, that of the loss.
 _ROUNDED = ((5e-2, 1e-2), (5e-2, 1e-3))
 LADDERS = {
-    torch.float64: ((1e-3, 1e-6), (1e-3, 1e-4), *_ROUNDED),
+    torch.float64: ((1e-3, 1e-6), (1e-3, 1e-4), *_ROUNDED),  # a layer may round to float32 by itself
     torch.float32: _ROUNDED,
-}  # a loss may round by itself
+}
 COPY_LIMIT = 2**28  # bytes a float64 copy of the weights may take; larger networks are checked in float32
 OUTLIERS = 0.1  # a sample may sit at a kink
 DOUBT = 10  # times the noise: an error below it accuses nobody
@@ -92,9 +92,8 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
             return BackwardCheck(None, why=str(error))
         # Whatever a network raises in another dtype, or on 16 samples: it is said.
         except Exception as error:
-            why = (
-                f"the network can't be run again from its sites: {(str(error).strip() or repr(error)).splitlines()[0]}"
-            )
+            said = (str(error).strip() or repr(error)).splitlines()[0]
+            why = f"the network can't be run again from its sites: {said}"
     needs = f"finite differences need float32 or float64, but this pass runs {narrow}, and " if narrow else ""
     return BackwardCheck(None, why=needs + why)
 
