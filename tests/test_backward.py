@@ -60,6 +60,11 @@ class Rounded(nn.Module):
         return x + ((8 * x).round() / 8 - x).detach()
 
 
+class Centred(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0)
+
+
 class Exact(torch.autograd.Function):
     """A backward of one's own that is right."""
 
@@ -228,19 +233,308 @@ def test_a_network_that_fixes_its_dtype_is_checked_in_float32():
     assert checked(Fixed(mlp())).dtype == "float32"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_not_checked(dtype: torch.dtype):
+# -- a mean loss, half precision, autocast -----------------------------------------------------------------------------
+
+
+def weighted(logits: Tensor, y: Tensor) -> Tensor:
+    """Its weights are float32, and it divides by those that are there: another mean on another batch."""
+    return F.cross_entropy(logits, y, weight=torch.tensor([0.1, 0.5, 1.0, 3.0, 0.2]))
+
+
+def contrasted(logits: Tensor, y: Tensor) -> Tensor:
+    """Every sample against all others: no loss per sample could be had from a part of the batch."""
+    z = F.normalize(logits, dim=1)
+    return (z @ z.T / 0.5).logsumexp(1).mean() + F.cross_entropy(logits, y)
+
+
+def in_float32(logits: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), y)
+
+
+def squared(logits: Tensor, y: Tensor) -> Tensor:
+    return F.mse_loss(logits.softmax(1), F.one_hot(y, 5).float())
+
+
+MEANS = {
+    "cross-entropy": nn.CrossEntropyLoss(),
+    "squared": squared,
+    "weighted": weighted,
+    "contrasted": contrasted,
+    "in float32": in_float32,
+}
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_an_altered_backward_trips_it_under_a_mean_loss(name: str):
+    torch.manual_seed(0)
+    net = ALTERED[name]()
+    found, each = checked(net, loss=nn.CrossEntropyLoss()), checked(net)
+    assert (found.agrees, found.dtype, found.sites) == (False, "float64", each.sites)
+    assert found.error == pytest.approx(each.error, rel=1e-3), "the same samples, the same directions"
+
+
+@pytest.mark.parametrize("loss", MEANS)
+def test_every_mean_shows_it_and_accuses_nobody(loss: str):
+    assert checked(made("fa"), loss=MEANS[loss]).agrees is False
+    assert checked(made("dfa"), loss=MEANS[loss]).agrees is False
+    torch.manual_seed(0)
+    for name in ("plain", "relu", "batch norm", "a backward of one's own"):
+        found = checked(HONEST[name](), loss=MEANS[loss])
+        assert found.agrees is True
+        assert found.error < 0.1 * found.limit
+
+
+def test_a_loss_that_rounds():
+    """Half precision swallows every step; float32 swallows the small ones."""
+    for kind, agrees in (("plain", True), ("fa", False)):
+        found = checked(made(kind), loss=lambda z, y: F.cross_entropy(z.float(), y, reduction="none"))
+        assert (found.agrees, found.limit) == (agrees, 0.05)
+        found = checked(made(kind), loss=lambda z, y: F.cross_entropy(z.bfloat16(), y))
+        assert (found.agrees, found.why) == (None, "the loss computes in bfloat16")
+
+
+class Float32Norm(nn.LayerNorm):
+    """As language models have it: in float32 whatever comes in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight.float(), self.bias.float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_that_round(dtype: torch.dtype, loss: Any):
+    torch.manual_seed(0)
+    branch = lambda: nn.Sequential(Float32Norm(16), nn.Linear(16, 16), Sine())  # noqa: E731
+    net, batches = narrowed(Residual(branch), dtype)
+    assert checked(net, batches[0], loss=loss).agrees is True
+    net, batches = narrowed(Residual(branch, hooked(lambda g: -g)), dtype)
+    assert checked(net, batches[0], loss=loss).agrees is False
+
+
+def test_noise_accuses_nobody(monkeypatch: pytest.MonkeyPatch):
+    def accused() -> int:
+        count = 0
+        for seed in range(25):
+            torch.manual_seed(seed)
+            net = Residual(lambda: nn.Sequential(Float32Norm(16), nn.Linear(16, 16), Sine()))
+            net, [(x, y), *_] = narrowed(net, torch.bfloat16)
+            count += checked(net, (x[:4], y[:4])).agrees is not True
+        return count
+
+    assert accused() == 0
+    monkeypatch.setattr("walkback.backward.DOUBT", 0)
+    assert accused() > 0, "four samples, rounded to float32 on the way: some look wrong by 0.1 %"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_networks_do_not_trip_it_under_a_mean_loss(name: str):
+    torch.manual_seed(0)
+    net = HONEST[name]()
+    batch = BATCHES[0] if not isinstance(net, wb.selftest.ResidualNet) else wb.selftest.batches(1)[0]
+    found = checked(net, batch, loss=nn.CrossEntropyLoss())
+    assert found.agrees is True
+    assert found.error < 0.1 * found.limit
+
+
+def test_a_mean_over_tokens_that_leaves_some_out():
+    class PerToken(nn.Module):
+        """Answers at every token."""
+
+        def __init__(self, kind: str) -> None:
+            super().__init__()
+            body = made(kind, tokens=True)
+            self.embed, self.blocks, self.head = body.embed, body.blocks, body.out_head
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for block in self.blocks:
+                h = h + block(h)
+            return self.head(h)
+
+    def loss(logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), y.flatten())
+
+    (x, _) = example(1, tokens=True)[0]
+    y = torch.randint(5, x.shape, generator=torch.Generator().manual_seed(0))
+    y[:, : x.shape[1] // 2] = -100  # most samples answer for half of their tokens
+    y[::3] = -100
+    assert checked(PerToken("plain"), (x, y), loss=loss).agrees is True
+    assert checked(PerToken("fa"), (x, y), loss=loss).agrees is False
+
+
+def test_a_mean_over_few_samples():
     x, y = BATCHES[0]
-    found = checked(made("fa").to(dtype), (x.to(dtype), y))
+    for samples in (2, 3, 16, 17):
+        few = (x[:samples], y[:samples])
+        assert checked(made("plain"), few, loss=nn.CrossEntropyLoss()).agrees is True
+        assert checked(made("fa"), few, loss=nn.CrossEntropyLoss()).agrees is False
+
+
+def test_a_mean_of_large_networks_is_checked_without_a_copy(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    for loss in MEANS.values():
+        assert [checked(made(kind), loss=loss).agrees for kind in ("plain", "fa", "dfa")] == [True, False, False]
+
+
+def test_a_mean_loss_runs_the_network_four_times_more_on_few_samples():
+    sizes: list[int] = []
+    torch.manual_seed(0)
+    net = Residual(lambda: nn.Sequential(nn.Linear(16, 16), Sine()))
+    net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    wb.measure(net, BATCHES, loss=nn.CrossEntropyLoss())
+    assert sizes == [128, 16, 16, 16, 16, 128]
+    assert not net._forward_hooks
+
+
+class Flat(Residual):
+    """Classes first: a mean loss may read it so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).T
+
+
+def test_outputs_without_an_axis_of_samples_are_said_not_to_be_checked():
+    loss = lambda logits, y: F.cross_entropy(logits.T, y)  # noqa: E731
+    found = checked(Flat(mlp()), loss=loss)
     assert found.agrees is None
-    assert found.why.startswith("finite differences need float32 or float64, but this pass runs in")
-    measured = wb.measure(made("plain").to(dtype), [(x.to(dtype), y)], reference="derived")
-    assert measured.conditions["backward_error"] is None
-    assert "need float32 or float64" in measured.reasons["backward_error"]
+    assert found.why == "the loss returns a mean, and what the network returns has no axis of samples in front"
 
 
-def test_a_mean_loss_is_not_checked():
-    assert "one loss per sample" in checked(made("fa"), loss=F.cross_entropy).why
+def narrowed(net: nn.Module, dtype: torch.dtype) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    return net.to(dtype), [(x.to(dtype), y) for x, y in BATCHES]
+
+
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_checked_in_float64(dtype: torch.dtype, loss: Any):
+    for name in ("fa", "dfa", "half the length", "a cut branch"):
+        torch.manual_seed(0)
+        net, batches = narrowed(ALTERED[name](), dtype)
+        found = checked(net, batches[0], loss=loss)
+        assert (found.agrees, found.dtype) == (False, "float64")
+    for name in ("plain", "relu", "batch norm", "a backward of one's own", "hooks that only look"):
+        torch.manual_seed(0)
+        net, batches = narrowed(HONEST[name](), dtype)
+        assert checked(net, batches[0], loss=loss).error < 1e-6
+        assert checked(net, batches[0], loss=loss, reference="derived").error < 1e-6
+
+
+def test_half_precision_is_traced_once_more_on_few_samples():
+    sizes: list[int] = []
+    torch.manual_seed(0)
+    net, batches = narrowed(Residual(lambda: nn.Sequential(nn.Linear(16, 16), Sine())), torch.bfloat16)
+    net.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    wb.measure(net, batches)
+    assert sizes == [128, 32, 16, 16, 16, 16, 128]
+    assert all(v.dtype == torch.bfloat16 and torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+@pytest.mark.parametrize("limit", [2**28, 0])
+def test_autocast_is_checked_without_it(limit: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", limit)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        right, wrong = checked(turned(1.0)), checked(turned(-1.0))
+    assert (right.agrees, wrong.agrees) == (True, False)
+    assert right.dtype == wrong.dtype == ("float64" if limit else "float32")
+
+
+def test_half_precision_samples_that_see_each_other_are_not_checked():
+    net, batches = narrowed(Residual(mlp(Centred)), torch.bfloat16)
+    assert "couples its samples" in checked(net, batches[0]).why
+
+
+class Assertive(nn.Module):
+    """Takes one type only, as a kernel may."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.dtype == torch.bfloat16, "bfloat16 only"
+        return Exact.apply(x)
+
+
+class Casting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Exact.apply(x.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("branch", "limit", "why"),
+    [
+        (mlp(Assertive), 2**28, "the network can't be run again from its sites: bfloat16 only"),
+        (lambda: nn.Sequential(nn.Linear(16, 16), Casting()), 2**28, "it computes in bfloat16 whatever its weights"),
+        (mlp(Sine), 2**12, "its weights can't be copied to float64: they would take 0 MB, and the limit is 0"),
+    ],
+)
+def test_what_can_not_be_checked_is_said_first(
+    branch: Callable[[], nn.Module], limit: int, why: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", limit)
+    net, batches = narrowed(Residual(branch), torch.bfloat16)
+    for scale in (1.0, 2.0):  # the gradient, and its direction
+        report = wb.diagnose(net, batches, credit=lambda t: [scale * g for g in t.grads])  # noqa: B023
+        assert report.advisories[0].startswith(
+            "the forward pass has something that can alter its gradient, and this could not be checked: finite "
+            "differences need float32 or float64, but this pass runs in bfloat16, and "
+        )
+        assert why in report.advisories[0]
+        assert why in report.reasons["backward_error"]
+        assert report.conditions["backward_error"] is None
+        assert not any("BP" in text for text in report.advisories), "nobody knows whether this is BP"
+        assert not any("BP" in text for text in wb.judge(report, "intrinsic").advisories)
+    asked = wb.measure(net, batches, reference="derived").notes[0]
+    assert asked.startswith("the reference is derived from the forward pass alone, and could not be checked: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
+def test_plain_networks_get_no_word_of_it(dtype: torch.dtype, loss: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    net, batches = narrowed(made("plain"), dtype)
+    report = wb.diagnose(net, batches, credit=lambda t: [g + 0 for g in t.grads], loss=loss)
+    assert report.reasons["backward_error"].startswith("not needed: ")
+    assert any("bit for bit" in text for text in report.advisories)
+    assert not any("could not be checked" in text for text in report.advisories)
+
+
+def turned(change: float) -> nn.Module:
+    """A network with a hook that changes what block 2 sends back."""
+    torch.manual_seed(0)
+    net = Residual(mlp())
+    net.blocks[1].register_full_backward_hook(lambda module, given, sent: (change * given[0],))
+    return net
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
+@pytest.mark.parametrize(
+    ("altered", "healthy"),
+    [
+        (lambda: turned(-1.0), lambda: turned(1.0)),
+        (lambda: made("fa"), HONEST["a backward of one's own"]),
+        (ALTERED["a cut branch"], lambda: Residual(mlp(), lambda f: f.detach() * 0 + f)),
+    ],
+    ids=["hook", "function", "cut"],
+)
+def test_an_altered_backward_is_walked_back_whatever_the_loss_and_dtype(
+    altered: Callable[[], nn.Module], healthy: Callable[[], nn.Module], loss: Any, dtype: torch.dtype
+):
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        return [g + 0 for g in trace.grads]
+
+    torch.manual_seed(0)
+    net, batches = narrowed(altered(), dtype)
+    report = wb.diagnose(net, batches, credit=credit, loss=loss)
+    assert (report.verdict, report.failed) == ("walked back", ("D2",))
+    assert report.advisories[0].startswith("the network's own backward pass is not the derivative of its loss")
+    assert not any("this is BP" in text for text in report.advisories)
+    net, batches = narrowed(healthy(), dtype)
+    report = wb.diagnose(net, batches, credit=credit, loss=loss)
+    assert "D2" not in report.failed
+    assert report.conditions["backward_error"] < 1e-4
+    assert any("bit for bit" in text for text in report.advisories)
+
+
+# -- what can't be told ------------------------------------------------------------------------------------------------
 
 
 def test_a_random_forward_pass_is_not_checked():
@@ -254,10 +548,6 @@ def test_a_random_forward_pass_is_not_checked():
 
 
 def test_samples_that_see_each_other_are_not_checked():
-    class Centred(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x - x.mean(0)
-
     found = checked(Residual(mlp(Centred)))
     assert found.agrees is None
     assert "couples its samples" in found.why
@@ -418,10 +708,11 @@ def test_loss_scale_does_not_matter():
         assert checked(made("fa"), loss=loss).agrees is False
 
 
-def test_the_check_leaves_no_trace():
+@pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss(), weighted], ids=["each", "mean", "float64 fails"])
+def test_the_check_leaves_no_trace(loss: Any):
     net = made("dfa").train()
     state, random = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    wb.measure(net, BATCHES)
+    wb.measure(net, BATCHES, loss=loss)
     assert all(m.training for m in net.modules())
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)

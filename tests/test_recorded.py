@@ -413,7 +413,19 @@ def test_a_twin_that_is_altered_too_is_refused():
         wb.diagnose(net, batches, credit=wb.recorded(net), reference=net)
 
 
-def test_half_precision_can_not_be_confirmed():
+@pytest.mark.parametrize("loss", [None, torch.nn.CrossEntropyLoss()], ids=["each", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_half_precision_and_a_mean_loss_are_confirmed(dtype: torch.dtype, loss: Any):
+    net, batches = made("fa").to(dtype), [(x.to(dtype), y) for x, y in example(2)]
+    report = wb.diagnose(net, batches, credit=wb.recorded(net), loss=loss)
+    assert report.conditions["backward_error"] < 1e-3
+    net = made("fa")
+    full = wb.diagnose(net, example(2), credit=wb.recorded(net))
+    assert report.values["gamma"] == pytest.approx(full.values["gamma"], abs=1e-2)
+
+
+def test_what_can_not_be_copied_to_float64_can_not_be_confirmed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
     net, batches = made("plain").bfloat16(), [(x.bfloat16(), y) for x, y in example(2)]
     with pytest.raises(wb.InputError, match="finite differences need float32 or float64, but this pass runs in bfloat"):
         wb.diagnose(net, batches, credit=wb.recorded(net))

@@ -163,8 +163,9 @@ def measure(
     if backward.error is None:
         reasons["backward_error"] = backward.why
     altered = "" if backward.agrees is not False else _altered(backward)
-    told = [note for note in m.notes if not (altered and "bit for bit" in note)]  # the same altered gradient, not BP
-    notes = (*([altered] if altered else []), *tracer.notes, *told, *odd, *extra.pop("notes", ()))
+    doubt = altered or _unchecked(tracer, backward)
+    told = [note for note in m.notes if not (_is_doubted([doubt]) and "bit for bit" in note)]  # the same g_l, not BP
+    notes = (*([doubt] if doubt else []), *tracer.notes, *told, *odd, *extra.pop("notes", ()))
     return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, altered=altered, **extra)
 
 
@@ -181,6 +182,23 @@ _REFERENCES = {
 
 
 ALTERED = "the network's own backward pass is not the derivative of its loss"
+
+
+UNCHECKED = "the forward pass has something that can alter its gradient, and this could not be checked"
+
+
+def _unchecked(tracer: Tracer, check: BackwardCheck) -> str:
+    """What to say of a reference that should have been checked and could not be."""
+    if not tracer.suspect or check.error is not None:
+        return ""
+    if tracer.reference != "own":
+        return f"the reference is {_REFERENCES[tracer.reference]}, and could not be checked: {check.why}"
+    return f"{UNCHECKED}: {check.why}"
+
+
+def _is_doubted(notes: Iterable[str]) -> bool:
+    """Is g_l another signal than the gradient, for all that is known? Then nothing that equals it is BP for that."""
+    return any(note.startswith((ALTERED, UNCHECKED)) for note in notes)
 
 
 def _altered(check: BackwardCheck) -> str:
@@ -220,8 +238,8 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy with one loss per sample, or give "
-            "the credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
+            "sample, or give the credits as a function of the trace."
         )
 
 
@@ -261,7 +279,10 @@ def make_report(
             reasons[name] = "not measured"
     if depth.reason and depth.value is None:
         reasons["depth_margin_pp"] = depth.reason
-    advisories = [*m.nonfinite, *m.notes, *on_claim(m, claim, thresholds)]
+    claims = on_claim(m, claim, thresholds)
+    if _is_doubted(m.notes):
+        claims = tuple(text for text in claims if "the direction of the BP gradient" not in text)
+    advisories = [*m.nonfinite, *m.notes, *claims]
     if v.measurement_valid is False and not v.failed:
         advisories.append(
             "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
