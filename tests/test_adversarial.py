@@ -621,11 +621,80 @@ def test_24_samples_that_see_their_batch_are_out_of_reach_and_half_batches_show_
     assert "**Samples that see their batch**" in DOC
 
 
+def refused(error: type[Exception], words: str, *given, **more) -> None:
+    assert words in DOC, f"docs/adversarial.md does not quote {words!r}"
+    with pytest.raises(error, match=re.escape(words)):
+        wb.diagnose(*given, **more)
+
+
+def test_25_soft_labels_that_are_no_probabilities_are_refused() -> None:
+    soft = [(x, nn.functional.one_hot(y, 10).float()) for x, y in wb.selftest.batches(8)]
+    assert wb.diagnose(wb.selftest.exploded(), soft).failed == ("D1", "D2")
+    words = "Expected soft labels to be probabilities"
+    refused(wb.InputError, words, wb.selftest.exploded(), [(x, 1e6 * y) for x, y in soft])
+
+
+def test_26_a_scale_outside_the_blocks_is_refused() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Linear(16, 32), nn.LayerNorm(32), nn.Linear(32, 10)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32)) for _ in range(3))
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = 5e3 * self.embed(x)
+            for block in self.blocks:
+                h = h + self.scale * block(h) if self.scale != 1 else h + block(h)
+            return self.head(self.norm(h))
+
+    torch.manual_seed(0)
+    assert wb.diagnose(Scaled(1.0), wb.selftest.batches(8)).per_layer["g_norm"][-1] > 1e-7
+    words = "Expected what block 1 (blocks.0) returns to be added to the stream as it is"
+    refused(wb.AnatomyError, words, Scaled(1e-3), wb.selftest.batches(8))
+
+
+@pytest.mark.parametrize("how", ["mean", "half"])
+def test_27_an_altered_backward_pass_is_noted_whatever_the_loss_returns_and_in_half_precision(how: str) -> None:
+    def report(sign: float) -> wb.Report:
+        net, batches = wb.selftest.healthy(), wb.selftest.batches(8)
+        net.blocks[3].register_full_backward_hook(lambda module, given, made: (sign * given[0],))  # type: ignore[operator]
+        if how == "half":
+            net, batches = net.bfloat16(), [(x.bfloat16(), y) for x, y in batches]
+        return wb.diagnose(net, batches, loss=nn.CrossEntropyLoss() if how == "mean" else None)
+
+    assert noted(report(-1.0), "own backward pass is not the derivative")
+    assert "D2" in report(-1.0).failed
+    assert not noted(report(1.0), "own backward pass is not the derivative")
+
+
+def test_28_a_credit_that_changes_the_network_or_its_batch_is_refused_and_undone() -> None:
+    net = wb.selftest.healthy()
+    kept, batches = copy.deepcopy(net.state_dict()), wb.selftest.batches(8)
+    x = batches[0][0].clone()
+
+    def steps(trace: wb.Trace) -> list[Tensor]:
+        for p in net.parameters():
+            p.data.sub_(0.1)  # past the version counter
+        return [g.sign() for g in trace.grads]
+
+    def writes(trace: wb.Trace) -> list[Tensor]:
+        trace.inputs.mul_(0.5)
+        return [g.sign() for g in trace.grads]
+
+    for credit in (steps, writes):
+        with pytest.raises(wb.CreditError):
+            wb.diagnose(net, batches, credit=credit)
+    assert "refused: `CreditError`, and what it changed is put back" in DOC
+    assert all(torch.equal(value, kept[name]) for name, value in net.state_dict().items())
+    assert torch.equal(batches[0][0], x)
+
+
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_and_the_tests_number_the_same_tries() -> None:
     in_page = {int(n) for n in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)}
-    assert in_page == tested == set(range(1, 25))
+    assert in_page == tested == set(range(1, 29))
     assert "Out of reach" in DOC
