@@ -156,7 +156,9 @@ def test_primary(world):
     empty = one(table, rule="State Bridge", figures=PLAIN)
     assert set(empty.values()) - {"State Bridge", PLAIN, "0"} == {"–"}
     assert one(table, rule="frozen, DFA stem", figures=PLAIN)["agrees?"] == "yes"
-    assert one(table, rule="frozen, BP stem", figures=PLAIN)["agrees?"] == "–"  # the published one has no BP-trained stem
+    assert (
+        one(table, rule="frozen, BP stem", figures=PLAIN)["agrees?"] == "–"
+    )  # the published one has no BP-trained stem
     assert any("State Bridge" in line and "--rule state-bridge" in line for line in table.missing)
     data = next(d for d in table.data if d["rule"] == "DFA" and d["figures"] == PLAIN)
     assert data["acc"] == {"mean": pytest.approx(0.311), "std": pytest.approx(0.005), "n": 3}

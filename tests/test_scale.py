@@ -65,6 +65,12 @@ def test_probes_of_a_sharded_network(two_ranks: list, net: str) -> None:
         assert found[net]["FSDP2, probed"]["nudging"] == pytest.approx(found[net]["plain, probed"]["nudging"], rel=1e-6)
 
 
+@pytest.mark.parametrize("net", ["Branches", "Encoder"])
+def test_a_credit_that_writes_weights_is_refused_wherever_they_are(two_ranks: list, net: str) -> None:
+    for found in two_ranks:
+        assert found[net]["refused"] == {"plain": True, "DDP": True, "FSDP2": True}
+
+
 # -- a batch in parts -----------------------------------------------------------------------------------------
 
 

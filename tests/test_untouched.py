@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import walkback as wb
 from walkback.untouched import untouched, unwritten
@@ -689,6 +690,26 @@ def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed
     assert model.blocks[0].odd is odd
     assert dense(odd) == before
     assert torch.equal(model.blocks[2][0].running_mean, mean), "what stands behind it too"
+
+
+def test_tensors_are_compared_with_one_wait_however_many_there_are():
+    """On a device each answer that is waited for by itself costs as much as many batches of small kernels."""
+
+    class Waits(TorchDispatchMode):
+        asked = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.asked += func in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default)
+            return func(*args, **(kwargs or {}))
+
+    many = [torch.zeros(3) for _ in range(50)]
+    with Waits() as waits:
+        with unwritten(many) as written:
+            many[7].add_(1)
+        assert waits.asked == 0  # all answers come in one list
+        bool(many[0].sum() == 0)
+        assert waits.asked == 1
+    assert [t is many[7] for t in written] == [True]
 
 
 def test_a_sparse_buffer_with_other_places_is_put_back():

@@ -105,6 +105,23 @@ def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], **options: Any) -
     }  # fmt: skip
 
 
+def refused(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> bool:
+    """A credit that writes the weights past the version counter is found out, and they are put back."""
+    held = [p.to_local() if isinstance(p, DTensor) else p.detach() for p in net.parameters()]
+    before = [p.clone() for p in held]
+
+    def credit(trace: wb.Trace) -> tuple[Tensor, ...]:
+        for p in held:
+            p.data.mul_(2)
+        return trace.grads
+
+    try:
+        wb.measure(net, batches, credit=credit)
+    except wb.CreditError:
+        return all(torch.equal(p, kept) for p, kept in zip(held, before))
+    return False
+
+
 def train_a_step(net: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
     """Training goes on after a measurement: the gradients are there and are finite."""
     nn.functional.cross_entropy(net(batch[0]), batch[1]).backward()
@@ -127,6 +144,7 @@ def work(rank: int, out: str) -> None:
         found[kind.__name__]["FSDP2 in chunks"] = look(wrapped["FSDP2"], batches, chunk=5)
         found[kind.__name__]["plain, probed"] = look(wrapped["plain"], batches, probes=["nudging"])
         found[kind.__name__]["FSDP2, probed"] = look(wrapped["FSDP2"], batches, probes=["nudging"])
+        found[kind.__name__]["refused"] = {name: refused(net, batches) for name, net in wrapped.items()}
         found[kind.__name__]["step"] = {name: train_a_step(net, batches[0]) for name, net in wrapped.items()}
     both: list[Any] = [None, None]
     dist.all_gather_object(both, found)

@@ -130,7 +130,8 @@ def _parts(t: Tensor) -> list[Tensor]:
     """The plain tensors that hold the values of `t`: of a distributed one what this process has."""
     if not is_traceable_wrapper_subclass(t):
         return [t]
-    return [part for name in t.__tensor_flatten__()[0] for part in _parts(getattr(t, name))]
+    held = [getattr(t, name) for name in t.__tensor_flatten__()[0]]
+    return [part for inner in held if isinstance(inner, Tensor) for part in _parts(inner)]
 
 
 def _has_values(t: Tensor) -> bool:
