@@ -35,7 +35,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("net", ["Branches", "Encoder"])
-@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2 in chunks"])
+@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2 in chunks", "FSDP2, run again"])
 def test_numbers_of_a_distributed_network_are_those_of_the_plain_one(two_ranks: list, net: str, how: str) -> None:
     for found in two_ranks:
         plain, wrapped = found[net]["plain"], found[net][how]

@@ -669,7 +669,9 @@ def dense(t: Tensor) -> bytes:
 @pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta")
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed(kind, inference):
+@pytest.mark.parametrize("at_once", [("cpu",), ()], ids=["at once", "as on devices"])
+def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed(at_once, kind, inference, monkeypatch):
+    monkeypatch.setattr("walkback.untouched.AT_ONCE", at_once)
     torch.manual_seed(0)
     model = Restless().eval()
     with torch.inference_mode(inference):
@@ -692,8 +694,8 @@ def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed
     assert torch.equal(model.blocks[2][0].running_mean, mean), "what stands behind it too"
 
 
-def test_tensors_are_compared_with_one_wait_however_many_there_are():
-    """On a device each answer that is waited for by itself costs as much as many batches of small kernels."""
+def test_tensors_on_a_device_are_compared_with_one_wait_however_many_there_are(monkeypatch):
+    monkeypatch.setattr("walkback.untouched.AT_ONCE", ())
 
     class Waits(TorchDispatchMode):
         asked = 0

@@ -45,7 +45,8 @@ def recorded(
         model: the network that is measured, with its own layers and hooks.
         backward: (model, inputs, labels) -> anything; runs forward and backward as the training code does, and leaves
             the optimiser alone. None: `loss(model(inputs), labels).sum().backward()`. Weights that it changes are
-            put back; where credit depends on the scale of the loss, run your own scale here.
+            put back, also those that an optimiser in hooks of the backward pass changes (its own state is not); where
+            credit depends on the scale of the loss, run your own scale here.
         anatomy: the parts, where `Anatomy.of` needs help; `diagnose` passes its own on.
         writers: the L + 1 modules at whose output the signal of site 0…L is read, where these are not the stem and the
             blocks themselves. Modules or paths. A feedback layer that ends a block and passes its input on unchanged
