@@ -925,6 +925,55 @@ def test_a_credit_that_overwrites_the_trace(what):
     refused(wb.CreditError, "leave the trace as it is", credit=lambda t: [v.mul_(2) for v in getattr(t, what)])
 
 
+WRITES = {
+    "logits": lambda t: t.logits[:, 0].sub_(1),
+    "losses": lambda t: t.losses.zero_(),
+    "labels": lambda t: t.labels.fill_(0),
+    "inputs": lambda t: t.inputs.mul_(0.5),
+    "prints": lambda t: t.prints.zero_(),
+    "labels by numpy": lambda t: t.labels.numpy().fill(0),  # past the version counter, as all below
+    "inputs by .data": lambda t: t.inputs.data.mul_(0.5),
+    "inputs by a view": lambda t: t.inputs[3:].data.zero_(),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("what", WRITES)
+def test_a_credit_that_overwrites_answers_or_data(what, late, inference):
+    with torch.inference_mode(inference):
+        batches = [(x.clone(), y.clone()) for x, y in BATCHES]
+
+    def credit(trace):
+        if trace.index == late:
+            WRITES[what](trace)
+        return [g + 0 for g in trace.grads]
+
+    refused(wb.CreditError, r"leave the trace as it is.*Work on a copy: t\.clone\(\)", batches=batches, credit=credit)
+    for (x, y), (kept_x, kept_y) in zip(batches, BATCHES, strict=True):
+        assert torch.equal(x, kept_x)
+        assert torch.equal(y, kept_y)
+
+
+def test_a_credit_that_overwrites_one_of_the_inputs_by_name():
+    class Keyed(ResidualNet):
+        def forward(self, x, scale):  # type: ignore[override]
+            return super().forward(x * scale)
+
+    model = net()
+    model.__class__ = Keyed
+    scale = torch.ones(())
+    batches = [({"x": x, "scale": scale}, y) for x, y in BATCHES]
+
+    def credit(trace):
+        trace.inputs["scale"].data.add_(1)
+        return trace.grads
+
+    refused(wb.CreditError, "leave the trace as it is", model, batches, credit=credit)
+    assert scale == 1
+    assert wb.diagnose(model, batches, credit=lambda t: t.grads).verdict
+
+
 def test_a_nan_credit_is_noted():
     report = wb.diagnose(net(), BATCHES, credit=lambda t: [g * NAN for g in t.grads])
     assert any("credit" in text for text in report.advisories)

@@ -483,6 +483,32 @@ def test_recording_leaves_the_network_as_it_was(fails: bool):
     assert not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
 
 
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("past_the_counter", [False, True])
+def test_an_optimiser_in_the_backward_pass_does_not_train_the_network(given: bool, past_the_counter: bool):
+    """`register_post_accumulate_grad_hook(step)`, as memory-saving recipes do."""
+    net, plain, batches = made("fa"), made("fa"), example(3)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    optimisers = {p: torch.optim.SGD([p], lr=0.5) for p in trained}
+    stepped = []
+
+    def step(p: Tensor) -> None:
+        stepped.append(p)
+        if past_the_counter:
+            p.data.sub_(0.5)
+        else:
+            optimisers[p].step()  # type: ignore[index]
+
+    for p in trained:
+        p.register_post_accumulate_grad_hook(step)
+    backward = (lambda model, x, y: F.cross_entropy(model(x), y, reduction="sum").backward()) if given else None
+    before = [p.detach().clone() for p in net.parameters()]
+    found = wb.diagnose(net, batches, credit=wb.recorded(net, backward))
+    assert len(stepped) == 3 * len(trained)
+    assert all(torch.equal(p, kept) for p, kept in zip(net.parameters(), before, strict=True))
+    assert found.per_layer == wb.diagnose(plain, batches, credit=wb.recorded(plain)).per_layer
+
+
 def test_frozen_parts_are_recorded_too():
     (x, y) = example(1)[0]
     truth, frozen = made("dfa"), made("dfa").requires_grad_(False)

@@ -35,7 +35,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("net", ["Branches", "Encoder"])
-@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2 in chunks"])
+@pytest.mark.parametrize("how", ["DDP", "FSDP2", "FSDP2 in chunks", "FSDP2, run again"])
 def test_numbers_of_a_distributed_network_are_those_of_the_plain_one(two_ranks: list, net: str, how: str) -> None:
     for found in two_ranks:
         plain, wrapped = found[net]["plain"], found[net][how]
@@ -63,6 +63,12 @@ def test_sharded_networks_are_never_gathered_and_train_on(two_ranks: list, net: 
 def test_probes_of_a_sharded_network(two_ranks: list, net: str) -> None:
     for found in two_ranks:
         assert found[net]["FSDP2, probed"]["nudging"] == pytest.approx(found[net]["plain, probed"]["nudging"], rel=1e-6)
+
+
+@pytest.mark.parametrize("net", ["Branches", "Encoder"])
+def test_a_credit_that_writes_weights_is_refused_wherever_they_are(two_ranks: list, net: str) -> None:
+    for found in two_ranks:
+        assert found[net]["refused"] == {"plain": True, "DDP": True, "FSDP2": True}
 
 
 # -- a batch in parts -----------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import walkback as wb
-from walkback.untouched import untouched
+from walkback.untouched import untouched, unwritten
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks") or "_hooks_" in name]
 
@@ -544,6 +545,200 @@ def test_a_credit_that_trains_the_model_is_refused():
 
     with pytest.raises(wb.CreditError, match="it changed its weights"):
         wb.diagnose(model, data(), credit=credit)
+
+
+def steps(model: nn.Module) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+
+
+def writes_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data.sub_(0.1)
+
+
+def sets_data(model: nn.Module) -> None:
+    for p in model.parameters():
+        p.data = p.data - 0.1
+
+
+def one_bit(model: nn.Module) -> None:
+    weight = next(model.parameters()).data
+    weight[-1, -1].view(torch.int32).bitwise_xor_(1)
+
+
+def converts(model: nn.Module) -> None:
+    model.double()
+
+
+def replaces(model: nn.Module) -> None:
+    model.embed.weight = nn.Parameter(model.embed.weight * 2)
+
+
+CHANGES = [steps, writes_data, sets_data, one_bit, converts, replaces]
+
+
+@pytest.mark.parametrize("batch", [0, 2])
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_weights_that_a_credit_changed_are_put_back_and_named(change, fails, batch):
+    model = restless()
+    before = {name: (id(p), p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
+
+    def credit(trace):
+        if trace.index == batch:
+            change(model)
+            if fails:
+                raise ValueError("mine")
+        return [g + 0 for g in trace.grads]
+
+    with pytest.raises(ValueError if fails else wb.CreditError, match="mine" if fails else "it changed its weights"):
+        wb.diagnose(model, data(), credit=credit)
+    after = dict(model.named_parameters())
+    assert list(after) == list(before)
+    for name, (number, address, value) in before.items():
+        assert (id(after[name]), after[name].data_ptr()) == (number, address)
+        assert torch.equal(after[name], value)
+
+
+def test_a_credit_that_puts_weights_back_itself_is_measured():
+    model, plain = restless(), wb.measure(restless(), data())
+
+    def credit(trace):
+        kept = {k: v.clone() for k, v in model.state_dict().items()}
+        writes_data(model)
+        made = [h * 1.0 for h in trace.states]
+        model.load_state_dict(kept)
+        return made
+
+    assert wb.measure(model, data(), credit=credit).h_norm == plain.h_norm
+
+
+def test_weights_that_are_nan_are_not_taken_for_changed():
+    model = wb.selftest.healthy()
+    model.blocks[1][1].weight.data[0, 0] = float("nan")
+    report = wb.diagnose(model, data(), credit=lambda t: [torch.ones_like(h) for h in t.states])
+    assert report.per_layer["h_norm"][-1] is None
+
+
+def test_statistics_that_a_credit_moves_do_not_change_what_later_batches_show():
+    """A training-mode pass in the credit, and buffers set anew: the next batch is measured on those of the user."""
+    model = restless()
+    plain = wb.measure(restless(), data())
+
+    def credit(trace):
+        model.train()
+        model(trace.inputs * 10 + 3)
+        model.blocks[0][0].running_var = torch.full((12,), 9.0)
+        return [g + 0 for g in trace.grads]
+
+    assert wb.measure(model, data(), credit=credit).h_norm == plain.h_norm
+    assert wb.measure(model, data()).h_norm == plain.h_norm
+
+
+# -- tensors of every kind -------------------------------------------------------------------------------------------
+
+KINDS: dict[str, Callable[[], Tensor]] = {
+    "COO": lambda: torch.eye(4).to_sparse(),
+    "CSR": lambda: torch.eye(4).to_sparse_csr(),
+    "CSC": lambda: torch.eye(4).to_sparse_csc(),
+    "BSR": lambda: torch.eye(4).to_sparse_bsr(2),
+    "float32": lambda: torch.tensor([1.0, float("nan"), -0.0]),
+    "scalar": lambda: torch.tensor(3.0),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "complex64": lambda: torch.ones(3, dtype=torch.complex64),
+    "complex128": lambda: torch.ones(3, dtype=torch.complex128).conj(),
+    "bool": lambda: torch.tensor([True, False]),
+    "strided": lambda: torch.arange(12.0).reshape(3, 4).t()[::2],
+}
+
+
+def inside(t: Tensor) -> Tensor:
+    return t._values() if t.layout == torch.sparse_coo else t if t.layout == torch.strided else t.values()
+
+
+def dense(t: Tensor) -> bytes:
+    with torch.inference_mode():
+        return bits((t.to_dense() if t.layout != torch.strided else t).resolve_conj().reshape(-1))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse CSC tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:Sparse BSR tensor support is in beta")
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("at_once", [("cpu",), ()], ids=["at once", "as on devices"])
+def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed(at_once, kind, inference, monkeypatch):
+    monkeypatch.setattr("walkback.untouched.AT_ONCE", at_once)
+    torch.manual_seed(0)
+    model = Restless().eval()
+    with torch.inference_mode(inference):
+        model.blocks[0].register_buffer("odd", KINDS[kind]())
+    odd, before, mean = model.blocks[0].odd, dense(model.blocks[0].odd), model.blocks[2][0].running_mean.clone()
+    version = None if inference else odd._version
+    wb.diagnose(model, data())
+    assert inference or odd._version == version, "a backward pass begun before can be finished"
+
+    def credit(trace):
+        with torch.inference_mode(inference):
+            inside(odd).detach().zero_()
+        model.train()
+        model(trace.inputs)
+        return [g + 0 for g in trace.grads]
+
+    wb.diagnose(model, data(), credit=credit)
+    assert model.blocks[0].odd is odd
+    assert dense(odd) == before
+    assert torch.equal(model.blocks[2][0].running_mean, mean), "what stands behind it too"
+
+
+def test_tensors_on_a_device_are_compared_with_one_wait_however_many_there_are(monkeypatch):
+    monkeypatch.setattr("walkback.untouched.AT_ONCE", ())
+
+    class Waits(TorchDispatchMode):
+        asked = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.asked += func in (torch.ops.aten.equal.default, torch.ops.aten._local_scalar_dense.default)
+            return func(*args, **(kwargs or {}))
+
+    many = [torch.zeros(3) for _ in range(50)]
+    with Waits() as waits:
+        with unwritten(many) as written:
+            many[7].add_(1)
+        assert waits.asked == 0  # all answers come in one list
+        bool(many[0].sum() == 0)
+        assert waits.asked == 1
+    assert [t is many[7] for t in written] == [True]
+
+
+def test_a_sparse_buffer_with_other_places_is_put_back():
+    odd = torch.eye(3).to_sparse()
+    with unwritten([odd]) as written:
+        odd.copy_(torch.ones(3, 3).to_sparse())
+        assert odd._nnz() == 9
+    assert [t is odd for t in written] == [True]
+    assert torch.equal(odd.to_dense(), torch.eye(3))
+
+
+def test_a_buffer_without_values_is_left_out():
+    model = Restless().eval()
+    model.embed.register_buffer("odd", torch.zeros(3, device="meta"))
+    odd = model.embed.odd
+    wb.diagnose(model, data(), credit=lambda t: t.grads)
+    assert model.embed.odd is odd
+
+
+def test_a_buffer_that_can_not_be_put_back_does_not_keep_the_others_from_it():
+    """Rows that share their memory: torch refuses to write them."""
+    one, rows, other = torch.zeros(2), torch.zeros(3).expand(2, 3), torch.zeros(2)
+    with pytest.raises(RuntimeError, match="single memory location"), unwritten([one, rows, other]):  # noqa: PT012
+        one.add_(1)
+        rows[0].add_(1)
+        other.add_(1)
+    assert (one.sum(), rows.sum(), other.sum()) == (0, 6, 0)
 
 
 # -- modules under two names, and tied weights -----------------------------------------------------------------------

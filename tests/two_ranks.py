@@ -81,7 +81,7 @@ def sharded(net: nn.Module) -> nn.Module:
     return fully_shard(net, mesh=mesh)
 
 
-def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], **options: Any) -> dict[str, Any]:
+def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], again: bool = False, **options: Any) -> dict[str, Any]:
     """The numbers, the most blocks that were gathered at a time, and whether everything is as it was."""
     blocks = wb.Anatomy.of(net).blocks
     most = 0
@@ -93,7 +93,13 @@ def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], **options: Any) -
 
     hooks = [b.register_forward_hook(count) for b in blocks]
     before = [(type(p), p.to_local().clone() if isinstance(p, DTensor) else p.clone()) for p in net.parameters()]
-    m = wb.measure(net, batches, credit=lambda trace: trace.grads, **options)
+
+    def credit(trace: wb.Trace) -> tuple[Tensor, ...]:
+        if again:
+            net(trace.inputs)  # leaves what is not in a block gathered
+        return trace.grads
+
+    m = wb.measure(net, batches, credit=credit, **options)
     after = [(type(p), p.to_local() if isinstance(p, DTensor) else p) for p in net.parameters()]
     same = all(a is b and torch.equal(s, t) for (a, s), (b, t) in zip(before, after))
     for hook in hooks:
@@ -103,6 +109,23 @@ def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], **options: Any) -
         "h_norm": m.h_norm, "g_norm": m.g_norm, "cosine": m.cosine, "nudging": m.probes.get("nudging"),
         "anatomy": m.conditions["anatomy"], "gathered": most, "untouched": same and clean, "notes": list(m.notes),
     }  # fmt: skip
+
+
+def refused(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> bool:
+    """A credit that writes the weights past the version counter is found out, and they are put back."""
+    held = [p.to_local() if isinstance(p, DTensor) else p.detach() for p in net.parameters()]
+    before = [p.clone() for p in held]
+
+    def credit(trace: wb.Trace) -> tuple[Tensor, ...]:
+        for p in held:
+            p.data.mul_(2)
+        return trace.grads
+
+    try:
+        wb.measure(net, batches, credit=credit)
+    except wb.CreditError:
+        return all(torch.equal(p, kept) for p, kept in zip(held, before))
+    return False
 
 
 def train_a_step(net: nn.Module, batch: tuple[Tensor, Tensor]) -> float:
@@ -125,8 +148,10 @@ def work(rank: int, out: str) -> None:
         }
         found[kind.__name__] = {name: look(net, batches) for name, net in wrapped.items()}
         found[kind.__name__]["FSDP2 in chunks"] = look(wrapped["FSDP2"], batches, chunk=5)
+        found[kind.__name__]["FSDP2, run again"] = look(wrapped["FSDP2"], batches, again=True)
         found[kind.__name__]["plain, probed"] = look(wrapped["plain"], batches, probes=["nudging"])
         found[kind.__name__]["FSDP2, probed"] = look(wrapped["FSDP2"], batches, probes=["nudging"])
+        found[kind.__name__]["refused"] = {name: refused(net, batches) for name, net in wrapped.items()}
         found[kind.__name__]["step"] = {name: train_a_step(net, batches[0]) for name, net in wrapped.items()}
     both: list[Any] = [None, None]
     dist.all_gather_object(both, found)

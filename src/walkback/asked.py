@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from walkback.batch import tensors
 from walkback.errors import CreditError
 from walkback.prints import fingerprints
+from walkback.untouched import same_buffers, same_parameters, unwritten
 
 if TYPE_CHECKING:
     from walkback.trace import Credit, Trace
@@ -68,16 +71,33 @@ class Asked:
         return credits
 
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
-        """Call the credit, and see that it changed nothing it was shown."""
-        shown = (*trace.states, *trace.grads)
-        before, weights = [t._version for t in shown], [p._version for p in self._parameters]
-        made = credit(trace)
-        if before != [t._version for t in shown]:
+        """Call the credit, and see that it changed nothing it was shown; what it changed is put back.
+
+        Weights and the user's data are compared by value with copies that last as long as the call.
+        """
+        weights = () if getattr(credit, "restores_weights", False) else self._parameters
+        buffers = [b for m in self._modules for b in m._buffers.values() if b is not None]
+        made_here = (trace.logits, trace.losses, trace.prints, trace.mask, *(trace.branches or ()))
+        ours = [t for t in (*trace.states, *trace.grads, *made_here) if t is not None]
+        # By value what is the user's, and what has no version counter.
+        shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
+        counted = [(t, t._version) for t in ours if not t.is_inference()]
+        with ExitStack() as stack:
+            stack.enter_context(same_buffers(self._modules))
+            replaced = stack.enter_context(same_parameters(self._modules))
+            written = stack.enter_context(unwritten((*buffers, *shown, *weights)))
+            made = credit(trace)
+        changed = {id(t) for t in written}
+        if any(t._version != version for t, version in counted) or any(id(t) in changed for t in shown):
             raise CreditError(
-                "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place."
+                "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place. Work on a "
+                "copy: t.clone()."
             )
-        if weights != [p._version for p in self._parameters] and not getattr(credit, "restores_weights", False):
-            raise CreditError("Expected credit(trace) to leave the network as it is, but it changed its weights.")
+        if replaced or any(id(p) in changed for p in weights):
+            raise CreditError(
+                "Expected credit(trace) to leave the network as it is, but it changed its weights. They were put back. "
+                "Leave updates out of it, or make them on a copy of the network."
+            )
         for module in self._modules:
             if module.training:  # the next batch is measured in eval mode too
                 module.training = False

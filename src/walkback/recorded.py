@@ -23,7 +23,7 @@ from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
 from walkback.loss import Loss, cross_entropy
 from walkback.trace import Trace
-from walkback.untouched import untouched
+from walkback.untouched import untouched, unwritten
 from walkback.values import first_tensor, largest, logits_of, members, stream_of
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
@@ -45,7 +45,8 @@ def recorded(
         model: the network that is measured, with its own layers and hooks.
         backward: (model, inputs, labels) -> anything; runs forward and backward as the training code does, and leaves
             the optimiser alone. None: `loss(model(inputs), labels).sum().backward()`. Weights that it changes are
-            put back; where credit depends on the scale of the loss, run your own scale here.
+            put back, also those that an optimiser in hooks of the backward pass changes (its own state is not); where
+            credit depends on the scale of the loss, run your own scale here.
         anatomy: the parts, where `Anatomy.of` needs help; `diagnose` passes its own on.
         writers: the L + 1 modules at whose output the signal of site 0…L is read, where these are not the stem and the
             blocks themselves. Modules or paths. A feedback layer that ends a block and passes its input on unchanged
@@ -96,18 +97,13 @@ class Recorded:
         model = unwrap(self.model)
         anatomy = Anatomy.of(model) if self.anatomy is None else self.anatomy.resolve(model)
         listener = _Listener(model, anatomy, self.writers)
-        saved = None if self.backward is None else [(p, p._version, p.detach().clone()) for p in model.parameters()]
         with ExitStack() as stack:
             stack.enter_context(untouched(model))
+            # Also where no `backward` is given: an optimiser may run in hooks of the backward pass.
+            stack.enter_context(unwritten(model.parameters()))
             listener.listen(stack)
             stack.enter_context(listener.makers)
-            try:
-                self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
-            finally:
-                with torch.no_grad():
-                    for p, version, before in saved or ():
-                        if p._version != version or not torch.equal(p, before):
-                            p.copy_(before)
+            self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
         return listener.signals(trace)
 
     def _run(self, x: Inputs, y: Tensor) -> None:

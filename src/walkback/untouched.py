@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 @contextmanager
@@ -29,10 +30,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """
     modules = list(model.modules())
     modes = [(m, m.training) for m in modules]
-    names = [(m, dict(m._buffers), set(m._non_persistent_buffers_set)) for m in modules]
-    buffers = [(b, b.detach().clone()) for _, own, _ in names for b in own.values() if b is not None]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    devices = {p.device for p, _, _ in parameters} | {b.device for b, _ in buffers}
+    devices = {t.device for t in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
         stack.enter_context(random_state(devices))
         stack.enter_context(torch.inference_mode(False))
@@ -40,6 +39,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
         if any(_is_compiled(m) for m in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
+        stack.enter_context(same_buffers(modules))
+        stack.enter_context(unwritten(model.buffers()))
         try:
             for module, mode in modes:
                 if mode:
@@ -59,15 +60,140 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     p.grad = grad
                 if p.requires_grad is not requires_grad:
                     p.requires_grad_(requires_grad)
-            with torch.no_grad():
-                for buffer, copy in buffers:
-                    # Compared by value: batch norm writes its statistics past the version counter.
-                    if not torch.equal(buffer, copy):
-                        buffer.copy_(copy)
-            for module, own, volatile in names:
-                module._buffers.clear()
-                module._buffers.update(own)
-                module._non_persistent_buffers_set.intersection_update(volatile)
+
+
+@contextmanager
+def same_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """On leaving, every module has the buffers that it had on entering, under the same names; see `unwritten`."""
+    names = [(m, dict(m._buffers), set(m._non_persistent_buffers_set)) for m in modules]
+    try:
+        yield
+    finally:
+        for module, own, volatile in names:
+            module._buffers.clear()
+            module._buffers.update(own)
+            module._non_persistent_buffers_set.intersection_update(volatile)
+
+
+@contextmanager
+def same_parameters(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
+    """The same for parameters; yields a list that has on leaving the modules where one had been replaced."""
+    modules = tuple(modules)
+    # A sharded network changes its parameters for gathered ones and back by itself.
+    names = [] if any(map(_is_sharded, modules)) else [(m, dict(m._parameters)) for m in modules]
+    replaced: list[nn.Module] = []
+    try:
+        yield replaced
+    finally:
+        for module, own in names:
+            now = module._parameters
+            if list(now) != list(own) or any(now[name] is not p for name, p in own.items()):
+                replaced.append(module)
+                now.clear()
+                now.update(own)
+
+
+@contextmanager
+def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """On leaving, every tensor holds bit for bit what it held on entering, also where code wrote to its `.data`.
+
+    Yields a list that has on leaving those that had been written. Copies of all tensors are kept inside. They are
+    compared by value, since batch norm, `.data` and numpy write past the version counter, and only what differs is
+    written: a backward pass begun before can still be finished. Tensors without values (meta, freed by sharding) are
+    left out.
+
+    >>> kept, other = torch.tensor([1.0, float("nan")]), torch.zeros(2)
+    >>> with unwritten([kept, other]) as written:
+    ...     _ = other.data.add_(1)
+    >>> [t is other for t in written], other
+    ([True], tensor([0., 0.]))
+    """
+    kept = [
+        (t, part, part.detach(), part.detach().clone())
+        for t in {id(t): t for t in tensors}.values()
+        for part in _parts(t)
+        if _has_values(part)
+    ]
+    written: list[Tensor] = []
+    try:
+        yield written
+    finally:
+        kept = [item for item in kept if _has_values(item[2])]
+        answers = _differ([(now, copy) for _, now, _, copy in kept])
+        with ExitStack() as each:  # one that can't be put back does not keep the others from it
+            for (t, now, memory, copy), differs in zip(kept, answers):
+                if differs:
+                    written.append(t)
+                    each.callback(_put_back, now, memory, copy)
+
+
+def _parts(t: Tensor) -> list[Tensor]:
+    """The plain tensors that hold the values of `t`: of a distributed one what this process has."""
+    if not is_traceable_wrapper_subclass(t):
+        return [t]
+    held = [getattr(t, name) for name in t.__tensor_flatten__()[0]]
+    return [part for inner in held if isinstance(inner, Tensor) for part in _parts(inner)]
+
+
+def _has_values(t: Tensor) -> bool:
+    return not t.is_meta and (t.layout != torch.strided or t.numel() == 0 or t.untyped_storage().size() > 0)
+
+
+AT_ONCE = ("cpu",)  # types of devices whose answers need no waiting: there `torch.equal` is the fastest
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether the two of each pair differ, with one wait per device."""
+    answers = [_differs(now, copy) for now, copy in pairs]
+    waiting: dict[torch.device, list[int]] = {}
+    for i, answer in enumerate(answers):
+        if isinstance(answer, Tensor):
+            waiting.setdefault(answer.device, []).append(i)
+    for there in waiting.values():
+        for i, answer in zip(there, torch.stack([torch.as_tensor(answers[i]) for i in there]).tolist()):
+            answers[i] = answer
+    return [bool(answer) for answer in answers]
+
+
+def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
+    """Whether any bit differs, as a tensor where it has to be waited for."""
+    if (now.shape, now.dtype, now.device, now.layout) != (copy.shape, copy.dtype, copy.device, copy.layout):
+        return True
+    try:
+        pairs = list(zip(_bits(now), _bits(copy)))
+    except (RuntimeError, KeyError):
+        return True  # of a kind that can't be looked at: put back in any case
+    if any(a.shape != b.shape for a, b in pairs):
+        return True
+    if now.device.type in AT_ONCE:
+        return not all(torch.equal(a, b) for a, b in pairs)
+    return torch.stack([(a != b).any() for a, b in pairs]).any()
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(t: Tensor) -> list[Tensor]:
+    """What a tensor is made of, as integers: a NaN is equal to itself, and numbers of every type can be compared."""
+    t = t.detach()
+    if t.layout == torch.sparse_coo:
+        return [t._indices(), *_bits(t._values())]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), *_bits(t.values())]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices(), *_bits(t.values())]
+    if t.is_quantized:
+        return [t.int_repr()]
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    return [t.resolve_neg().view(_WORDS[t.element_size()])]
+
+
+def _put_back(now: Tensor, memory: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode() if now.is_inference() else torch.no_grad():
+        if now.layout == torch.strided and (now.data_ptr(), now.stride()) != (memory.data_ptr(), memory.stride()):
+            now.data = memory  # after `p.data = other`: the memory it had, which others may share
+        now.copy_(copy)
 
 
 def _is_compiled(module: nn.Module) -> bool:
