@@ -631,15 +631,9 @@ def buffers(tensor: Tensor) -> dict[str, Tensor]:
     return {"embed.weight": net().embed.weight, "norm.running_mean": tensor}
 
 
-def test_buffers_that_can_not_be_used_are_refused():
-    with torch.inference_mode():
-        made = torch.zeros(3)
-    for tensor, words in (
-        (nn.UninitializedBuffer(), r"norm\.running_mean is lazy\. Run the network once"),
-        (made, r"norm\.running_mean was made under torch\.inference_mode\(\)\. Outside it, put a clone in its place"),
-    ):
-        with pytest.raises(wb.InputError, match=words):
-            refuse_weights(buffers(tensor))
+def test_buffers_that_are_lazy_are_refused():
+    with pytest.raises(wb.InputError, match=r"norm\.running_mean is lazy\. Run the network once"):
+        refuse_weights(buffers(nn.UninitializedBuffer()))
     refuse_weights(buffers(torch.zeros(3)))
     refuse_weights(buffers(torch.zeros(3, device="meta")))  # may be offloaded
 

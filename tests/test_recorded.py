@@ -592,3 +592,30 @@ def test_a_batch_in_parts_is_recorded_part_by_part():
     whole = wb.measure(net, batches, credit=wb.recorded(net))
     parts = wb.measure(net, batches, credit=wb.recorded(net), chunk=48)
     assert parts.cosine == pytest.approx(whole.cosine, abs=1e-6)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_stream_that_starts_as_a_parameter_is_recorded_where_it_can_be_and_never_written(frozen: bool) -> None:
+    torch.manual_seed(0)
+
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.randn(12, 8)), nn.Linear(8, 4)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.table
+            for block in self.blocks:
+                h = h + block(h)
+            return self.head(h)
+
+    net, batch = Learned().requires_grad_(not frozen), (torch.arange(12), torch.randint(4, (12,)))
+    before = net.table.detach().clone()
+    if frozen:
+        with pytest.raises(wb.CreditError, match="it starts as a parameter or buffer of shape"):
+            wb.diagnose(net, [batch], credit=wb.recorded(net))
+    else:
+        assert wb.diagnose(net, [batch], credit=wb.recorded(net)).per_layer["cosine"] == pytest.approx([1.0] * 3)
+    assert torch.equal(net.table, before)
+    assert net.table.is_leaf

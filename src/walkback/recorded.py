@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from walkback.errors import CreditError, InputError
 from walkback.loss import Loss, cross_entropy
 from walkback.trace import Trace
 from walkback.untouched import untouched, unwritten
-from walkback.values import first_tensor, largest, logits_of, members, stream_of
+from walkback.values import first_tensor, fragile, largest, logits_of, members, stream_of
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
@@ -123,6 +124,7 @@ class _Listener:
     """
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, writers: Sequence[Part] | None) -> None:
+        self.model = model
         self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
         stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems)}
         self.writers: dict[Any, Any] = {**stems, **dict(enumerate(self.blocks, 1))}
@@ -173,6 +175,12 @@ class _Listener:
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         if not tensor.requires_grad:
+            if fragile(tensor, chain(self.model.parameters(), self.model.buffers())):
+                raise CreditError(
+                    f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
+                    f"{tuple(tensor.shape)} that needs no gradient, and writing there would change the network. Call "
+                    "requires_grad_() on it while recording."
+                )
             carry_gradient(tensor)  # frozen parameters below: the signal would stop above
         last = None if here else self.makers.feedback(tensor)
         self.makers.forget()

@@ -371,11 +371,17 @@ class Tracer:
             if self._twin is not None:
                 grads = self._twin_grads(self._twin, x, y, states)
         except Exception as error:
+            made = [name for name, buffer in self.model.named_buffers() if buffer.is_inference()]
+            if made and "Inference tensors" in str(error):
+                error = InputError(
+                    f"Expected buffers that a backward pass can use, but {made[0]} was made under "
+                    "torch.inference_mode(). Outside it, put a clone in its place: module.name = module.name.clone()."
+                )
             error.add_note(f"(while measuring batch {index})")
             if isinstance(error, AnatomyError):
                 for text in self.guesses:
                     error.add_note(f"(guessed: {text})")
-            raise
+            raise error
         if self._found_pool and isinstance(self.pool, int):
             self.pool = read_still(grads[-1], self.pool, index)
         mask = real_tokens(x, len(y)) if self.read_tokens is None else only(self.read_tokens, grads[-1], index)

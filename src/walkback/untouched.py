@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from walkback.values import inner
 
 
 @contextmanager
@@ -111,7 +112,7 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     kept = [
         (t, part, part.detach(), part.detach().clone())
         for t in {id(t): t for t in tensors}.values()
-        for part in _parts(t)
+        for part in inner(t)
         if _has_values(part)
     ]
     written: list[Tensor] = []
@@ -125,14 +126,6 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
                 if differs:
                     written.append(t)
                     each.callback(_put_back, now, memory, copy)
-
-
-def _parts(t: Tensor) -> list[Tensor]:
-    """The plain tensors that hold the values of `t`: of a distributed one what this process has."""
-    if not is_traceable_wrapper_subclass(t):
-        return [t]
-    held = [getattr(t, name) for name in t.__tensor_flatten__()[0]]
-    return [part for inner in held if isinstance(inner, Tensor) for part in _parts(inner)]
 
 
 def _has_values(t: Tensor) -> bool:

@@ -65,17 +65,17 @@ def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     """
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         return True
-    ours = {t.untyped_storage().data_ptr() for t in _plain(tensor)}
-    return any(t.untyped_storage().data_ptr() in ours for kept in own for t in _plain(kept))
+    ours = {t.untyped_storage().data_ptr() for t in inner(tensor)}
+    kept = (t for keeps in own for t in inner(keeps) if t.layout is torch.strided and not t.is_meta)
+    return any(t.untyped_storage().data_ptr() in ours for t in kept)
 
 
-def _plain(tensor: Any) -> Iterator[Tensor]:
-    """The tensors with a memory of their own: of a sharded or otherwise wrapped one those inside."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _plain(getattr(tensor, name))
-    elif isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta:
-        yield tensor
+def inner(tensor: Tensor) -> list[Tensor]:
+    """The plain tensors that hold the values of a tensor: of a distributed one what this process has."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    held = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    return [part for one in held if isinstance(one, Tensor) for part in inner(one)]
 
 
 def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
@@ -142,7 +142,7 @@ def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def refuse_weights(weights: Mapping[str, Tensor]) -> None:
-    """Raise InputError where parameters or buffers are lazy, can't carry a gradient, or have no values.
+    """Raise InputError where parameters or buffers are lazy, or parameters can't carry a gradient or have no values.
 
     Some of them on "meta" may be offloaded, and there when the network runs; not all of its parameters.
     """
@@ -155,11 +155,6 @@ def refuse_weights(weights: Mapping[str, Tensor]) -> None:
             raise InputError(
                 f"Expected weights that can carry gradients, but {name} was made under torch.inference_mode(). "
                 "Build or load the model outside it."
-            )
-        if tensor.is_inference():
-            raise InputError(
-                f"Expected buffers that a backward pass can use, but {name} was made under torch.inference_mode(). "
-                "Outside it, put a clone in its place: module.name = module.name.clone()."
             )
     parameters = {name: tensor for name, tensor in weights.items() if isinstance(tensor, nn.Parameter)}
     if parameters and all(tensor.is_meta for tensor in parameters.values()):
