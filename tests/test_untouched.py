@@ -774,3 +774,40 @@ def test_other_weights_by_name_leave_shared_modules_and_tied_weights_alone(probe
     if probe == "intrinsic":
         assert report.conditions["intrinsic"]["method"] == "float64"
         assert max(report.per_layer["float64_disagreement"]) < 1e-6
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_network_that_writes_to_its_own_weights_is_no_fault_of_the_credit(idempotent: bool) -> None:
+    """Heads that normalise their weight in the forward pass do: past the version counter, in every pass anew."""
+    model = wb.selftest.healthy()
+
+    def writes(module: nn.Module, args: tuple) -> None:
+        weight = model.blocks[0][1].weight.data  # type: ignore[index]
+        weight.clamp_(-0.1, 0.1) if idempotent else weight.mul_(1.001)
+
+    model.register_forward_pre_hook(writes)
+    report = wb.diagnose(model, wb.selftest.batches(4), credit=lambda trace: [g.sign() for g in trace.grads])
+    assert report.per_layer["cosine"][1] is not None
+    with pytest.raises(wb.CreditError, match="it changed its weights"):
+        wb.diagnose(model, wb.selftest.batches(4), credit=late(model, 3))
+
+
+def late(model: nn.Module, when: int):
+    """A credit that writes to the weights past the version counter, from the call `when` on."""
+    calls = iter(range(100))
+
+    def credit(trace: wb.Trace) -> list[torch.Tensor]:
+        if next(calls) >= when:
+            for p in model.parameters():
+                p.data.mul_(1.5)
+        return [g.sign() for g in trace.grads]
+
+    return credit
+
+
+def test_a_credit_that_writes_late_is_found_at_the_end_and_undone() -> None:
+    model = wb.selftest.healthy()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(wb.CreditError, match="it changed its weights"):
+        wb.diagnose(model, wb.selftest.batches(8), credit=late(model, 5))
+    assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before))

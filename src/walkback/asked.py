@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from walkback.batch import tensors
 from walkback.errors import CreditError
 from walkback.prints import fingerprints
-from walkback.untouched import same_buffers, same_parameters, unwritten
+from walkback.untouched import Kept, same_buffers, same_parameters, unwritten
 
 if TYPE_CHECKING:
     from walkback.trace import Credit, Trace
+
+LOOKS = 2  # calls after which weights are compared by value whatever their version counter says
+CHANGED = (
+    "Expected credit(trace) to leave the network as it is, but it changed its weights. They were put back. Leave "
+    "updates out of it, or make them on a copy of the network."
+)
 
 
 class Asked:
@@ -23,6 +29,9 @@ class Asked:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules, self._parameters = tuple(model.modules()), tuple(model.parameters())
+        self._calls = 0
+        self._kept: Kept | None = None  # the weights as they were at the first call
+        self._restless = False  # the network writes to its weights by itself, in its forward pass
         self._previous: tuple[Tensor, Tensor] | None = None  # fingerprints of a batch's credit, and its labels
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
@@ -73,35 +82,55 @@ class Asked:
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
         """Call the credit, and see that it changed nothing it was shown; what it changed is put back.
 
-        Weights and the user's data are compared by value with copies that last as long as the call.
+        The user's data are compared by value with copies that last as long as the call. So are weights, with one copy
+        that lasts as long as the session: around the first calls, later where their version counter has moved, and by
+        `finish`, which finds what was written past it.
         """
         weights = () if getattr(credit, "restores_weights", False) else self._parameters
-        buffers = [b for m in self._modules for b in m._buffers.values() if b is not None]
+        kept = self._keep(weights)
         made_here = (trace.logits, trace.losses, trace.prints, trace.mask, *(trace.branches or ()))
         ours = [t for t in (*trace.states, *trace.grads, *made_here) if t is not None]
         # By value what is the user's, and what has no version counter.
         shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
         counted = [(t, t._version) for t in ours if not t.is_inference()]
+        versions = [p._version for p in weights]
+        buffers = [b for m in self._modules for b in m._buffers.values() if b is not None]
         with ExitStack() as stack:
             stack.enter_context(same_buffers(self._modules))
             replaced = stack.enter_context(same_parameters(self._modules))
-            written = stack.enter_context(unwritten((*buffers, *shown, *weights)))
-            made = credit(trace)
+            written = stack.enter_context(unwritten((*buffers, *shown)))
+            try:
+                made = credit(trace)
+            finally:
+                look = self._calls <= LOOKS or versions != [p._version for p in weights]
+                rewritten = kept.put_back() if look or self._restless else []
         changed = {id(t) for t in written}
         if any(t._version != version for t, version in counted) or any(id(t) in changed for t in shown):
             raise CreditError(
                 "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place. Work on a "
                 "copy: t.clone()."
             )
-        if replaced or any(id(p) in changed for p in weights):
-            raise CreditError(
-                "Expected credit(trace) to leave the network as it is, but it changed its weights. They were put back. "
-                "Leave updates out of it, or make them on a copy of the network."
-            )
+        if replaced or rewritten:
+            raise CreditError(CHANGED)
         for module in self._modules:
             if module.training:  # the next batch is measured in eval mode too
                 module.training = False
         return made
+
+    def _keep(self, weights: Sequence[Tensor]) -> Kept:
+        """The copy of the weights; one for each call where the network writes to them by itself."""
+        self._calls += 1
+        if self._calls == 2 and self._kept is not None:
+            self._restless = bool(self._kept.changed())
+        if self._kept is None or self._restless:
+            self._kept = Kept(weights)
+        return self._kept
+
+    def finish(self, put_back_only: bool = False) -> None:
+        """At the end of a session: put back weights that were written past the version counter, and complain."""
+        kept, self._kept = self._kept, None
+        if kept is not None and not self._restless and kept.put_back() and not put_back_only:
+            raise CreditError(CHANGED)
 
     def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:
         """Two batches with the same per-sample credit: it was recorded once, on another batch."""

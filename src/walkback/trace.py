@@ -211,7 +211,10 @@ class Tracer:
 
     def __exit__(self, *exc: object) -> None:
         self._recording = self._open = False
-        self._stack.__exit__(*exc)  # type: ignore[arg-type]
+        try:
+            self._asked.finish(put_back_only=exc[0] is not None)
+        finally:
+            self._stack.__exit__(*exc)  # type: ignore[arg-type]
 
     # -- hooks ---------------------------------------------------------------------------------------
 

@@ -94,14 +94,44 @@ def same_parameters(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
                 now.update(own)
 
 
+class Kept:
+    """Copies of tensors, to see what was written since and to put it back, bit for bit.
+
+    They are compared by value, since batch norm, `.data` and numpy write past the version counter, and only what
+    differs is written: a backward pass begun before can still be finished. Tensors without values (meta, freed by
+    sharding) are left out.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._kept = [
+            (t, part, part.detach(), part.detach().clone())
+            for t in {id(t): t for t in tensors}.values()
+            for part in inner(t)
+            if _has_values(part)
+        ]
+
+    def _written(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        here = [item for item in self._kept if _has_values(item[2])]
+        return [item for item, differs in zip(here, _differ([(now, copy) for _, now, _, copy in here])) if differs]
+
+    def changed(self) -> list[Tensor]:
+        """The tensors that hold something else by now."""
+        return [t for t, *_ in self._written()]
+
+    def put_back(self) -> list[Tensor]:
+        """Put back what differs, and return the tensors that did."""
+        written = self._written()
+        with ExitStack() as each:  # one that can't be put back does not keep the others from it
+            for _, now, memory, copy in written:
+                each.callback(_put_back, now, memory, copy)
+        return [t for t, *_ in written]
+
+
 @contextmanager
 def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """On leaving, every tensor holds bit for bit what it held on entering, also where code wrote to its `.data`.
 
-    Yields a list that has on leaving those that had been written. Copies of all tensors are kept inside. They are
-    compared by value, since batch norm, `.data` and numpy write past the version counter, and only what differs is
-    written: a backward pass begun before can still be finished. Tensors without values (meta, freed by sharding) are
-    left out.
+    Yields a list that has on leaving those that had been written; see `Kept`.
 
     >>> kept, other = torch.tensor([1.0, float("nan")]), torch.zeros(2)
     >>> with unwritten([kept, other]) as written:
@@ -109,23 +139,11 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     >>> [t is other for t in written], other
     ([True], tensor([0., 0.]))
     """
-    kept = [
-        (t, part, part.detach(), part.detach().clone())
-        for t in {id(t): t for t in tensors}.values()
-        for part in inner(t)
-        if _has_values(part)
-    ]
-    written: list[Tensor] = []
+    kept, written = Kept(tensors), []
     try:
         yield written
     finally:
-        kept = [item for item in kept if _has_values(item[2])]
-        answers = _differ([(now, copy) for _, now, _, copy in kept])
-        with ExitStack() as each:  # one that can't be put back does not keep the others from it
-            for (t, now, memory, copy), differs in zip(kept, answers):
-                if differs:
-                    written.append(t)
-                    each.callback(_put_back, now, memory, copy)
+        written += kept.put_back()
 
 
 def _has_values(t: Tensor) -> bool:
