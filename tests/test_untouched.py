@@ -811,3 +811,15 @@ def test_a_credit_that_writes_late_is_found_at_the_end_and_undone() -> None:
     with pytest.raises(wb.CreditError, match="it changed its weights"):
         wb.diagnose(model, wb.selftest.batches(8), credit=late(model, 5))
     assert all(torch.equal(p, was) for p, was in zip(model.parameters(), before))
+
+
+def test_updates_of_the_user_between_two_traces_stay() -> None:
+    """A session of one's own may train in between, past the version counter too: only the credit's doing is undone."""
+    model, batches = wb.selftest.healthy(), wb.selftest.batches(6)
+    weight = model.blocks[0][1].weight  # type: ignore[index]
+    with wb.Tracer(model) as tracer:
+        for i, (x, y) in enumerate(batches):
+            tracer.trace(x, y, credit=lambda trace: [g.sign() for g in trace.grads])
+            if i == 4:
+                weight.data.fill_(0.5)
+    assert bool((weight == 0.5).all())

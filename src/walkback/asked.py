@@ -31,7 +31,7 @@ class Asked:
         self._modules, self._parameters = tuple(model.modules()), tuple(model.parameters())
         self._calls = 0
         self._kept: Kept | None = None  # the weights as they were at the first call
-        self._restless = False  # the network writes to its weights by itself, in its forward pass
+        self.alone = False  # nothing but the credit runs between batches
         self._previous: tuple[Tensor, Tensor] | None = None  # fingerprints of a batch's credit, and its labels
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
@@ -82,9 +82,10 @@ class Asked:
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
         """Call the credit, and see that it changed nothing it was shown; what it changed is put back.
 
-        The user's data are compared by value with copies that last as long as the call. So are weights, with one copy
-        that lasts as long as the session: around the first calls, later where their version counter has moved, and by
-        `finish`, which finds what was written past it.
+        The user's data are compared by value with copies that last as long as the call, and so are weights. Where
+        nothing but the credit runs between batches (`alone`), one copy of them lasts as long as the session. It is
+        looked at after the first calls, later where a version counter has moved, and by `finish`, which finds what was
+        written past it.
         """
         weights = () if getattr(credit, "restores_weights", False) else self._parameters
         kept = self._keep(weights)
@@ -103,7 +104,7 @@ class Asked:
                 made = credit(trace)
             finally:
                 look = self._calls <= LOOKS or versions != [p._version for p in weights]
-                rewritten = kept.put_back() if look or self._restless else []
+                rewritten = kept.put_back() if look or not self.alone else []
         changed = {id(t) for t in written}
         if any(t._version != version for t, version in counted) or any(id(t) in changed for t in shown):
             raise CreditError(
@@ -118,18 +119,18 @@ class Asked:
         return made
 
     def _keep(self, weights: Sequence[Tensor]) -> Kept:
-        """The copy of the weights; one for each call where the network writes to them by itself."""
+        """The copy of the weights that this call is held against."""
         self._calls += 1
-        if self._calls == 2 and self._kept is not None:
-            self._restless = bool(self._kept.changed())
-        if self._kept is None or self._restless:
+        if self.alone and self._calls == 2 and self._kept is not None and self._kept.changed():
+            self.alone = False  # the network writes to its weights by itself, in its forward pass
+        if self._kept is None or not self.alone:
             self._kept = Kept(weights)
         return self._kept
 
     def finish(self, put_back_only: bool = False) -> None:
         """At the end of a session: put back weights that were written past the version counter, and complain."""
         kept, self._kept = self._kept, None
-        if kept is not None and not self._restless and kept.put_back() and not put_back_only:
+        if kept is not None and self.alone and kept.put_back() and not put_back_only:
             raise CreditError(CHANGED)
 
     def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:

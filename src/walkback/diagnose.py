@@ -125,6 +125,7 @@ def measure(
     meter, witness = Meter(), Witness(custom_loss=loss is not None)
     checks: list[BackwardCheck] = []
     with Tracer(model, anatomy, loss, reference) as tracer:
+        tracer.asked.alone = True
         if isinstance(credit, Recorded):
             credit = credit.bound(tracer.anatomy, tracer.losses)
         probing = Probing(asked, tracer, credit)

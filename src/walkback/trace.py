@@ -160,7 +160,7 @@ class Tracer:
         self._branches: tuple[Tensor, ...] | None = None
         self._first_made: Tensor | None = None
         self._hidden = return_hidden(self.model)
-        self._asked = Asked(self.model)
+        self.asked = Asked(self.model)
         self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
         self._tape: Tape | None = None
         self.suspect = False  # something in the forward pass could make the backward pass another function's
@@ -212,7 +212,7 @@ class Tracer:
     def __exit__(self, *exc: object) -> None:
         self._recording = self._open = False
         try:
-            self._asked.finish(put_back_only=exc[0] is not None)
+            self.asked.finish(put_back_only=exc[0] is not None)
         finally:
             self._stack.__exit__(*exc)  # type: ignore[arg-type]
 
@@ -404,7 +404,7 @@ class Tracer:
             self._branches,
         )
         if credit is not None:
-            trace = replace(trace, credits=self._asked.credits(credit, trace))
+            trace = replace(trace, credits=self.asked.credits(credit, trace))
         self._count += 1
         return trace
 
