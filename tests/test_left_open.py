@@ -13,6 +13,7 @@ from torch import nn
 
 import left_open
 import walkback as wb
+from walkback.audit.evidence.audits import NO_NORM
 from walkback.audit.evidence.courses import first_epochs
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
@@ -208,6 +209,21 @@ def _others(records: Records) -> Iterator[str]:
     assert best < frozen
 
 
+def _without_norm(records: Records) -> Iterator[str]:
+    """What the page says of the network without its terminal norm, one seed."""
+    found = {rule: judged(records, Setting(rule, net_options=NO_NORM, augment=True)) for rule in ("bp", "fa", "dfa")}
+    assert [len(j.runs) for j in found.values()] == [1, 1, 1], "one seed, says the page"
+    for rule, words in (("dfa", "(published 1e7), ρ"), ("fa", "(1e7), ρ")):
+        yield f"‖h_L‖ {number(_over(found[rule], 'h_norm'), 'norm')} {words} {_over(found[rule], 'growth'):.2f}"
+    for rule, name in (("dfa", "DFA"), ("fa", "FA"), ("bp", "BP")):
+        depth = found[rule].depth
+        assert depth is not None
+        assert found[rule].word("three-check") == "trustworthy"
+        yield f"{name} {_over(found[rule], 'acc'):.3f}, {depth.value:+.1f} pp"
+    behind = [-found[rule].depth_bp.value for rule in ("dfa", "fa")]  # type: ignore[union-attr]
+    yield f"with a BP-trained stem are {behind[0]:.1f} and {behind[1]:.1f} pp better"
+
+
 def test_the_page_on_replication_says_what_the_records_say() -> None:
     """Its sentences on unit length and on the primary audit, from the runs: another record, another sentence."""
     page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
@@ -234,6 +250,7 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
         *_augmented(records),
         *_penalties(records),
         *_others(records),
+        *_without_norm(records),
     ):
         assert words.replace("−", "-") in page.replace("−", "-"), words
     assert max(abs(c) for c in m["unit"].cosine[1:]) < 0.02, "nothing deeper"
