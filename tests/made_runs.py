@@ -132,7 +132,7 @@ def write_run(
     folder.mkdir(parents=True)
     fields = {"schema": SCHEMA, **spec.model_dump(), "input_shape": [3, 32, 32], "classes": classes}
     (folder / "spec.json").write_text(json.dumps(fields, indent=2) + "\n")
-    machine = {"torch": "2", "python": "3", "machine": "none", "threads": 1, "device": "cpu"}
+    machine = {"walkback": "0", "torch": "2", "python": "3", "machine": "none", "threads": 1, "device": "cpu"}
     (folder / "machine.json").write_text(json.dumps(machine) + "\n")
     (folder / "trajectory.jsonl").write_text("\n".join(json.dumps(r) for r in rows[1:]) + "\n")
     replace(report, run=run, controls=found).save(folder / "report.json")

@@ -21,11 +21,12 @@ from test_audit_store import FIELDS, small
 from walkback.audit import Plan, audit, executors, store
 from walkback.audit import run as running
 from walkback.audit.executors import Event, Job, executor, local
+from walkback.audit.executors.cluster import follow
 from walkback.audit.worker import tail, work
 from walkback.cli import run as cli
 from walkback.data import Dataset
 from walkback.rules.dfa import DFA
-from walkback.training.folder import owned
+from walkback.training.folder import held, owned
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
@@ -46,6 +47,28 @@ class BrokenDFA(DFA):
 
     def credits(self, trace):
         raise RuntimeError("the rule is broken")
+
+
+class Quits(DFA):
+    """Ends the process as if all were well."""
+
+    def credits(self, trace):
+        sys.exit(0)
+
+
+class Shouts(DFA):
+    """More words than a pipe holds."""
+
+    def credits(self, trace):
+        raise ValueError("x" * 300_000)
+
+
+class Asks(DFA):
+    """A question that nobody answers, as of a forgotten breakpoint."""
+
+    def credits(self, trace):
+        input("go on? ")
+        return super().credits(trace)
 
 
 def no_data(root: object = None) -> Dataset:
@@ -266,6 +289,11 @@ def test_the_table_shows_what_matters_first_and_how_long_it_takes(tmp_path: Path
     board.take(Event(specs[3], "started"))
     board.take(Event(specs[5], "failed", "why"))
     assert board.seconds_left() == 60 * (6 + 4 * 10)
+    board.take(Event(specs[0], "started"))
+    assert board.seconds_left() == 60 * (6 + 4 * 10) / 2
+    board.take(Event(specs[0], "retried"))  # two at a time, also when one of them has just ended
+    assert board.seconds_left() == 60 * (6 + 4 * 10) / 2
+    board.at_a_time = 1
     console = Console(file=io.StringIO(), width=80, force_terminal=False)
     console.print(running._table(board, 3))
     text = console.file.getvalue()
@@ -273,6 +301,29 @@ def test_the_table_shows_what_matters_first_and_how_long_it_takes(tmp_path: Path
     assert [row[1] for row in rows] == ["s3", "s5", "s0"]
     assert rows[0][-4:] == ["4/10", "0.250", "1.0e+08", "running"]
     assert "0 finished, 1 running, 4 waiting, 1 failed; about 46 min left (and 3 more runs" in " ".join(text.split())
+
+
+def test_without_a_live_table_lines_tell_the_time_left_and_who_is_waited_for(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    which = spec(epochs=10)
+    board = running._Board(tmp_path, {which: running._Line(which, "waiting")})
+    for dumb in ({"force_terminal": False}, {"force_terminal": True, "_environ": {"TERM": "dumb"}}):
+        console = Console(file=io.StringIO(), width=200, soft_wrap=True, **dumb)
+        with running._shown(board, console) as show:
+            for _ in range(2):
+                show(None)
+            board.take(Event(which, "started"))
+            place = tmp_path / which.name
+            place.mkdir(exist_ok=True)
+            (place / "progress.json").write_text('{"epoch": 4, "seconds_per_epoch": 60.0}')
+            show(None)
+            board.take(Event(which, "retried", "why"))
+            show(Event(which, "retried", "why"))
+        lines = console.file.getvalue().splitlines()
+        assert lines[0] == "1 run to wait for: another process trains there"
+        assert len(lines) == 2, "said once"
+        assert "about 6 min left" in lines[1]
 
 
 @pytest.mark.usefixtures("simple")
@@ -314,6 +365,72 @@ def test_a_killed_worker_is_retried_a_broken_one_fails_and_the_others_finish(tmp
     train(killed, tmp_path / "whole", data=small(), quiet=True)
     assert weights(tmp_path, killed) == weights(tmp_path / "whole", killed)
     assert store.state(tmp_path, broken).kind == "new"
+
+
+def test_runs_that_quit_shout_or_ask_fail_with_a_reason_and_stop_nothing(tmp_path: Path) -> None:
+    jobs = [Job(spec(rule=f"test_audit_local:{name}"), str(tmp_path)) for name in ("Quits", "Shouts", "Asks")]
+    failed = {event.spec: event.detail for event in local.run(jobs, workers=2, retries=0) if event and event.detail}
+    quits, shouts, asks = (failed[job.spec] for job in jobs)
+    assert quits.startswith("SystemExit: 0")
+    assert shouts.startswith("ValueError: xxx")
+    assert len(shouts) < 10_000
+    assert asks.startswith("EOFError")
+    assert {store.state(tmp_path, job.spec).kind for job in jobs} == {"new"}
+
+
+def test_a_worker_that_ends_without_an_error_has_not_finished_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    monkeypatch.setattr(local, "_start", lambda job: silent)
+    *_, last = (event for event in local.run([Job(spec(), str(tmp_path))], retries=0) if event)
+    assert last.kind == "failed"
+    assert last.detail.startswith("ended with exit code 0, and the run is not finished\n")
+    steps = follow([Job(spec(), str(tmp_path))], 1, 0, lambda jobs: jobs, lambda _: ("over", ""), lambda _: None)
+    assert [event.kind for event in steps if event] == ["started", "failed"]
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    call = [sys.executable, "-c", "import os; os.kill(os.getpid(), 40)"]
+    process = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.wait()
+    assert local._last_words(process) == "killed by signal 40"
+
+
+def test_a_worker_whose_run_is_taken_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, free = (Job(spec(seed), str(tmp_path)) for seed in (1, 2))
+    monkeypatch.setattr(local, "held", lambda folder: False)  # it was free when we looked
+    events = []
+    with owned(taken.folder):
+        for event in local.run([taken, free], workers=1):
+            events += [event] if event else []
+            if event and event.kind == "retried":
+                monkeypatch.setattr(local, "held", held)
+            if event == Event(free.spec, "finished"):
+                break
+    told = [(event.spec, event.kind) for event in events]
+    assert told == [(taken.spec, "started"), (taken.spec, "retried"), (free.spec, "started"), (free.spec, "finished")]
+    assert events[1].detail.startswith("Another process is training it")
+    assert not taken.log.read_text(), "nothing was done there"
+
+
+def test_workers_import_what_the_audit_can_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    module = (
+        "import test_audit_store\n\n\ndef data(root=None):\n    print('noise')\n    return test_audit_store.small()\n"
+    )
+    (tmp_path / "theirs" / "theirs_of_a_test.py").write_text(module)
+    monkeypatch.syspath_prepend(tmp_path / "theirs")
+    plan = tmp_path / "plan.toml"
+    plan.write_text(
+        MINE.format(epochs=1).replace("test_audit_store:small", "theirs_of_a_test:data").replace("1, 2", "1")
+    )
+    assert cli(["audit", str(plan), "--out", str(tmp_path / "runs"), "--json"]) == 0
+    said = capsys.readouterr()
+    assert len(json.loads(said.out)["finished"]) == 1
+    assert "noise" in said.err
 
 
 def test_a_run_that_another_process_holds_is_left_to_it(tmp_path: Path) -> None:

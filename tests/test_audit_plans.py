@@ -165,7 +165,10 @@ def test_controls_come_along_unless_they_are_not_wanted(tmp_path: Path) -> None:
         ("", r"Expected at least one \[\[grid\]\] with a field in it.*but got none"),
         ("[[grid]]\n", r"Expected at least one \[\[grid\]\].*but got an empty one"),
         ("[[grid]]\nrule = []\n", r"\[\[grid\]\] 1: Expected rule to list values, but the list is empty"),
-        ("[grid]\nrule = 'bp'\n", r"Expected at least one \[\[grid\]\]"),
+        ("[grid]\nrule = 'bp'\n", r"Expected at least one \[\[grid\]\].*but got one table, written \[grid\]"),
+        ("[[grid]]\nrule.name = 'bp'\n", r"\[\[grid\]\] 1: Expected rule"),
+        ("[[grid]]\nrule = [['bp', 'fa']]\n", r"\[\[grid\]\] 1: Expected rule"),
+        ("[[grid]]\nnet_options.width = 256\n[[grid]]\nrule = 'bp'\n", r"\[\[grid\]\] 2: .*only repeats its default"),
         ("[[gird]]\nrule = 'bp'\n", r"Expected a plan with about, .*grid, but got gird. Did you mean 'grid'"),
         ("controls = 'no'\n[[grid]]\nrule = 'bp'\n", r"Expected controls to be true or false, but got 'no'"),
         ("fixed = 3\n[[grid]]\nrule = 'bp'\n", r"Expected fixed to be a table"),
@@ -189,6 +192,38 @@ def test_controls_come_along_unless_they_are_not_wanted(tmp_path: Path) -> None:
 def test_a_plan_with_a_mistake_teaches(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(wb.WalkbackError, match=words):
         plan(written(tmp_path, text))
+
+
+def test_a_plan_by_name_as_a_path() -> None:
+    assert plan(Path("capacity")) == plan("capacity")
+    assert plan(Path("full")).name == "full"
+
+
+def own_backprop() -> wb.rules.Rule:
+    return wb.rules.make("bp")
+
+
+def test_a_rule_of_ones_own_that_backpropagates_and_a_large_batch_are_timed() -> None:
+    own = RunSpec(rule="test_audit_plans:own_backprop", data="teacher", net_options={"width": 8}, epochs=1)
+    assert cost.calibrate([own], budget=0.01)[cost.kind(own)] > 0
+    data, *_ = cost._sample("cifar10", None, 2048)
+    assert len(data.train) == 2048
+
+
+def test_epochs_that_are_done_of_a_run_that_was_stopped_cost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "calibrate", lambda specs, root: dict.fromkeys(map(cost.kind, specs), 36.0))
+    monkeypatch.setattr(cost.store, "state", lambda *_: cost.store.State("begun"))
+    monkeypatch.setattr(cost.store, "progress", lambda *_: {"epoch": 9})
+    (found,) = cost.costs([plan(written(tmp_path, "controls = false\n[[grid]]\nepochs = 10\n"))], tmp_path)
+    assert (found.cpu_hours, found.cpu_hours_left) == (pytest.approx(0.1), pytest.approx(0.01))
+
+
+def test_options_of_an_executor_are_not_the_audits_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("workers", "give it as --workers"), ("quiet", "leave it out")):
+        assert cli(["audit", "capacity", "--options", f'{{"{name}": 2}}']) == 2
+        assert f"but {name} is one of the audit's own: {words}" in capsys.readouterr().err
 
 
 def test_a_typo_in_a_plans_name_and_a_missing_file() -> None:

@@ -11,16 +11,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import walkback as wb
 from test_training import tiny
 from walkback.audit import store
+from walkback.audit.records import read_records
 from walkback.audit.run import check
 from walkback.cli import run as cli
 from walkback.data import Dataset
@@ -118,7 +119,7 @@ def test_an_interrupted_run_goes_on_and_its_left_overs_are_cleared(
 ) -> None:
     place = stopped(tmp_path, monkeypatch)
     assert store.state(tmp_path, SPEC).kind == "begun"
-    for name in ("weights.safetensors.tmp", ".tmpAbCdEf", "report.jsonx1y2.tmp"):
+    for name in ("weights.safetensors.tmp", "report.jsonx1y2.tmp"):
         (place / name).write_bytes(b"half")
     seen = []
     monkeypatch.setattr("walkback.training.loop._progress", lambda run, *_: seen.append(run.rows[-1]["epoch"]))
@@ -140,17 +141,29 @@ def test_a_run_that_died_before_its_report_is_finished_from_its_checkpoint(
     assert content(tmp_path / SPEC.name) == content(whole / SPEC.name)
 
 
-def test_a_checkpoint_cut_short_is_an_error_that_says_what_to_delete(
+def test_a_checkpoint_cut_short_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:
     place = stopped(tmp_path, monkeypatch)
     path = place / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(wb.FormatError, match=r"checkpoint.safetensors to hold the last finished epoch.*Delete it"):
+    with pytest.raises(
+        wb.FormatError, match=r"checkpoint.safetensors to hold the last finished epoch.*Move the folder"
+    ):
         run(tmp_path)
-    path.unlink()
+    place.rename(tmp_path / "away")
     run(tmp_path)
     assert content(place) == content(whole / SPEC.name)
+
+
+@pytest.mark.parametrize("rows", [[], [{}] * 5, 3])
+def test_a_checkpoint_whose_rows_do_not_fit_its_epoch_is_refused(
+    rows: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stopped(tmp_path, monkeypatch) / "checkpoint.safetensors"
+    save_file(load_file(path), path, {"schema": "walkback.bundle/1", "epoch": "1", "rows": json.dumps(rows)})
+    with pytest.raises(wb.FormatError, match=r"ValueError: expected 2 rows after 1 epochs"):
+        run(tmp_path)
 
 
 # -- deleted and damaged -------------------------------------------------------------------------------------
@@ -185,7 +198,7 @@ def test_what_no_worker_could_train_is_said_before_any_starts(fields: dict, said
     [
         ("trajectory.jsonl", r"because report.json is there, but trajectory.jsonl was removed. Put it back.*move"),
         ("spec.json", r"because report.json is there, but spec.json was removed"),
-        ("report.json", r"to hold a report.json, because its weights are those of a finished run.*Put it back"),
+        ("report.json", r"because trajectory.jsonl and weights.safetensors there are of a run that reached.*back"),
     ],
 )  # fmt: skip
 def test_a_deleted_file_of_a_finished_run_is_named(runs: Path, name: str, words: str) -> None:
@@ -195,6 +208,57 @@ def test_a_deleted_file_of_a_finished_run_is_named(runs: Path, name: str, words:
     with pytest.raises(wb.FormatError, match=words):
         run(runs)
     assert left == {path: path.read_bytes() for path in (runs / SPEC.name).iterdir()}, "something was lost"
+
+
+def test_a_record_without_weights_that_lost_its_report_is_not_trained_over(runs: Path) -> None:
+    for name in ("weights.safetensors", "report.json"):
+        (runs / SPEC.name / name).unlink()
+    before = (runs / SPEC.name / "trajectory.jsonl").read_bytes()
+    with pytest.raises(wb.FormatError, match=r"because trajectory.jsonl there is of a run that reached its last"):
+        run(runs)
+    assert store.state(runs, SPEC).kind == "damaged"
+    assert (runs / SPEC.name / "trajectory.jsonl").read_bytes() == before
+
+
+def _garbled(name: str, **fields: object) -> Callable[[Path], None]:
+    return lambda folder: edited(folder / name, **fields)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "machine.json").unlink(), "incomplete: there is no machine.json"),
+        (lambda folder: (folder / "trajectory.jsonl").write_text("[]\n{}\n"), "row 1 of trajectory.jsonl"),
+        (_garbled("report.json", headline_acc="x"), "headline_acc in report.json"),
+        (_garbled("report.json", headline_acc=0.999), "the accuracy of report.json, 0.999"),
+        (_garbled("report.json", run=None), ""),
+        (_garbled("report.json", run={"epochs": 2}), "run.initial"),
+        (_garbled("report.json", per_layer={"h_norm": 3}), "per_layer.h_norm"),
+    ],
+)  # fmt: skip
+def test_what_evidence_can_not_read_is_not_finished(damage: Callable[[Path], None], words: str, runs: Path) -> None:
+    damage(runs / SPEC.name)
+    found = store.state(runs, SPEC)
+    assert (found.kind, words in found.detail) == ("damaged", True), found
+    assert "move the folder away" in found.detail
+    assert store.progress(runs, SPEC) == {}
+    assert len(read_records(runs)) == 0
+
+
+@pytest.mark.parametrize("left", [0, 100, -1])
+def test_weights_that_can_not_be_read_are_none(left: int, runs: Path) -> None:
+    path = runs / SPEC.name / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:left])
+    assert store.state(runs, SPEC) == store.State("finished", weights=False)
+
+
+def test_progress_that_is_no_number_is_left_out(tmp_path: Path) -> None:
+    place = tmp_path / SPEC.name
+    place.mkdir()
+    (place / "progress.json").write_text('{"epoch": 1, "acc": "x", "h_L": null, "seconds_per_epoch": []}')
+    assert store.progress(tmp_path, SPEC) == {"epoch": 1}
+    (place / "progress.json").write_text("[1]")
+    assert store.progress(tmp_path, SPEC) == {}
 
 
 def test_missing_weights_leave_a_record_that_counts_but_no_bundle(runs: Path) -> None:

@@ -766,7 +766,7 @@ def test_problems_and_an_empty_folder_are_said_aloud(tmp_path, capsys):
     (folder / "report.json").unlink()
     assert cli.run(["evidence", "capacity", "--from", str(tmp_path), "--json"]) == 0
     told = capsys.readouterr()
-    assert f"not read: {folder}: unfinished: there is no report.json" in told.err
+    assert f"not used: {folder}: unfinished: there is no report.json" in told.err
     assert json.loads(told.out)["problems"][0]["path"] == str(folder)
     assert f"- {folder.name}: unfinished" in front_page([], read_records(tmp_path))
 

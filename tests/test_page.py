@@ -447,7 +447,7 @@ def test_the_command_writes_the_page(store, html, tmp_path, capsys, monkeypatch)
     assert cli.run(["report", str(store), "--out", str(out)]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("4 settings: 1 walked back, 3 trustworthy, of them 2 with depth not tested. 6 runs and")
-    assert "not read: half" in said.err
+    assert "not used: half" in said.err
     assert out.read_text(encoding="utf-8") == html + "\n"
     monkeypatch.chdir(tmp_path)
     out.unlink()

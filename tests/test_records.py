@@ -90,6 +90,31 @@ def test_controls_are_found_for_both_stems(tmp_path):
     assert records.store == tmp_path
 
 
+@pytest.mark.parametrize(("control", "taken"), [("0" * 16, False), ("1" * 16, True), (None, True)])
+def test_a_control_on_other_data_of_the_same_name_is_none(tmp_path, control, taken):
+    """Told by the hash of the probe samples, where both reports have one."""
+    frozen, trained = write_run(tmp_path, control_spec(SPEC), 0.4), write_run(tmp_path, SPEC, 0.5)
+    for folder, probe in ((frozen, control), (trained, "1" * 16)):
+        report = json.loads((folder / "report.json").read_text())
+        report["conditions"]["probe_hash"] = probe
+        (folder / "report.json").write_text(json.dumps(report))
+    records = read_records(tmp_path)
+    assert len(records) == 2
+    assert (records.control(records.find(SPEC)) is not None) == taken
+    expected = f"not taken as the control of {trained}: under the name cifar10 they had different data"
+    said = [(problem.path, expected in problem.reason) for problem in records.problems]
+    assert said == ([] if taken else [(frozen, True)])
+
+
+def test_runs_behind_a_link_are_read_and_a_link_that_leads_back_ends(tmp_path):
+    write_run(tmp_path / "store", SPEC, 0.5)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "runs").symlink_to(tmp_path / "store")
+    (tmp_path / "store" / "back").symlink_to(tmp_path / "results")
+    records = read_records(tmp_path / "results")
+    assert ([run.spec for run in records], records.problems) == ([SPEC], ())
+
+
 def test_the_store_is_where_most_epochs_were_trained(tmp_path):
     """Not where most runs are: a few long runs outweigh many short ones."""
     write_run(tmp_path / "runs", RunSpec(rule="dfa", epochs=20))

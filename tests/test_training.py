@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -67,6 +68,57 @@ def test_same_spec_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
     for name in ("trajectory.jsonl", "report.json", "spec.json"):
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes()
     assert weights(run(tmp_path / "c", rule="dfa", seed=1)) != weights(first)
+
+
+def dropping(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network that draws from the global generators of torch, NumPy and Python while it trains."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = 1 + 0.1 * (np.random.rand() + random.random()) if self.training else 1.0
+            return x * scale
+
+    net = wb.nets.build("resmlp", input_shape, classes, width=8, depth=1)
+    net.stem = nn.Sequential(net.stem, nn.Dropout(0.2), Noisy())
+    return net
+
+
+def random_task(root: object = None) -> Dataset:
+    split = Split(torch.randn(64, 8), torch.randint(4, (64,)))
+    return Dataset("random", split, split, 4)
+
+
+def test_what_is_drawn_from_global_generators_follows_from_the_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {**SMALL, "net": "test_training:dropping", "net_options": {}, "rule": "dfa"}
+
+    def trained(out: str, seed: int = 42) -> bytes:
+        return weights(train(RunSpec(**{**fields, "seed": seed}), tmp_path / out, data=tiny(), quiet=True))
+
+    torch.manual_seed(1)
+    first = trained("a")
+    torch.manual_seed(2)
+    assert trained("b") == first
+    assert trained("c", seed=1) != first
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "_progress", _stop)
+        with pytest.raises(KeyboardInterrupt):
+            trained("d")
+    assert trained("d") == first, "a run that was stopped ends elsewhere"
+
+
+def _stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_data_function_without_a_seed_gives_a_run_and_its_control_the_same_data() -> None:
+    torch.manual_seed(1)
+    first = wb.data.load("test_training:random_task")
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert torch.equal(wb.data.load("test_training:random_task").test.x, first.test.x)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_training_does_not_depend_on_or_move_the_global_random_state(tmp_path: Path) -> None:

@@ -396,9 +396,16 @@ def audit(
     if address is not None and executor != "ray":
         raise InputError(f"Expected --address only with --executor ray, but the executor is {executor}.")
     more = _json_object("--options", options)
+    own = [key for key in more if key in signature(run).parameters]
+    if own:
+        raise InputError(
+            f"Expected --options to have keywords of the executor, but {own[0]} is one of the audit's own: "
+            + ("leave it out." if own[0] == "quiet" else f"give it as --{own[0]}.")
+        )
     if address is not None:
         more["address"] = address
-    outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
     if json:
         _print_json(outcome.to_dict())
     else:
@@ -456,7 +463,7 @@ def evidence(
     records = read_records(folder)
     tables = [evidence(one, records) for one in (TABLES if name == "all" else [name])]
     for problem in records.problems:
-        print(f"not read: {problem.path}: {problem.reason}", file=sys.stderr)
+        print(f"not used: {problem.path}: {problem.reason}", file=sys.stderr)
     if not records:
         print(f"no finished runs under {folder}: what would train them is listed under Missing", file=sys.stderr)
     if out is not None and out.suffix:
@@ -531,7 +538,7 @@ def report(
     written = {"page": out, "tables": tables, "figures": figures, "template": template}
     written = {what: str(path) for what, path in written.items() if path is not None}
     for path, reason in data["problems"]:
-        print(f"not read: {path}: {reason}", file=sys.stderr)
+        print(f"not used: {path}: {reason}", file=sys.stderr)
     if json:
         _print_json({"written": written, **{k: data[k] for k in ("summary", "settings", "missing", "problems")}})
     else:
@@ -828,7 +835,8 @@ def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bo
 
     from walkback.audit.cost import costs
 
-    rows = [cost.to_dict() for cost in costs(plans, out, root)]
+    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+        rows = [cost.to_dict() for cost in costs(plans, out, root)]
     if as_json:
         _print_json({"out": str(out), "plans": rows})
         return 0

@@ -228,6 +228,23 @@ def _no_fast_path() -> Iterator[None]:
 
 
 @contextmanager
+def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """What is drawn from the generators of Python, NumPy and torch follows from the seed; they are as found afterwards.
+
+    >>> with drawn_from(0):
+    ...     a = torch.rand(1)
+    >>> with drawn_from(0):
+    ...     bool(a == torch.rand(1))
+    True
+    """
+    with random_state(set() if device is None else {device}):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
 def random_state(devices: set[torch.device]) -> Iterator[None]:
     """The random state of Python, NumPy, the CPU and `devices` is on leaving what it was on entering."""
     python, numpy_state = random.getstate(), np.random.get_state()

@@ -14,6 +14,7 @@ from walkback.audit import store
 from walkback.audit.plans import Plan
 from walkback.data import SOURCES, Dataset, Split, load, root_of
 from walkback.progress import track
+from walkback.rules.bp import BP
 from walkback.rules.rule import Parts
 from walkback.training.loop import PROBE_BATCHES, batches, build_net, build_rule
 from walkback.training.spec import RunSpec
@@ -21,6 +22,7 @@ from walkback.training.step import Step
 
 BUDGET = 10.0  # seconds for all kinds together
 ENOUGH = 0.5  # seconds for any one
+IMAGES = 512  # to time steps on, or a batch if that is larger
 PASSES = 1.5  # a probe batch is measured with a forward, a backward and the rule's credit: about this many steps
 FORWARD = 1 / 3  # of a step: what a test sample costs next to a training sample
 
@@ -53,13 +55,21 @@ def costs(plans: Sequence[Plan], out: str | Path = "runs", root: str | Path | No
     """Count and estimate each plan; what is finished in the store `out` costs nothing more."""
     specs = list(dict.fromkeys(spec for plan in plans for spec in plan.specs))
     seconds = calibrate(specs, root)
-    done = {spec for spec in specs if store.state(out, spec).kind == "finished"}
+    states = {spec: store.state(out, spec).kind for spec in specs}
+    gone = {spec: _epochs_gone(out, spec, kind) for spec, kind in states.items()}
     found = []
     for plan in plans:
-        hours = {spec: spec.epochs * seconds[kind(spec)] / 3600 for spec in plan.specs}
-        left = sum(h for spec, h in hours.items() if spec not in done)
-        found.append(Cost(plan, sum(spec in done for spec in hours), sum(hours.values()), left))
+        hours = {spec: seconds[kind(spec)] / 3600 for spec in plan.specs}  # of an epoch
+        left = sum((spec.epochs - gone[spec]) * h for spec, h in hours.items())
+        done = sum(states[spec] == "finished" for spec in hours)
+        found.append(Cost(plan, done, sum(spec.epochs * h for spec, h in hours.items()), left))
     return found
+
+
+def _epochs_gone(out: str | Path, spec: RunSpec, state: str) -> int:
+    if state == "finished":  # it may have diverged before its last epoch
+        return spec.epochs
+    return min(int(store.progress(out, spec).get("epoch", 0)), spec.epochs) if state == "begun" else 0
 
 
 def kind(spec: RunSpec) -> str:
@@ -83,7 +93,10 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        shares = {name: _sample(name, root) for name in {spec.data for spec in kinds.values()}}
+        largest: dict[str, int] = {}
+        for spec in kinds.values():
+            largest[spec.data] = max(largest.get(spec.data, IMAGES), spec.optimiser.batch_size)
+        shares = {name: _sample(name, root, size) for name, size in largest.items()}
         found: dict[str, float] = {}
         until = time.perf_counter() + budget
         for key, spec in track(kinds.items(), "timing a few steps of each kind of run", len(kinds)):
@@ -97,15 +110,15 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
     return found
 
 
-def _sample(name: str, root: str | Path | None) -> tuple[Dataset, int, int]:
-    """Data to time steps on, and the sizes of the true splits."""
+def _sample(name: str, root: str | Path | None, count: int) -> tuple[Dataset, int, int]:
+    """Data to time steps on, `count` random images where the true ones are in files, and the sizes of its splits."""
     source = SOURCES.get(name)
     if source is None:
         data = load(name, root_of(name, root))
         return data, len(data.train), len(data.test)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(256, (512, *source.shape), generator=generator, dtype=torch.uint8)
-    split = Split(x, torch.randint(source.classes, (512,), generator=generator))
+    x = torch.randint(256, (count, *source.shape), generator=generator, dtype=torch.uint8)
+    split = Split(x, torch.randint(source.classes, (count,), generator=generator))
     return Dataset(name, split, split, source.classes, source.mean, source.std), source.train_size, source.test_size
 
 
@@ -119,7 +132,7 @@ def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
             block.requires_grad_(False)
     trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, fused=True)
-    step = Step(parts, rule, spec.rule == "bp", spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
+    step = Step(parts, rule, type(rule) is BP, spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
     best, start = float("inf"), time.perf_counter()
     before = start
     while best == float("inf") or time.perf_counter() - start < budget:

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from walkback.audit.records import canonical
 from walkback.data import EMBEDDED, SOURCES
 from walkback.entry import is_entry
 from walkback.errors import FormatError, InputError
@@ -136,9 +137,18 @@ class Plan:
     def __str__(self) -> str:
         controls = len(self.specs) - self.models
         return (
-            f"{self.name}: {len(self.specs)} runs: {self.models} models in {self.settings} "
-            f"{'setting' if self.settings == 1 else 'settings'}, and {controls} frozen controls"
+            f"{self.name}: {counted(len(self.specs), 'run')}: {counted(self.models, 'model')} in "
+            f"{counted(self.settings, 'setting')}, and {counted(controls, 'frozen control')}"
         )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def names() -> tuple[str, ...]:
@@ -156,9 +166,9 @@ def plan(name: str | Path) -> Plan:
     >>> print(plan("capacity"))
     capacity: 18 runs: 12 models in 2 settings, and 6 frozen controls
     """
-    if name in PLANS:
+    if str(name) in PLANS:
         return _plan(str(name), PLANS[str(name)], RULE_OPTIONS)
-    if name == FULL:
+    if str(name) == FULL:
         specs = unique(spec for each in PLANS for spec in plan(each).specs)
         return Plan(FULL, "all of the above, what they share trained once", specs)
     path = Path(name)
@@ -209,23 +219,27 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, Mapping) and grid for grid in grids):
         raise InputError(
             f'{where}Expected at least one [[grid]] with a field in it, such as rule = ["bp", "dfa"], but got '
-            f"{'none' if not grids else 'an empty one'}."
+            f"{'none' if not grids else 'one table, written [grid]' if isinstance(grids, dict) else 'an empty one'}."
         )
+    specs = list[RunSpec]()
     origin: dict[RunSpec, int] = {}
     for number, grid in enumerate(grids, 1):
         place = f"{where}[[grid]] {number}: " if where else ""
         for fields in _cells(fixed, grid, place):
-            if "rule_options" not in fields and fields.get("rule") in rule_options:
-                fields["rule_options"] = rule_options[fields["rule"]]
+            rule = fields.get("rule")
+            if "rule_options" not in fields and isinstance(rule, str) and rule in rule_options:
+                fields["rule_options"] = rule_options[rule]
             spec = _spec(fields, place)
-            if spec in origin:
+            same = canonical(spec)
+            if same in origin:
                 raise InputError(
-                    f"{place}Expected every run once, but {spec.name} is already in [[grid]] {origin[spec]}. Two specs "
-                    "with one name would be one run: remove a repeated value, or one of the two."
+                    f"{place}Expected every run once, but {spec.name} is already in [[grid]] {origin[same]}. Two specs "
+                    "with one name would be one run, and so would two that differ in an option that only repeats its "
+                    "default: remove a repeated value, or one of the two."
                 )
-            origin[spec] = number
-    specs = with_controls(origin) if controls else unique(origin)
-    return Plan(name, str(data.get("about", "")), specs)
+            origin[same] = number
+            specs.append(spec)
+    return Plan(name, str(data.get("about", "")), with_controls(specs) if controls else unique(specs))
 
 
 def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -73,6 +73,11 @@ class Record:
     def initial(self) -> dict[str, Any]:
         """The row before the first epoch."""
         return self.report.run["initial"]
+
+    def on_the_data_of(self, other: Record) -> bool:
+        """Whether both were measured on the same samples, as far as their reports tell."""
+        ours, theirs = (run.report.conditions.get("probe_hash") for run in (self, other))
+        return ours is None or theirs is None or ours == theirs
 
     @cached_property
     def correct(self) -> np.ndarray | None:
@@ -146,8 +151,12 @@ class Records:
         return found
 
     def control(self, record: Record, stem: str = "rule") -> Record | None:
-        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the one whose stem BP trains."""
-        return self.find(control_spec(record.spec, stem))
+        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the one whose stem BP trains.
+
+        One that was trained on other data of the same name is none.
+        """
+        found = self.find(control_spec(record.spec, stem))
+        return found if found is not None and record.on_the_data_of(found) else None
 
     @property
     def store(self) -> Path:
@@ -175,30 +184,51 @@ def read_records(folder: str | Path) -> Records:
     unreadable: list[OSError] = []
     for path in _candidates(folder, unreadable):
         try:
-            run = _read(path)
+            run = read_record(path)
         except (WalkbackError, OSError) as error:
             problems.append(Problem(path, str(error)))
             continue
-        if run.spec.digest in runs:
-            problems.append(Problem(path, f"the same spec as {runs[run.spec.digest].path}, which is used"))
-        else:
-            runs[run.spec.digest] = run
+        same = runs.setdefault(canonical(run.spec).digest, run)
+        if same is not run:
+            problems.append(Problem(path, f"the same spec as {same.path}, which is used"))
     for error in unreadable:
         if Path(error.filename) == folder:
             raise FormatError(f"Expected to read the runs in {folder}, but: {error.strerror}.")
         problems.append(Problem(Path(error.filename), f"not readable: {error.strerror}"))
-    return Records(folder, tuple(runs.values()), tuple(problems))
+    found = Records(folder, tuple(runs.values()), tuple(problems))
+    return replace(found, problems=(*problems, *_other_data(found)))
+
+
+def _other_data(records: Records) -> Iterator[Problem]:
+    """Controls that were trained on other data of the same name than the run they belong to."""
+    for run in records:
+        for stem in ("rule", "bp") if run.spec.scope == "all" else ():
+            other = records._by_digest.get(canonical(control_spec(run.spec, stem)).digest)
+            if other is not None and not run.on_the_data_of(other):
+                ours, theirs = (r.report.conditions["probe_hash"] for r in (run, other))
+                yield Problem(
+                    other.path,
+                    f"not taken as the control of {run.path}: under the name {run.spec.data} they had different data "
+                    f"(probe sets {theirs} and {ours})",
+                )
 
 
 def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
     """Folders with the files of a run, and empty ones below `folder`, sorted."""
-    for name, below, files in os.walk(folder, onerror=unreadable.append):
+    seen = set()
+    for name, below, files in os.walk(folder, onerror=unreadable.append, followlinks=True):
+        real = Path(name).resolve()
+        if real in seen:  # a link that leads back
+            below.clear()
+            continue
+        seen.add(real)
         below[:] = sorted(d for d in below if not d.startswith("."))
         if any(file in files for file in _TRACES) or (not below and not files and Path(name) != folder):
             yield Path(name)
 
 
-def _read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
+    """One finished run, or a FormatError that says what is wrong with it."""
     missing = [name for name in FILES if not (path / name).is_file()]
     if "report.json" in missing:
         raise FormatError(f"unfinished: there is no report.json{_how_far(path)}")

@@ -14,7 +14,7 @@ from walkback import data
 from walkback.audit import executors, store
 from walkback.audit.cost import kind
 from walkback.audit.executors import Event, Job
-from walkback.audit.plans import Plan
+from walkback.audit.plans import Plan, counted
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError
 from walkback.training.loop import build, usable
@@ -23,11 +23,12 @@ from walkback.training.spec import RunSpec
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that could not be trained: why, and where its log is."""
+    """A run that could not be trained: why, and where its log is; `tried` is False where its folder is damaged."""
 
     spec: RunSpec
     detail: str
     log: Path
+    tried: bool = True
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ class Outcome:
     def __str__(self) -> str:
         lines = [
             str(self.plan),
-            f"{len(self.finished)} of {len(self.plan.specs)} runs are finished in {self.store} ({self.before} were "
-            "before)",
+            f"{len(self.finished)} of {counted(len(self.plan.specs), 'run')} are finished in {self.store} "
+            f"({self.before} were before)",
         ]
         if self.without_weights:
             lines.append(
@@ -72,7 +73,7 @@ class Outcome:
             )
         for failure in self.failed:
             lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]
-        if self.failed:
+        if any(failure.tried for failure in self.failed):
             lines += ["", "The same command tries what failed again."]
         return "\n".join(lines)
 
@@ -149,7 +150,10 @@ def audit(
         plan,
         out,
         tuple(line.spec for line in by_status["finished"]),
-        tuple(Failure(line.spec, line.detail, out / line.spec.name / "log.txt") for line in by_status["failed"]),
+        tuple(
+            Failure(line.spec, line.detail, out / line.spec.name / "log.txt", states[line.spec].kind != "damaged")
+            for line in by_status["failed"]
+        ),
         before=sum(state.kind == "finished" for state in states.values()),
         without_weights=sum(not state.weights for state in states.values()),
     )
@@ -217,6 +221,7 @@ class _Board:
     store: Path
     lines: dict[RunSpec, _Line]
     paces: dict[str, float] = field(default_factory=dict)
+    at_a_time: int = 1  # most runs that were seen to go on together
 
     def __post_init__(self) -> None:
         for line in self.lines.values():
@@ -237,6 +242,7 @@ class _Board:
         line = self.lines[event.spec]
         line.status = {"started": "running", "retried": "waiting"}.get(event.kind, event.kind)
         line.detail = event.detail
+        self.at_a_time = max(self.at_a_time, self.count("running"))
         self._look(line)
 
     def count(self, status: str) -> int:
@@ -248,7 +254,7 @@ class _Board:
             return None
         usual = sum(self.paces.values()) / len(self.paces)
         work = sum(line.left * self.paces.get(kind(line.spec), usual) for line in self.lines.values())
-        return work / max(1, self.count("running"))
+        return work / max(1, min(self.at_a_time, sum(line.left > 0 for line in self.lines.values())))
 
     def summary(self) -> str:
         left = self.seconds_left()
@@ -300,7 +306,7 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
     from rich.live import Live
 
     try:
-        if console.is_terminal:
+        if console.is_interactive:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop", transient=True) as live:
 
                 def redraw(_: Event | None) -> None:
@@ -310,7 +316,17 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
                 redraw(None)
                 yield redraw
         else:
-            yield lambda event: event and console.print(_told(board, event), markup=False)
+            waits: list[str] = []  # said once
+
+            def tell(event: Event | None) -> None:
+                board.look()
+                if event is not None:
+                    console.print(_told(board, event), markup=False)
+                elif not waits and board.count("waiting") and not board.count("running"):
+                    waits.append(f"{counted(board.count('waiting'), 'run')} to wait for: another process trains there")
+                    console.print(waits[0], markup=False)
+
+            yield tell
     except KeyboardInterrupt:
         console.print(
             f"{board.count('finished')} of {len(board.lines)} runs are finished in {board.store}; the same command "

@@ -245,7 +245,7 @@ def alike(records: Records) -> dict[RunSpec, tuple[Record, ...]]:
     """All runs, those that differ in their seed only together: spec with seed 0 -> its runs, by seed."""
     groups: dict[RunSpec, list[Record]] = {}
     for run in records:
-        groups.setdefault(_seedless(run.spec), []).append(run)
+        groups.setdefault(_seedless(canonical(run.spec)), []).append(run)
     return {spec: tuple(sorted(runs, key=lambda run: run.spec.seed)) for spec, runs in groups.items()}
 
 
@@ -253,7 +253,7 @@ def judged_runs(records: Records, runs: Sequence[Record], thresholds: Diagnostic
     """Judge one run, or some that differ in their seed only, whatever their options and optimiser."""
     spec = runs[0].spec
     plain = {"rule": "bp", "rule_options": {}, "penalty": 0.0, "credit_site": "writer"}
-    bp = alike(records).get(_seedless(spec, **plain), ())
+    bp = alike(records).get(_seedless(canonical(spec), **plain), ())
     return _judge(records, _setting(spec), tuple(runs), bp, thresholds or DiagnosticThresholds())
 
 
@@ -371,7 +371,7 @@ def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
     if spec.scope == "frozen":
         words += ["--scope", "frozen"]
     if spec.penalty:
-        words += ["--penalty", f"{spec.penalty:g}"]
+        words += ["--penalty", repr(spec.penalty)]
     if spec.credit_site == "reader":
         words += ["--credit-site", "reader"]
     if spec.augment:

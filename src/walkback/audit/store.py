@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from walkback.errors import FormatError, WalkbackError
-from walkback.report import Report
-from walkback.training.folder import CHECKPOINT, PROGRESS, finished, unwritable
+from safetensors import SafetensorError, safe_open
+
+from walkback.audit.records import read_record
+from walkback.errors import WalkbackError
+from walkback.training.folder import AGAIN, CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
 
 
@@ -22,10 +24,10 @@ class State:
     """What a store holds of a run.
 
     Args:
-        kind: "finished"; "begun" when a checkpoint is there to go on from; "new"; "damaged" when a file of a finished
-            run is missing or the folder belongs to something else.
+        kind: "finished", as evidence reads it; "begun" when a checkpoint is there to go on from; "new"; "damaged" when
+            a file of a finished run is missing or not what it should be, or the folder belongs to something else.
         detail: what is wrong with a damaged one and what to do.
-        weights: False for a finished run of which only the record was kept.
+        weights: False for a finished run of which only the record was kept, or whose weights can't be read.
     """
 
     kind: Literal["finished", "begun", "new", "damaged"]
@@ -44,28 +46,41 @@ def state(store: str | Path, spec: RunSpec) -> State:
         done = finished(folder, spec)
     except (WalkbackError, OSError) as error:
         return State("damaged", f"{folder}: {error}" if str(folder) not in str(error) else str(error))
-    if done:
-        return State("finished", weights=(folder / "weights.safetensors").exists())
-    return State("begun" if (folder / CHECKPOINT).exists() else "new")
+    if not done:
+        return State("begun" if (folder / CHECKPOINT).exists() else "new")
+    try:
+        read_record(folder)
+    except (WalkbackError, OSError) as error:
+        return State("damaged", f"{folder}: {error} Put the right file back. {AGAIN}")
+    return State("finished", weights=_has_weights(folder / "weights.safetensors"))
+
+
+def _has_weights(path: Path) -> bool:
+    """Whether the file is there and its index fits its length."""
+    try:
+        with safe_open(path, framework="np"):
+            return True
+    except (OSError, SafetensorError):
+        return False
 
 
 def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     """Epoch, epochs, acc, h_L, g_L and seconds_per_epoch of a run that is being trained, or was until it stopped.
 
-    Of a finished run the same from its report, without the seconds; {} where nothing is known.
+    Of a finished run the same from its record, without the seconds; what is not known, or is no number, is left out.
     """
     folder = Path(store) / spec.name
     try:
         found = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
     except (OSError, ValueError):
-        pass
-    try:
-        report = Report.load(folder / "report.json")
-    except FormatError:
-        return {}
-    last = {key: (report.per_layer.get(name) or [None])[-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
-    return {"epoch": report.run.get("epochs"), "epochs": spec.epochs, "acc": report.headline_acc, **last}
+        try:
+            run = read_record(folder)
+        except (WalkbackError, OSError):
+            return {}
+        sizes = {key: (run.report.per_layer.get(k) or [None])[-1] for key, k in (("h_L", "h_norm"), ("g_L", "g_norm"))}
+        found = {"epoch": len(run.rows), "epochs": spec.epochs, "acc": run.accuracy, **sizes}
+    known = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in known if isinstance(value, (int, float)) and not isinstance(value, bool)}
 
 
 def check_writable(store: str | Path) -> None:

@@ -13,24 +13,28 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
 
 import torch
 
 from walkback.audit.executors import Job
 from walkback.data import root_of
 from walkback.errors import WalkbackError
-from walkback.training.folder import unwritable
+from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
 
 TAIL = 12  # lines of a log that a message shows
+WIDE, LONG = 300, 4000  # characters that a message shows of a line, and of an error: a pipe holds 64 thousand
+BUSY = 75  # exit code: another process is training the run
 
 
-def work(job: Job) -> None:
+def work(job: Job, wait: bool = True) -> None:
     """Train one job in this process, or find it trained; raises what training raises, after logging it.
 
-    A run that diverges is finished, not failed: it is a finding.
+    A run that diverges is finished, not failed: it is a finding. One that another process is training is waited for,
+    or with `wait` False a BusyError.
     """
-    with _logged(job), _settings(job):
+    with owned(job.folder, wait=wait), _logged(job), _settings(job):
         try:
             train(job.spec, job.store, root=root_of(job.spec.data, job.root), device=job.device, quiet=True)
         except BaseException:
@@ -45,12 +49,21 @@ def tail(job: Job) -> str:
         lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join([f"{job.log} ends with:", *(f"  {line}" for line in lines)])
+    return "\n".join([f"{job.log} ends with:", *(f"  {clipped(line, WIDE)}" for line in lines)])
+
+
+def clipped(text: str, room: int) -> str:
+    """The beginning of a text that is too long.
+
+    >>> clipped("abcdef", 3), clipped("abc", 3)
+    ('abc…', 'abc')
+    """
+    return text if len(text) <= room else text[:room] + "…"
 
 
 def reason(error: BaseException) -> str:
-    """An exception as one line: ours as they are, others with their type."""
-    return str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}"
+    """An exception in a few words: ours as they are, others with their type."""
+    return clipped(str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}", LONG)
 
 
 @contextmanager
@@ -85,10 +98,10 @@ def _settings(job: Job) -> Iterator[None]:
         torch.use_deterministic_algorithms(exact)
 
 
-def _leash() -> None:
-    """End with the process that started us: standard input is a pipe that it holds open."""
+def _leash(pipe: int) -> None:
+    """End with the process that started us, which holds the other end of the pipe open."""
     with suppress(OSError):
-        while os.read(0, 4096):
+        while os.read(pipe, 4096):
             pass
     os._exit(1)  # at once: every write is atomic, so this is as good a moment as any
 
@@ -99,22 +112,27 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)  # anything else that is printed goes to the log
     try:
         if arguments == ["-"]:
-            job = Job.from_json(_line())
-            threading.Thread(target=_leash, daemon=True).start()
+            pipe = os.dup(0)
+            job = Job.from_json(_line(pipe))
+            threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
+            with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
+                os.dup2(nothing.fileno(), 0)
         else:
             job = Job.from_json(" ".join(arguments))
-        work(job)
-    except Exception as error:
+        work(job, wait=False)
+    except BusyError:
+        return BUSY
+    except (Exception, SystemExit) as error:
         with suppress(OSError):
             print(reason(error), file=voice, flush=True)
         return 1
     return 0
 
 
-def _line() -> str:
+def _line(pipe: int) -> str:
     text = b""
     while not text.endswith(b"\n"):
-        byte = os.read(0, 1)
+        byte = os.read(pipe, 1)
         if not byte:
             break
         text += byte

@@ -13,6 +13,7 @@ from walkback.data.source import bases, look, read
 from walkback.data.teacher import teacher, teacher_linear
 from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError
+from walkback.untouched import drawn_from
 
 EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
 SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
@@ -27,7 +28,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
     Args:
         name: `teacher` and `teacher-linear` need no files; `cifar10`, `cifar100`, `fashion-mnist` are read from disk;
-            `module:function` is called (with `root=` where one is given) and returns a Dataset.
+            `module:function` is called (with `root=` where one is given, from seed 0) and returns a Dataset.
         root: the data set's folder or its parent. Without it: the environment variable WALKBACK_DATA, then the
             usual cache folders. Embedded data sets take none.
 
@@ -36,7 +37,8 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
     """
     if is_entry(name):
-        data = call_entry(name) if root is None else call_entry(name, root=root)
+        with drawn_from(0):  # a run and its control load it in two processes, and must get the same
+            data = call_entry(name) if root is None else call_entry(name, root=root)
         if not isinstance(data, Dataset):
             raise InputError(f"Expected {name} to return a walkback.data.Dataset, but got a {type(data).__name__}.")
         return checked(data)

@@ -73,6 +73,8 @@ def checked(data: Dataset) -> Dataset:
             )
         if x.is_floating_point() and not bool(torch.isfinite(x).all()):
             raise InputError(f"Expected finite {part} inputs, but some are NaN or infinite.")
+    if len(data.test) < 2:
+        raise InputError("Expected at least two test samples, since two halves of them are compared, but got one.")
     channels = data.input_shape[0] if data.input_shape else 0
     if len(data.mean) != len(data.std) or len(data.mean) not in (0, channels):
         raise InputError(

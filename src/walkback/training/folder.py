@@ -20,15 +20,15 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from walkback.checks import read_table
-from walkback.errors import FormatError
+from walkback.errors import FormatError, WalkbackError
 from walkback.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.spec import RunSpec
 
 CHECKPOINT, PROGRESS, LOCK = "checkpoint.safetensors", "progress.json", ".lock"
-LEFT_OVER = ("*.tmp", ".tmp*")  # of a process that was killed while it wrote
+LEFT_OVER = "*.tmp"  # of a process that was killed while it wrote
 
-AGAIN = "To train it again (the same spec gives the same bytes), move the folder away first."
+AGAIN = "To train it again (the same spec gives the same run), move the folder away first."
 _HELP = {
     errno.ENOSPC: "The disk is full: make room, then run the same command again; it goes on from the last epoch saved.",
     errno.EDQUOT: "Your quota is used up: make room, then run the same command again; it goes on from the last epoch "
@@ -65,22 +65,31 @@ def write(path: Path, content: str | bytes) -> None:
 # -- one owner -----------------------------------------------------------------------------------------------
 
 
+class BusyError(WalkbackError):
+    """Another process is in the folder."""
+
+
 @contextmanager
-def owned(folder: Path, quiet: bool = True) -> Iterator[None]:
-    """Make the folder and keep every other process out of it; waits while another one is in."""
+def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]:
+    """Make the folder and keep every other process out of it; our own may come in again.
+
+    Waits while another one is in, or with `wait` False raises BusyError.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(folder / LOCK)
+        lock = FileLock((folder / LOCK).absolute(), is_singleton=True)  # the same object for whoever comes in again
         try:
             lock.acquire(blocking=False)
         except Timeout:
+            if not wait:
+                raise BusyError(f"Expected {folder} to be free, but another process is training there.") from None
             if not quiet:
                 print(f"{folder.name} is being trained by another process: waiting for it", file=sys.stderr)
             lock.acquire()
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        _remove(folder, *LEFT_OVER)
+        _remove(folder, LEFT_OVER)
         yield
     finally:
         lock.release()
@@ -103,7 +112,7 @@ def held(folder: Path) -> bool:
 
 def tidy(folder: Path) -> None:
     """Remove what a finished run no longer needs."""
-    _remove(folder, CHECKPOINT, PROGRESS, LOCK, *LEFT_OVER)
+    _remove(folder, CHECKPOINT, PROGRESS, LOCK, LEFT_OVER)
 
 
 def _remove(folder: Path, *patterns: str) -> None:
@@ -149,10 +158,12 @@ def finished(folder: Path, spec: RunSpec) -> bool:
     _same_spec(folder, spec)
     present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if "report.json" not in present:
-        if "weights.safetensors" in present and CHECKPOINT not in present:
+        last = sorted({"weights.safetensors", "trajectory.jsonl"} & present)  # written after the last epoch
+        if last and CHECKPOINT not in present:
             raise FormatError(
-                f"Expected {folder} to hold a report.json, because its weights are those of a finished run, but it was "
-                f"removed. Put it back. {AGAIN}"
+                f"Expected {folder} to hold a report.json, because {' and '.join(last)} there "
+                f"{'is' if len(last) == 1 else 'are'} of a run that reached its last epoch, but it has none. Put it "
+                f"back. {AGAIN}"
             )
         return False
     missing = sorted({"spec.json", "trajectory.jsonl"} - present)
@@ -162,7 +173,8 @@ def finished(folder: Path, spec: RunSpec) -> bool:
             f"{'was' if len(missing) == 1 else 'were'} removed. Put it back. {AGAIN}"
         )
     try:
-        epochs = Report.load(folder / "report.json").run.get("epochs")
+        report = Report.load(folder / "report.json")
+        epochs = report.run.get("epochs") if isinstance(report.run, dict) else None
     except FormatError as error:
         raise FormatError(f"{error} {AGAIN}") from None
     rows = (folder / "trajectory.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -218,5 +230,6 @@ def reading_checkpoint(folder: Path) -> Iterator[None]:
     except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:
         raise FormatError(
             f"Expected {folder / CHECKPOINT} to hold the last finished epoch, but it is damaged or of another version: "
-            f"{type(error).__name__}: {error}. Delete it to train this run from its start; no other run is touched."
+            f"{type(error).__name__}: {error}. Move the folder away to train this run from its start; no other "
+            "run is touched."
         ) from None

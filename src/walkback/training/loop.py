@@ -14,6 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from walkback import nets, rules
+from walkback import __version__, nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.data.dataset import checked
 from walkback.diagnose import diagnose, measure
@@ -37,6 +38,7 @@ from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkp
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
+from walkback.untouched import drawn_from
 from walkback.values import widest
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
@@ -105,18 +107,27 @@ def _train(run: _Run, folder: Path) -> Bundle:
     write(folder / "spec.json", spec_text(spec, run.data.input_shape, run.data.classes) + "\n")
     with reading_checkpoint(folder):
         done = _resume(run, folder)
-    run.rows = run.rows or [_row(run, 0, None)]
+    if not run.rows:
+        with _drawn(run, 0):
+            run.rows = [_row(run, 0, None)]
     clock = time.monotonic()
     with epochs(spec.name, done, spec.epochs, _numbers(run.rows)) as show:
         for epoch in range(done + 1, spec.epochs + 1):
             if epoch > 1 and run.rows[-1].get("diverged"):
                 break
-            loss = _epoch(run, epoch, show)
-            run.rows.append(_row(run, epoch, loss))
+            with _drawn(run, epoch):
+                loss = _epoch(run, epoch, show)
+                run.rows.append(_row(run, epoch, loss))
             _checkpoint(run, folder, epoch)
             _progress(run, folder, (time.monotonic() - clock) / (epoch - done))
             show(epoch, _numbers(run.rows))
-    return _finish(run, folder)
+    with _drawn(run, spec.epochs + 1):
+        return _finish(run, folder)
+
+
+def _drawn(run: _Run, epoch: int) -> AbstractContextManager[None]:
+    """What a network or a rule draws from the global generators (dropout, noise) follows from seed and epoch too."""
+    return drawn_from(seeded(run.spec.seed, "global", epoch).initial_seed(), run.device)
 
 
 # -- set-up --------------------------------------------------------------------------------------------------
@@ -130,15 +141,16 @@ def seeded(seed: int, purpose: str, epoch: int = 0) -> torch.Generator:
 
 def build_net(spec: RunSpec, data: Dataset) -> nn.Module:
     """The network of a spec at its initialisation."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(spec.seed)
+    with drawn_from(spec.seed):
         return nets.build(spec.net, data.input_shape, data.classes, **spec.net_options)
 
 
 def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
     """The rule of a spec, set up for a network on the CPU."""
-    rule = rules.make(spec.rule, **spec.rule_options)
-    set_up(rule, net, data.prepare(data.train.x[:2]), data.classes, seeded(spec.seed, "rule"))
+    generator = seeded(spec.seed, "rule")
+    with drawn_from(generator.initial_seed()):  # for a rule that does not draw from the generator it is given
+        rule = rules.make(spec.rule, **spec.rule_options)
+        set_up(rule, net, data.prepare(data.train.x[:2]), data.classes, generator)
     return rule
 
 
@@ -363,8 +375,10 @@ def _resume(run: _Run, folder: Path) -> int:
             state.setdefault(int(index), {})[name] = value
     groups = run.optimiser.state_dict()["param_groups"]
     run.optimiser.load_state_dict({"state": state, "param_groups": groups})
-    run.rows = json.loads(metadata["rows"])
-    return int(metadata["epoch"])
+    run.rows, epoch = json.loads(metadata["rows"]), int(metadata["epoch"])
+    if not isinstance(run.rows, list) or len(run.rows) != epoch + 1:
+        raise ValueError(f"expected {epoch + 1} rows after {epoch} epochs")
+    return epoch
 
 
 def _finish(run: _Run, folder: Path) -> Bundle:
@@ -427,6 +441,7 @@ def fresh_null(
 def machine(device: torch.device) -> dict[str, Any]:
     """What a result was made on."""
     return {
+        "walkback": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": _processor(),

@@ -26,9 +26,9 @@ class _Attempt(Generic[Handle]):
 
 
 def absolute(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs with paths that mean the same on every machine that mounts them alike."""
-    full = [str(Path(job.store).resolve()) for job in jobs]
-    roots = [job.root and str(Path(job.root).resolve()) for job in jobs]
+    """The same jobs with paths that depend on no working folder; links stay, since a node may have its own."""
+    full = [str(Path(job.store).absolute()) for job in jobs]
+    roots = [job.root and str(Path(job.root).absolute()) for job in jobs]
     return [replace(job, store=store, root=root) for job, store, root in zip(jobs, full, roots)]
 
 
@@ -83,8 +83,9 @@ def _news(attempt: _Attempt[Handle], stage: Stage, why: str) -> Iterator[Event]:
         yield Event(spec, "started")
     if stage == "running":
         return
-    # A worker may die after its last write: what is in the store counts.
-    if not why or state(attempt.job.store, spec).kind == "finished":
+    # A worker may die after its last write, or end early without an error: what is in the store counts.
+    if state(attempt.job.store, spec).kind == "finished":
         yield Event(spec, "finished")
     else:
+        why = why or "The worker ended without an error, and the run is not finished."
         yield Event(spec, "retried" if attempt.left else "failed", f"{why}\n{tail(attempt.job)}")

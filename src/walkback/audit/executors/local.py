@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
-from walkback.audit.worker import tail
+from walkback.audit.worker import BUSY, tail
 from walkback.training.folder import held
 
 TICK = 0.5  # seconds between two looks that find nothing new
@@ -79,8 +79,12 @@ def _ended(
             continue
         del running[job]
         said = _last_words(process)
-        if process.returncode == 0 or state(job.store, job.spec).kind == "finished":
+        if state(job.store, job.spec).kind == "finished":
             yield Event(job.spec, "finished")
+            continue
+        if process.returncode == BUSY:
+            waiting.append(job)
+            yield Event(job.spec, "retried", "Another process is training it: left to that one.")
             continue
         deaths[job] += 1
         again = deaths[job] <= retries
@@ -99,13 +103,18 @@ def _start(job: Job) -> subprocess.Popen[str]:
             stderr=log,
             text=True,
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
-            env={**os.environ, "OMP_NUM_THREADS": str(job.threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": _importable()},
         )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it died at once; its log says why
         process.stdin.write(job.to_json() + "\n")
         process.stdin.flush()
     return process
+
+
+def _importable() -> str:
+    """Where this process finds modules: what it could import to look at a plan, a worker can import to train it."""
+    return os.pathsep.join(filter(None, sys.path))
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:
@@ -116,8 +125,9 @@ def _last_words(process: subprocess.Popen[str]) -> str:
     with suppress(BrokenPipeError):
         process.stdin.close()
     if process.returncode < 0:
-        return f"killed by {signal.Signals(-process.returncode).name}"
-    return said or f"ended with exit code {process.returncode}"
+        names = {s.value: s.name for s in signal.Signals}  # real-time signals have none
+        return f"killed by {names.get(-process.returncode, f'signal {-process.returncode}')}"
+    return said or f"ended with exit code {process.returncode}, and the run is not finished"
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:

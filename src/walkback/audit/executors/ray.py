@@ -43,8 +43,10 @@ def run(
         address: of a running cluster, "host:port", or "auto" for the one on this machine; by default $RAY_ADDRESS.
             Without either a cluster is started on this machine, and stopped in the end.
     """
+    if not jobs:
+        return  # no cluster for nothing
     jobs = absolute(jobs)
-    threads = max((job.threads for job in jobs), default=1)
+    threads = max(job.threads for job in jobs)
     with _connected(address or os.environ.get("RAY_ADDRESS"), threads * (workers or max(1, cores() // threads))) as ray:
         # Ray's own retries would go unseen: ours are counted and told.
         task = ray.remote(max_retries=0)(_train)
@@ -73,7 +75,7 @@ def _train(text: str) -> str:
     """What runs on a node."""
     try:
         work(Job.from_json(text))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return reason(error)
     return ""
 
