@@ -4,17 +4,17 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test browser latex docs pictures lint bench evidence clean
+.PHONY: demo test browser latex slurm fashion docs pictures lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
 	$(BIN)/walkback demo --out runs/demo
 
-# In CI a missing browser or LaTeX is a failure; elsewhere their tests are skipped, with a line that says so.
-NEEDED := $(if $(filter-out false 0,$(CI)),WALKBACK_NEEDS_BROWSER=1 WALKBACK_NEEDS_LATEX=1)
+# In CI a missing one of these is a failure; elsewhere their tests are skipped, with a line that says so.
+NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION,WALKBACK_NEEDS_$(what)=1))
 
-test: lint browser latex
-	$(NEEDED) $(BIN)/python -m pytest -n 2
+test: lint browser latex slurm fashion
+	$(NEEDED) $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 # $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::http::Timeout=20 -o Acquire::Retries=1
@@ -33,6 +33,12 @@ browser:
 
 latex:
 	$(call ensure,command -v pdflatex && kpsewhich booktabs.sty,texlive-latex-base texlive-latex-recommended,tables in LaTeX)
+
+slurm:
+	$(call ensure,command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged,slurmctld slurmd slurm-client munge,Slurm itself)
+
+fashion:
+	$(call ensure,test -d /usr/share/datasets/fashion-mnist,dataset-fashion-mnist,Fashion-MNIST as Debian ships it)
 
 # The site, in site/. Broken links fail; nothing on it is loaded from elsewhere.
 docs: $(STAMP)

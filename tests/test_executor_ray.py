@@ -24,6 +24,8 @@ from walkback.errors import InputError
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
+pytestmark = pytest.mark.xdist_group("ray")  # "auto" finds any cluster on this machine, so one test at a time
+
 LONG = {"net_options": {"width": 16, "depth": 2}, "data": "test_executor_ray:together", "epochs": 30, "rule": "dfa"}
 
 
