@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -224,6 +225,22 @@ def _without_norm(records: Records) -> Iterator[str]:
     yield f"with a BP-trained stem are {behind[0]:.1f} and {behind[1]:.1f} pp better"
 
 
+def _small_cnn(records: Records) -> Iterator[str]:
+    """What the page says of SmallCNN, one seed."""
+    found = {rule: judged(records, Setting(rule, net="small-cnn", epochs=10, augment=True)) for rule in RULE_OPTIONS}
+    assert {len(j.runs) for j in found.values()} == {1}, "one seed, says the page"
+    rows = [at for j in found.values() for _, _, at in j.runs[0].epochs]
+    yield f"No rule's ρ passes {math.ceil(10 * max(at.growth for at in rows)) / 10} in any epoch"
+    yield f"‖g_L‖ never falls below {number(min(at.g_norm[-1] for at in rows), 'norm')}, and"
+    for j in found.values():
+        assert {j.word(edition) for edition in ("three-check", "four-diagnostic")} == {"trustworthy"}
+        assert j.depth_bp is not None
+        assert not j.depth_bp.flagged
+    gain = {rule: f"{found[rule].depth.value:+.1f}" for rule in found}  # type: ignore[union-attr]
+    yield f"BP {gain['bp']} pp over its own, FA {gain['fa']}, EP {gain['ep']}, DFA {gain['dfa']}, Credit Bridge"
+    yield f"Credit Bridge {gain['credit-bridge']}, State Bridge {gain['state-bridge']}."
+
+
 def test_the_page_on_replication_says_what_the_records_say() -> None:
     """Its sentences on unit length and on the primary audit, from the runs: another record, another sentence."""
     page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
@@ -251,6 +268,7 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
         *_penalties(records),
         *_others(records),
         *_without_norm(records),
+        *_small_cnn(records),
     ):
         assert words.replace("−", "-") in page.replace("−", "-"), words
     assert max(abs(c) for c in m["unit"].cosine[1:]) < 0.02, "nothing deeper"
