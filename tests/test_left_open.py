@@ -231,7 +231,7 @@ def _small_cnn(records: Records) -> Iterator[str]:
     assert {len(j.runs) for j in found.values()} == {1}, "one seed, says the page"
     rows = [at for j in found.values() for _, _, at in j.runs[0].epochs]
     yield f"No rule's ρ passes {math.ceil(10 * max(at.growth for at in rows)) / 10} in any epoch"
-    yield f"‖g_L‖ never falls below {number(min(at.g_norm[-1] for at in rows), 'norm')}, and"
+    yield f"‖g_L‖ never falls below {number(min(at.g_norm[-1] for at in rows), 'norm')} (published: (b) fires on none)"
     for j in found.values():
         assert {j.word(edition) for edition in ("three-check", "four-diagnostic")} == {"trustworthy"}
         assert j.depth_bp is not None
