@@ -49,8 +49,10 @@ def counts(table: Table) -> list[int]:
     """Rows of ours, those without a run, then of the others: agree, agree in part, disagree, nothing published."""
     rows = [dict(zip(table.columns, row)) for row in table.rows]
     ours = [row for row in rows if row.get("figures") != "published"]
-    counted = next((column for column in ("n", "draws", "(a)") if column in table.columns), "figures")
-    there = [row for row in ours if row.get(counted) not in ("0", "–")]
+    ours = [row for row in ours if row.get("n") != "–" and row[table.columns[0]] != "n"]  # neither sums nor counts
+    counted = [column for column in table.columns if column == "n" or column.startswith("n of ")]
+    counted = counted or [column for column in ("draws", "(a)", "figures") if column in table.columns][:1]
+    there = [row for row in ours if any(row[column] not in ("0", "–") for column in counted)]
     said = [row.get("agrees?", "–") for row in there]
     part = sum(" of " in text for text in said)
     return [len(ours), len(ours) - len(there), said.count("yes"), part, said.count("no"), said.count("–")]

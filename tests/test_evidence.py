@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import draw_results
 from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
 from walkback.audit.agree import agrees, agrees_any
@@ -908,3 +909,126 @@ def test_depth_that_was_not_tested_is_no_pass_in_the_extended_ablation(tmp_path)
     ours = [r for r in rows(table) if r["figures"] == PLAIN and r["strategy"].startswith("S")]
     assert {r["BP RM-d256-L4"] for r in ours} == {"passes (D3 not tested)"}
     assert {r["agrees?"] for r in ours} == {"–"}
+
+
+# -- partial data and seeds that differ ------------------------------------------------------------------------
+
+
+def test_a_flag_that_some_seeds_raise_agrees_with_neither(tmp_path):
+    for seed, g in zip(SEEDS, (5e-8, 5e-7, 5e-7)):
+        put(tmp_path, RunSpec(rule="dfa", seed=seed), 0.3, 0.4, **{**EXPLODED, "g": (g,) * 5})
+    dfa = rows(evidence("cross-arch", read_records(tmp_path)), rule="DFA", figures=PLAIN)[0]
+    assert (dfa["D1"], dfa["D2"], dfa["agrees?"]) == ("flags", "flags (1/3)", "1 of 2, not D2")
+
+
+def test_what_is_inconclusive_is_compared_in_no_table(tmp_path):
+    wide = {"h": (9.0, 9.5, 10.0), "g": (4e-4,) * 3}
+    for seed, gain in zip(SEEDS, (0.0, 0.02, 0.06)):
+        put(tmp_path, RunSpec(rule="fa", seed=seed, net_options=WIDE_SHALLOW), 0.345, 0.345 - gain, 0.3,
+            cosine=(0.4, 0.5, 1.0), **wide)  # fmt: skip
+    records = read_records(tmp_path)
+    found = one(evidence("wide-shallow", records), rule="FA", figures=PLAIN)
+    assert found["three-check"] == "inconclusive"
+    assert "three-check" not in found["agrees?"]
+    found = rows(evidence("ablation", records), network="ResMLP d=512 L=2", rule="FA", figures=PLAIN)[0]
+    assert (found["S0 acc"], found["first caught by"], found["agrees?"]) == ("passes", "inconclusive", "–")
+    table = evidence("extended-ablation", records)
+    found = [row for row in rows(table, figures=PLAIN) if row["strategy"].startswith("S")]
+    assert {(row["FA RM-d512-L2"], row["agrees?"]) for row in found} == {("inconclusive", "–")}
+
+
+def test_rankings_are_compared_over_the_rules_that_both_have(tmp_path):
+    """Published, SB is first by nudging and third by cosine; of FA, CB and DFA both orders are the same."""
+    for rule, cosine, nudge in (("fa", 0.42, -2e-4), ("credit-bridge", 0.68, -4e-4), ("dfa", 0.16, -5e-5)):
+        put(tmp_path, RunSpec(rule=rule, penalty=1e-2, epochs=30), 0.36, 0.35, nudging=(0.0,) + (nudge,) * 4,
+            **{**HEALTHY, "cosine": (0.4,) + (cosine,) * 4})  # fmt: skip
+    table = evidence("matched-penalty", read_records(tmp_path))
+    ours, theirs = (one(table, rule="τ with the cosine", figures=f) for f in (PLAIN, "published"))
+    assert (ours["nudge"], theirs["nudge"]) == ("+1.00", "+0.33")
+    assert ours["agrees?"] == "yes"
+
+
+def test_bp_of_another_length_does_not_say_whether_a_task_shows_depth(tmp_path):
+    student = {"net": "student", "data": "teacher-linear"}
+    put(tmp_path, RunSpec(rule="bp", epochs=100, **student), 0.80, 0.90, **HEALTHY)
+    put(tmp_path, RunSpec(rule="dfa", epochs=30, **student), 0.60, 0.90, **HEALTHY)
+    dfa = Setting("dfa", net="student", data="teacher-linear", any_epochs=True)
+    assert judged(read_records(tmp_path), dfa).depth.flagged is True
+    put(tmp_path, RunSpec(rule="bp", epochs=30, **student), 0.80, 0.90, **HEALTHY)
+    assert judged(read_records(tmp_path), dfa).depth.flagged is None
+
+
+def test_validations_take_differences_seed_by_seed(tmp_path):
+    for seed, penalty, acc, g in (
+        (42, 0.0, 0.6, 5e-9),
+        (123, 0.0, 0.5, 1e-8),
+        (123, 1e-2, 0.45, 1e-6),
+        (456, 1e-2, 0.1, 1e-3),
+    ):
+        write_run(tmp_path, RunSpec(rule="bp", penalty=penalty, epochs=30, seed=seed), acc, **HEALTHY)
+        write_run(tmp_path, RunSpec(rule="dfa", penalty=penalty, epochs=30, seed=seed), 0.3, fresh=FRESH,
+                  **{**EXPLODED, "g": (g,) * 5})  # fmt: skip
+    table = evidence("validations", read_records(tmp_path))
+    said = one(table, validation="Fresh feedback, BP with penalty", figures=PLAIN)["ours"]
+    assert said.endswith("the penalty changes BP by -5.0 pp")
+    assert "lifts DFA's ‖g_L‖ 100-fold" in one(table, validation="Penalty", figures=PLAIN)["ours"]
+
+
+def test_a_reference_of_zero_and_one_that_was_not_measured(tmp_path):
+    for penalty, g in ((0.0, 0.0), (1e-2, 1e-4)):
+        write_run(
+            tmp_path / "zero", RunSpec(rule="dfa", penalty=penalty, epochs=30), 0.3, **{**EXPLODED, "g": (g,) * 5}
+        )
+    found = one(evidence("validations", read_records(tmp_path / "zero")), validation="Penalty", figures=PLAIN)
+    assert "lifts DFA's ‖g_L‖ from zero to 1e-4" in found["ours"]
+    assert found["holds?"] == "yes"
+    folder = write_run(tmp_path / "none", RunSpec(rule="dfa", epochs=1), 0.3, **EXPLODED)
+    report, row = (folder / name for name in ("report.json", "trajectory.jsonl"))
+    for path in (report, row):
+        fields = json.loads(path.read_text())
+        fields["per_layer"]["g_norm"] = None
+        path.write_text(json.dumps(fields) + "\n")
+    records = read_records(tmp_path / "none")
+    assert len(records) == 1, records.problems
+    early = one(evidence("two-modes", records), condition="DFA, epoch 1", figures=PLAIN)
+    assert (early["‖g_L‖"], early["reading"]) == ("–", "–")
+    found = one(evidence("validations", records), validation="Early epochs of DFA", figures=PLAIN)
+    assert found["ours"].endswith("reference valid on 0/1")
+    found = one(evidence("validations", records), validation="Networks", figures=PLAIN)
+    assert (found["ours"], found["holds?"]) == ("under DFA growth flags on 0 of 0 networks, the reference on 0", "–")
+
+
+def test_a_run_that_diverged_is_named_under_every_table(tmp_path):
+    folder = write_run(tmp_path, RunSpec(rule="dfa", epochs=2), 0.12, **EXPLODED)
+    assert "diverged" not in " ".join(evidence("primary", read_records(tmp_path)).notes)
+    report = json.loads((folder / "report.json").read_text())
+    report["run"].update(epochs=1, diverged="epoch 1: training loss not finite")
+    (folder / "report.json").write_text(json.dumps(report))
+    first = (folder / "trajectory.jsonl").read_text().splitlines()[0]
+    (folder / "trajectory.jsonl").write_text(first + "\n")
+    notes = evidence("primary", read_records(tmp_path)).notes
+    assert notes[-1].startswith("diverged, and counted with what they were then")
+    assert notes[-1].endswith(f"{folder.name} in epoch 1 of 2")
+
+
+def test_one_frozen_number_is_held_against_no_stem_trained_by_bp(world):
+    table = evidence("cross-arch", world)
+    found = [row for row in rows(table, figures=PLAIN) if row["rule"] == "frozen, BP stem"]
+    assert "StudentNet on teacher-linear" in {row["network"] for row in found}
+    assert {row["agrees?"] for row in found} == {"–"}
+
+
+def test_coverage_counts_rows_with_runs_and_no_sums(world):
+    def count(name: str) -> list[int]:
+        return draw_results.counts(evidence(name, world))
+
+    four = evidence("ablation-four", world)
+    ours = [row for row in rows(four) if row["figures"] != "published" and row["rule"] != "walked back"]
+    assert count("ablation-four")[:2] == [len(ours), sum(row["n"] == "0" for row in ours)]
+    assert count("extended-ablation")[0] == sum(
+        row["figures"] != "published" for row in rows(evidence("extended-ablation", world)) if row["strategy"] != "n"
+    )
+    random = [row for row in rows(evidence("triangulation", world)) if row["n"] == "0" and row["n of ρ_pert"] != "0"]
+    assert random, "a random vector has a correlation and no cosine"
+    without = [row for row in rows(evidence("triangulation", world)) if row["n"] == "0" and row["n of ρ_pert"] == "0"]
+    assert count("triangulation")[1] == len(without)

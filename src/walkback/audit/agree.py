@@ -16,7 +16,8 @@ RULES = {
     "loss": "changes of the training loss agree within a factor 3",
     "epoch": "epochs agree from half the first to twice the last published one; never agrees with never",
     "share": "shares of the compute agree within 0.05",
-    "word": "verdicts and flags agree when they are the same",
+    "word": "verdicts and flags agree when they are the same; a flag that some seeds raise and others don't agrees "
+    "with neither, and what is inconclusive or not tested is not compared",
 }
 _LEAST = {"acc": 0.02, "cos": 0.05, "pp": 2.0, "share": 0.05}
 ANY = (
@@ -106,6 +107,7 @@ def _text(f: Figure) -> str:
     scale = f.number / f.value if f.value else 1.0
     text = f.bound + ("~" if f.rough else "") + number(f.number, kind)
     if f.std is not None:
-        text += f" ± {number(f.std * scale, kind).lstrip('+')}"
+        std = f.std * scale
+        text += f" ± {std:g}" if kind == "pp" else f" ± {number(std, kind).lstrip('+')}"
     text += ("†" if scale != 1.0 else "") + (f" seed {f.seed}" if f.seed else "")
     return text + (f" ({f.unlike})" if f.unlike else "")

@@ -74,6 +74,11 @@ class Record:
         """The row before the first epoch."""
         return self.report.run["initial"]
 
+    @property
+    def diverged(self) -> bool:
+        """Whether training ended early because something was no longer finite."""
+        return bool(self.report.run.get("diverged"))
+
     def on_the_data_of(self, other: Record) -> bool:
         """Whether both were measured on the same samples, as far as their reports tell."""
         ours, theirs = (run.report.conditions.get("probe_hash") for run in (self, other))
@@ -274,8 +279,7 @@ def _rows(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> None:
-    ended = report.run.get("diverged")
-    if len(rows) != report.run.get("epochs") or (len(rows) != spec.epochs and not ended):
+    if len(rows) != report.run.get("epochs") or (len(rows) != spec.epochs and not report.run.get("diverged")):
         raise FormatError(
             f"Expected {spec.epochs} epochs in trajectory.jsonl, but it has {len(rows)} and report.json says "
             f"{report.run.get('epochs')}."

@@ -161,12 +161,12 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 def weight_growth(row: dict[str, Any]) -> float | None:
     """‖w − w₀‖/‖w₀‖, averaged over the weights of all blocks."""
-    return _mean(w for block in row.get("weights", {}).get("growth", []) for w in block)
+    return _mean(w for block in (row.get("weights") or {}).get("growth", []) for w in block)
 
 
 def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
     """The product of a block's weight norms, averaged over blocks."""
-    return _mean(row.get("weights", {}).get(f"product_{norm}", []))
+    return _mean((row.get("weights") or {}).get(f"product_{norm}", []))
 
 
 VALUES = {
@@ -236,8 +236,10 @@ class Judged:
 @lru_cache(maxsize=512)
 def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds | None = None) -> Judged:
     """Judge a setting in both editions."""
-    bp = select(records, replace(setting, rule="bp", penalty=0.0, credit_site="writer", unit=False))
-    return _judge(records, setting, select(records, setting), bp, thresholds or DiagnosticThresholds())
+    runs = select(records, setting)
+    like = replace(setting, epochs=runs[0].spec.epochs, any_epochs=False) if runs else setting
+    bp = select(records, replace(like, rule="bp", penalty=0.0, credit_site="writer", unit=False))
+    return _judge(records, setting, runs, bp, thresholds or DiagnosticThresholds())
 
 
 @lru_cache(maxsize=4)

@@ -7,6 +7,7 @@ there: what is missing is shown as – and listed with the command that would tr
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from walkback.audit.evidence.audits import (
@@ -74,7 +75,12 @@ def evidence(name: str, records: Records) -> Table:
     """
     if name not in TABLES:
         raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {name!r}.{closest(name, TABLES)}")
-    return TABLES[name](records)
+    made = TABLES[name](records)
+    ended = [f"{run.path.name} in epoch {len(run.rows)} of {run.spec.epochs}" for run in records if run.diverged]
+    said = (
+        [f"diverged, and counted with what they were then, wherever they belong: {'; '.join(ended)}"] if ended else []
+    )
+    return replace(made, notes=(*made.notes, *said))
 
 
 def describe(name: str) -> str:

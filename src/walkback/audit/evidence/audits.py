@@ -38,8 +38,7 @@ def networks(records: Records) -> list[tuple[str, Setting, str, str]]:
 
 def _frozen(where: str, rule: str) -> tuple[Figure, ...]:
     """What is published of a frozen control; one number for all rules is not held against that of a BP-trained stem."""
-    shared = rule == "bp" and figures(where, "bp", what="margin")
-    return (() if shared else figures(where, "frozen")) + figures(where, f"frozen-{rule}")
+    return (() if rule == "bp" else figures(where, "frozen")) + figures(where, f"frozen-{rule}")
 
 
 def primary(records: Records) -> Table:
@@ -173,7 +172,7 @@ def cross_arch(records: Records) -> Table:
         for rule in ("bp", "dfa"):
             said = _frozen(where, rule)
             setting = replace(base, rule=rule, scope="frozen")
-            if said:
+            if said or figures(where, "frozen"):
                 entries.append(Entry((name, norm, f"frozen, {RULES[rule]} stem"), setting, said))
     return audit(
         "cross-arch",

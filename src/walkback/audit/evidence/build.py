@@ -11,6 +11,7 @@ from walkback.audit.records import Records
 from walkback.audit.settings import Judged, Setting, commands, judged, lacking, select
 from walkback.audit.table import NONE, Cell, Stat, Table, spread, table
 from walkback.checks import Finding
+from walkback.editions import INCONCLUSIVE, TRUSTWORTHY
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
 VECTORS = ("teacher", "teacher-linear")  # nothing to flip or crop
@@ -125,11 +126,9 @@ def _comparable(column: Column, j: Judged) -> float | str | None:
     value = column.value(j)
     if column.kind == "verdict":
         word = j.word(str(value))
-        return word if word != "trustworthy" or j.tested else None
+        return None if word == INCONCLUSIVE or (word == TRUSTWORTHY and not j.tested) else word
     if isinstance(value, Finding):
         return value.value
-    if column.kind == "flag" and value is not None:
-        return str(value).partition(" ")[0]
     return value.mean if isinstance(value, Stat) else value
 
 

@@ -24,11 +24,14 @@ STRATEGY = (
     "D1 and D2: fails too where both flag on a seed; S3, with D3: the three-check verdict"
 )
 FOUR = (
-    "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone; full: (a), (b) or (d), "
-    "which is the four-diagnostic verdict"
+    "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone, where it flags on a "
+    "seed; full: (a), (b) or (d), which is the four-diagnostic verdict"
 )
 NO_GAMMA = "Γ not measured"
-MISSED = "missed: passes under this strategy and fails under the full protocol"
+MISSED = (
+    "missed: passes under this strategy and fails under the full protocol; inconclusive: so does D3, so whether "
+    "there is anything to catch is open"
+)
 
 
 def pair(j: Judged) -> tuple[bool, bool | None] | None:
@@ -82,7 +85,8 @@ def ablation(records: Records) -> Table:
             if ours and ours["S3"] == "passes" and not j.tested:
                 cells[3] = "passes (D3 not tested)"
             first = caught(ours)
-            comparable = None if first == "passes" and not j.tested else first
+            undecided = first == INCONCLUSIVE or (first == "passes" and not j.tested)
+            comparable = None if undecided else first
             found = agrees_any(comparable, said)
             n = Cell(str(len(j.runs)), len(j.runs))
             yes = {True: "yes", False: "no", None: NONE}[found]
@@ -123,7 +127,7 @@ def extended_ablation(records: Records) -> Table:
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
             same = {
-                name: None if a is None or "not tested" in a or a == NO_GAMMA else a == b
+                name: None if a is None or "not tested" in a or a in (NO_GAMMA, INCONCLUSIVE) else a == b
                 for (name, _, _), a, b in zip(CASES, ours, theirs)
             }
             rows.append([label, OURS[flag], *(a or NONE for a in ours), answer(same)])
@@ -149,7 +153,7 @@ def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | Non
         return NO_GAMMA
     if said["S3"] == "passes" and not tested:  # it may yet fail: what passes now may turn out to miss it
         return "passes (D3 not tested)"
-    return "missed" if said["S3"] == "fails" else said[strategy]
+    return {"fails": "missed", INCONCLUSIVE: INCONCLUSIVE}.get(said["S3"], said[strategy])
 
 
 def _published_mark(figure: Figure, strategy: str) -> str:

@@ -12,7 +12,7 @@ from walkback.audit.evidence.audits import networks
 from walkback.audit.evidence.build import OURS, rules, variants
 from walkback.audit.evidence.courses import early_runs, first_epochs
 from walkback.audit.evidence.decisions import pair, strategies
-from walkback.audit.evidence.interventions import RESCUE, SETTINGS, SHORT, conditions, needed
+from walkback.audit.evidence.interventions import RESCUE, SETTINGS, SHORT, conditions, needed, paired
 from walkback.audit.published import figures
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, VALUES, Setting, commands, judged, lacking, select
@@ -108,13 +108,15 @@ def _mode_row(name: str, figure: str, cosine: Stat | None, rho: Stat | None, g: 
 
 
 def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
-    """Of each seed whose deep cosine is known."""
+    """Of each seed whose deep cosine and reference are known."""
     found = []
     for seed, m in at.items():
         if m.deep_cosine is None:
             continue
-        chance = abs(m.deep_cosine) <= bands[seed]
-        if reference_validity("D2", m, FLOOR).flagged:
+        chance, sunk = abs(m.deep_cosine) <= bands[seed], reference_validity("D2", m, FLOOR).flagged
+        if sunk is None:
+            continue
+        if sunk:
             found.append("Mode 1 hides Mode 2" if chance else "Mode 1, cosine above chance")
         else:
             found.append("Mode 2 without Mode 1" if chance else "valid reference, aligned credit")
@@ -194,7 +196,7 @@ def _early(records: Records, flag: bool) -> Shown:
         return Shown(NONE, None, 0)
     bands = null_bands(select(records, Setting("dfa", epochs=1, augment=flag)), at)
     readings = _readings(at, bands)
-    valid = sum(not reference_validity("D2", m, FLOOR).flagged for m in at.values())
+    valid = sum(reference_validity("D2", m, FLOOR).flagged is False for m in at.values())
     chance = sum(m.deep_cosine is not None and abs(m.deep_cosine) <= bands[seed] for seed, m in at.items())
     text = (
         f"deep cosine {cosine.mean:+.3f} at epoch 1, within chance (±{sum(bands.values()) / len(bands):.3f}) on "
@@ -205,16 +207,19 @@ def _early(records: Records, flag: bool) -> Shown:
 
 def _penalty(records: Records, flag: bool) -> Shown:
     plain, rescued = (judged(records, Setting("dfa", penalty=p, epochs=SHORT, augment=flag)) for p in (0.0, RESCUE))
-    before, after = plain.stat("g_norm"), rescued.stat("g_norm")
-    cosine = rescued.stat("deep_cosine")
-    if before is None or after is None or cosine is None:
-        return Shown(NONE, None, len(plain.runs) + len(rescued.runs))
-    ratio = after.mean / before.mean
-    text = f"λ = 0.01 lifts DFA's ‖g_L‖ {number(ratio, 'norm')}-fold, deep cosine to {cosine.mean:+.3f}"
-    valid, n = not any(rescued.flagged(1)), len(plain.runs) + len(rescued.runs)
-    if not any(plain.flagged(1)):
+    n, cosine = len(plain.runs) + len(rescued.runs), rescued.stat("deep_cosine")
+    norms = [{run.spec.seed: VALUES["g_norm"](run) for run in j.runs} for j in (plain, rescued)]
+    pairs = [(g, norms[1].get(seed)) for seed, g in norms[0].items()]
+    pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
+    if not pairs or cosine is None:
+        return Shown(NONE, None, n)
+    before, after = (sum(side) / len(pairs) for side in zip(*pairs))
+    lift = f"{number(after / before, 'norm')}-fold" if before else f"from zero to {number(after, 'norm')}"
+    text = f"λ = 0.01 lifts DFA's ‖g_L‖ {lift}, deep cosine to {cosine.mean:+.3f}"
+    if all(flag is False for flag in plain.flagged(1)):
         return Shown(f"{text}; but the reference is valid without it: no Mode 1 to ease", None, n)
-    return Shown(text, valid and ratio > 10 and cosine.mean < 0.5, n)
+    valid = all(flag is False for flag in rescued.flagged(1))
+    return Shown(text, valid and after > 10 * before and cosine.mean < 0.5, n)
 
 
 def _controls(records: Records, flag: bool) -> Shown:
@@ -225,10 +230,10 @@ def _controls(records: Records, flag: bool) -> Shown:
         if null and trained is not None and null["std"] > 0:
             apart.append((trained - null["mean"]) / null["std"])
     bp = [select(records, Setting("bp", penalty=p, epochs=SHORT, augment=flag)) for p in (0.0, RESCUE)]
-    costs = [stat(run.accuracy for run in runs) for runs in bp]
+    cost = paired(*bp)
     text = f"trained feedback {min(apart):+.1f}σ or more from fresh" if apart else "no run with fresh feedback"
-    if costs[0] and costs[1]:
-        text += f"; the penalty changes BP by {100 * (costs[1].mean - costs[0].mean):+.1f} pp"
+    if cost is not None:
+        text += f"; the penalty changes BP by {cost.mean:+.1f} pp"
     return Shown(text, min(apart) >= 3 if apart else None, len(rescued) + len(bp[0]) + len(bp[1]))
 
 
@@ -244,7 +249,7 @@ def _networks(records: Records, flag: bool) -> Shown:
     growth, reference, norms, total, n = 0, 0, True, 0, 0
     for setting, norm in _on_networks(records, flag).items():
         j = judged(records, setting)
-        if j.runs:
+        if any(flag is not None for flag in j.flagged(1)):
             total, n = total + 1, n + len(j.runs)
             growth += any(j.flagged(0))
             reference += any(j.flagged(1))
