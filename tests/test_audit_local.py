@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from walkback.audit import Plan, audit, executors, store
 from walkback.audit import run as running
 from walkback.audit.executors import Event, Job, executor, local
 from walkback.audit.executors.cluster import follow
-from walkback.audit.worker import tail, work
+from walkback.audit.worker import SPEAKS, tail, work
 from walkback.cli import run as cli
 from walkback.data import Dataset
 from walkback.rules.dfa import DFA
@@ -69,6 +70,33 @@ class Asks(DFA):
     def credits(self, trace):
         input("go on? ")
         return super().credits(trace)
+
+
+class Forks(DFA):
+    """Leaves a process behind that lives longer than it does, as a pool or a manager might."""
+
+    def credits(self, trace):
+        child = os.fork()
+        if not child:
+            time.sleep(300)
+            os._exit(0)
+        Path(os.environ["WALKBACK_TEST_MARKS"]).write_text(str(child))
+        raise RuntimeError("no credit today")
+
+
+class ForksAndStays(Forks):
+    """The same, and does not end."""
+
+    def credits(self, trace):
+        with contextlib.suppress(RuntimeError):
+            super().credits(trace)
+        time.sleep(300)
+
+
+def calls_a_program(root: object = None) -> Dataset:
+    print("ours", flush=True)
+    os.system("echo theirs")
+    return small()
 
 
 def no_data(root: object = None) -> Dataset:
@@ -185,7 +213,7 @@ def test_what_fails_is_told_and_the_rest_goes_on(tmp_path: Path, capsys: pytest.
     assert failure.log.exists()
     assert "the rule is broken" in failure.detail
     text = str(found)
-    assert "2 of 3 runs are finished" in text
+    assert "2 of 3 runs finished" in text
     assert f"failed: {BROKEN.name}\n  the rule is broken\n  {failure.log.absolute()} ends with:" in text
     assert found.to_dict()["failed"][0]["name"] == BROKEN.name
     lines = capsys.readouterr().err.splitlines()
@@ -206,7 +234,7 @@ def test_a_damaged_run_is_reported_untouched_and_a_record_without_weights_counts
     assert "trajectory.jsonl was removed" in found.failed[0].detail
     assert weights(tmp_path, spec(1)) == before
     assert found.without_weights == 1
-    assert "1 of them have no weights, only their record" in str(found)
+    assert "1 of them have no weights that can be read, only their record" in str(found)
 
 
 @pytest.mark.usefixtures("simple")
@@ -226,12 +254,15 @@ def test_the_order_is_what_was_begun_then_seed_by_seed(tmp_path: Path, capsys: p
         ({"data": "cifar10"}, r"Expected the files of CIFAR-10, but found no complete set"),
         ({"net": "test_audit_local:no_net"}, r"Expected test_audit_local to have 'no_net'"),
         ({"net_options": {"widht": 1}}, r"Expected net_options that resmlp knows"),
+        ({"net_options": {"width": 10**8}}, r"RuntimeError: .*memory"),
         ({"augment": True}, r"Expected images \(C, H, W\) to flip and crop, but .* has inputs of shape \(8,\)"),
     ],
 )
 def test_what_can_not_be_trained_is_said_before_anything_starts(bad: dict, words: str, tmp_path: Path) -> None:
-    with pytest.raises(wb.WalkbackError, match=words):
-        audit(plan(spec(1), spec(2, **bad)), tmp_path / "out", root=tmp_path)
+    wrong = spec(2, **bad)
+    with pytest.raises(wb.WalkbackError, match=words) as error:
+        audit(plan(spec(1), wrong), tmp_path / "out", root=tmp_path)
+    assert "data" in bad or str(error.value).startswith(f"{wrong.name}: ")
     assert not (tmp_path / "out").exists()
 
 
@@ -245,8 +276,9 @@ def test_a_store_that_can_not_be_written_is_said_before_anything_starts(tmp_path
 def test_wrong_numbers_teach(tmp_path: Path) -> None:
     with pytest.raises(wb.InputError, match="Expected at least one worker, but got 0"):
         audit(plan(spec()), tmp_path, workers=0)
-    with pytest.raises(wb.InputError, match="Expected at least one thread for each worker, but got 0"):
-        audit(plan(spec()), tmp_path, threads=0)
+    for threads in (0, 100_000):
+        with pytest.raises(wb.InputError, match=f"Expected 1 to 1024 threads for each worker, but got {threads}"):
+            audit(plan(spec()), tmp_path, threads=threads)
     with pytest.raises(wb.InputError, match="Expected retries to be 0 or more, but got -1"):
         audit(plan(spec()), tmp_path, retries=-1)
 
@@ -265,7 +297,7 @@ def test_the_command_line_exits_by_what_happened(
     assert (found["plan"], found["runs"], len(found["finished"]), found["failed"]) == ("mine", 1, 1, [])
     path.write_text(head + 'rule = ["dfa", "test_audit_local:BrokenDFA"]\n')
     assert cli(["audit", str(path), "--out", str(tmp_path / "runs")]) == 1
-    assert "1 of 2 runs are finished" in capsys.readouterr().out
+    assert "1 of 2 runs finished" in capsys.readouterr().out
     for wrong, words in (
         (["audit"], "Expected a plan (primary, "),
         (["audit", "primry"], "Did you mean 'primary'?"),
@@ -378,6 +410,59 @@ def test_runs_that_quit_shout_or_ask_fail_with_a_reason_and_stop_nothing(tmp_pat
     assert {store.state(tmp_path, job.spec).kind for job in jobs} == {"new"}
 
 
+def test_what_a_worker_forked_is_not_waited_for(tmp_path: Path) -> None:
+    marks, job = tmp_path / "marks", Job(spec(rule="test_audit_local:Forks"), str(tmp_path))
+    *_, last = (event for event in local.run([job], retries=0) if event)
+    try:
+        assert last.detail.startswith("RuntimeError: no credit today\n")
+        assert alive(int(marks.read_text()))
+    finally:
+        os.kill(int(marks.read_text()), signal.SIGKILL)
+
+
+def test_what_a_worker_forked_is_stopped_with_it(tmp_path: Path) -> None:
+    marks, job = tmp_path / "marks", Job(spec(rule="test_audit_local:ForksAndStays"), str(tmp_path))
+    events = local.run([job])
+    until(lambda: next(events) is None and marks.exists() and marks.read_text())
+    events.close()
+    until(lambda: not alive(int(marks.read_text())), 10)
+
+
+def test_files_that_are_called_like_modules_of_pythons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("random", "json"):
+        (tmp_path / f"{name}.py").write_text("print('mine')\nraise RuntimeError('not the one you want')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as looking for a network or a rule there leaves it
+    assert [event.kind for event in local.run([Job(spec(), "runs")], retries=0) if event] == ["started", "finished"]
+
+
+def test_what_is_printed_before_a_worker_is_up_is_not_why_it_failed() -> None:
+    call = [sys.executable, "-c", f"print('noise'); print({SPEAKS!r} + 'why'); exit(1)"]
+    process = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process.wait()
+    assert local._last_words(process) == "why"
+
+
+def test_json_is_whole_where_a_program_of_the_users_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text(MINE.format(epochs=1).replace("test_audit_store:small", "test_audit_local:calls_a_program"))
+    assert cli(["audit", str(path), "--list", "--json", "--out", str(tmp_path / "runs")]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["plans"][0]["runs"] == 2
+    assert "ours" in said.err
+    assert "theirs" in said.err
+
+
+def test_runs_of_one_table_are_called_by_what_differs() -> None:
+    long = "a_module_with_a_very_long_name_indeed"
+    found = running.labels([
+        spec(1, rule=f"{long}:Slow"), spec(1, rule=f"{long}:Slow", scope="frozen"),
+        spec(2, rule="dfa", net_options={"width": 9, "depth": 1}, optimiser={"lr": 0.1}),
+    ])  # fmt: skip
+    assert list(found.values()) == ["Slow s1 width=8", "Slow frozen s1 width=8", "dfa s2 width=9 lr=0.1"]
+    assert list(running.labels([spec(1)]).values()) == ["dfa s1 resmlp width=8 depth=1 small 2 epochs"]
+
+
 def test_a_worker_that_ends_without_an_error_has_not_finished_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,7 +571,7 @@ def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
     for process in processes:
         out, error = process.communicate(timeout=300)
         assert process.returncode == 0, error
-        assert "2 of 2 runs are finished" in out
+        assert "2 of 2 runs finished" in out
     assert marks.stat().st_size == once, "a run was trained twice"
     for which in specs:
         assert weights(tmp_path / "runs", which) == weights(tmp_path / "reference", which)
@@ -522,7 +607,7 @@ def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
 
 
 def test_a_device_this_machine_has_not_is_said_before_anything_is_trained(tmp_path: Path) -> None:
-    device = "mps" if torch.cuda.is_available() else "cuda"
-    with pytest.raises(wb.InputError, match=f"Expected a device of this machine .* but '{device}' is not"):
-        audit(Plan("mine", "", (spec(),)), tmp_path / "runs", device=device, quiet=True)
+    for device in ("mps" if torch.cuda.is_available() else "cuda", "meta"):
+        with pytest.raises(wb.InputError, match=f"Expected a device of this machine .* but '{device}' is not"):
+            audit(Plan("mine", "", (spec(),)), tmp_path / "runs", device=device, quiet=True)
     assert not (tmp_path / "runs").exists()

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import walkback as wb
@@ -169,6 +170,12 @@ def test_controls_come_along_unless_they_are_not_wanted(tmp_path: Path) -> None:
         ("[[grid]]\nrule.name = 'bp'\n", r"\[\[grid\]\] 1: Expected rule"),
         ("[[grid]]\nrule = [['bp', 'fa']]\n", r"\[\[grid\]\] 1: Expected rule"),
         ("[[grid]]\nnet_options.width = 256\n[[grid]]\nrule = 'bp'\n", r"\[\[grid\]\] 2: .*only repeats its default"),
+        ("grid = ['x']\n", r"Expected at least one \[\[grid\]\].*but got grid = 'x'"),
+        ("[fixed]\nepochs = [1, 2]\n[[grid]]\nrule = 'bp'\n", r"\[fixed\], but got \[1, 2\]. A list is an axis"),
+        ("[fixed.optimiser]\nlr = [1, 2]\n[[grid]]\nrule = 'bp'\n", r"optimiser.lr in \[fixed\], but got \[1, 2\]"),
+        ("[[grid]]\nepochs = true\n", r"Expected epochs: input should be a valid integer, but got True"),
+        ("[[grid]]\naugment = 'no'\n", r"Expected augment: input should be a valid boolean, but got 'no'"),
+        ("[[grid]]\noptimiser.batch_size = '64'\n", r"Expected optimiser.batch_size: .* but got '64'"),
         ("[[gird]]\nrule = 'bp'\n", r"Expected a plan with about, .*grid, but got gird. Did you mean 'grid'"),
         ("controls = 'no'\n[[grid]]\nrule = 'bp'\n", r"Expected controls to be true or false, but got 'no'"),
         ("fixed = 3\n[[grid]]\nrule = 'bp'\n", r"Expected fixed to be a table"),
@@ -192,6 +199,18 @@ def test_controls_come_along_unless_they_are_not_wanted(tmp_path: Path) -> None:
 def test_a_plan_with_a_mistake_teaches(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(wb.WalkbackError, match=words):
         plan(written(tmp_path, text))
+
+
+def test_a_plan_that_begins_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "plan.toml"
+    path.write_text("controls = false\n[[grid]]\nrule = 'bp'\n", encoding="utf-8-sig")
+    assert len(plan(path).specs) == 1
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    spec = RunSpec(seed=np.int64(3), penalty=np.float32(0.5), augment=np.bool_(True))
+    assert spec == RunSpec(seed=3, penalty=0.5, augment=True)
+    assert type(spec.seed) is int
 
 
 def test_a_plan_by_name_as_a_path() -> None:

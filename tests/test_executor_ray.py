@@ -133,6 +133,11 @@ def test_no_cluster_at_that_address(short: Path, tmp_path: Path, address: str) -
         next(run([Job(RunSpec(), str(tmp_path))], address=address))
 
 
+def test_an_address_that_is_no_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Expected the address of a Ray cluster as text, but got 5"):
+        next(run([Job(RunSpec(), str(tmp_path))], address=5))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "head"])
 def test_an_address_of_another_kind(tmp_path: Path, address: str) -> None:
     with pytest.raises(InputError, match=rf"Expected 'auto' or 'host:port' .*, but got '{address}'"):

@@ -152,6 +152,8 @@ def pull_the_plug(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"time": "abc"}, "Expected time to be the minutes that one job may take, but got 'abc'"),
+        ({"time": -5}, "Expected time to be the minutes that one job may take, but got -5"),
         ({"cluster": "pbs"}, "Expected cluster to be 'slurm' or 'local', but got 'pbs'"),
         ({"partion": "gpu"}, r"Expected slurm to take 1 jobs, but: Unavailable parameter\(s\): \['partion'\]"),
     ],

@@ -79,7 +79,7 @@ def dropping(input_shape: tuple[int, ...], classes: int) -> nn.Module:
             return x * scale
 
     net = wb.nets.build("resmlp", input_shape, classes, width=8, depth=1)
-    net.stem = nn.Sequential(net.stem, nn.Dropout(0.2), Noisy())
+    net.embed = nn.Sequential(net.embed, nn.Dropout(0.2), Noisy())
     return net
 
 

@@ -280,5 +280,9 @@ def read_table(path: str | Path) -> object:
         return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise FormatError(f"Expected a file at {path}, but there is none.") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # of decoding, of JSON, of TOML; and of thousands of brackets
         raise FormatError(f"Expected {path} to be readable as {path.suffix or 'JSON'}, but: {error}.") from None

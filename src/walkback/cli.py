@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -103,7 +103,7 @@ def diagnose(
 
     _check_out(out)
     limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
-    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+    with _theirs_aside():
         wanted: dict[str, Any] = _target(target, data, root, device)
         for key, value in (
             ("headline_acc", _one_or_many(headline_acc)),
@@ -143,7 +143,7 @@ def anatomy(target: str, *, json: Flag = False) -> int:
     from walkback.entry import call_entry
     from walkback.picture import picture
 
-    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+    with _theirs_aside():
         value = call_entry(target)
         if isinstance(value, (tuple, list)) and len(value) == 2:
             value = {"model": value[0], "eval_batches": value[1]}
@@ -301,7 +301,7 @@ def train(
         rule_options=_json_object("--rule-options", rule_options),
         optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},
     )
-    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+    with _theirs_aside():
         bundle = run(spec, out, root=root, device=device)
     report = bundle.report()
     assert report is not None  # its presence is what makes a run finished
@@ -404,7 +404,7 @@ def audit(
         )
     if address is not None:
         more["address"] = address
-    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+    with _theirs_aside():
         outcome = run(plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more)
     if json:
         _print_json(outcome.to_dict())
@@ -835,7 +835,7 @@ def _list_plans(plans: Sequence[Plan], out: Path, root: Path | None, as_json: bo
 
     from walkback.audit.cost import costs
 
-    with redirect_stdout(sys.stderr):  # what the user's own code prints must not end up in our JSON
+    with _theirs_aside():
         rows = [cost.to_dict() for cost in costs(plans, out, root)]
     if as_json:
         _print_json({"out": str(out), "plans": rows})
@@ -922,6 +922,26 @@ def _finish(report: Report, out: Path | None, as_json: bool) -> int:
     else:
         _print(str(report))
     return EXIT[report.verdict]
+
+
+@contextmanager
+def _theirs_aside() -> Iterator[None]:
+    """What the user's own code prints, and what the programs that it calls print, must not end up in our JSON."""
+    try:
+        ours = os.dup(1)
+    except OSError:  # closed
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        sys.stdout.flush()
+        with suppress(OSError):  # no standard error
+            os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
 
 
 def _print_json(value: Any) -> None:

@@ -176,7 +176,7 @@ def plan(name: str | Path) -> Plan:
         hint = closest(str(name), names())
         raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {str(name)!r}.{hint}")
     try:
-        return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8")), {}, where=f"{path}: ")
+        return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8-sig")), {}, where=f"{path}: ")
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"Expected to read the plan {path}, but: {error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -219,7 +219,7 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, Mapping) and grid for grid in grids):
         raise InputError(
             f'{where}Expected at least one [[grid]] with a field in it, such as rule = ["bp", "dfa"], but got '
-            f"{'none' if not grids else 'one table, written [grid]' if isinstance(grids, dict) else 'an empty one'}."
+            f"{_instead(grids)}."
         )
     specs = list[RunSpec]()
     origin: dict[RunSpec, int] = {}
@@ -242,6 +242,13 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
     return Plan(name, str(data.get("about", "")), with_controls(specs) if controls else unique(specs))
 
 
+def _instead(grids: Any) -> str:
+    if isinstance(grids, Mapping):
+        return "one table, written [grid]"
+    strange = [grid for grid in grids if not isinstance(grid, Mapping)] if isinstance(grids, list) else [grids]
+    return f"grid = {strange[0]!r}" if any(strange) else "an empty one" if grids else "none"
+
+
 def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Every combination of a grid: what is a list is an axis, also one level down; the rest is the same for all."""
     axes: dict[tuple[str, ...], Sequence[Any]] = {}
@@ -251,6 +258,15 @@ def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Ite
             axes[path] = values if isinstance(values, (list, tuple)) else [values]
             if not axes[path]:
                 raise InputError(f"{where}Expected {'.'.join(path)} to list values, but the list is empty: no run.")
+    for key, value in fixed.items():
+        inner = value.items() if isinstance(value, Mapping) and not key.endswith("_options") else ((None, value),)
+        for name, v in inner:
+            if isinstance(v, list):
+                at = f"{key}.{name}" if name else key
+                raise InputError(
+                    f"{where}Expected one value of {at} in [fixed], but got {v!r}. A list is an axis: put it into "
+                    "[[grid]]."
+                )
     for values in product(*axes.values()):
         fields = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fixed.items()}
         for path, value in zip(axes, values):

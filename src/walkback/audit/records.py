@@ -269,7 +269,7 @@ def _how_far(path: Path) -> str:
 def _rows(path: Path) -> tuple[dict[str, Any], ...]:
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"Expected trajectory.jsonl to hold one JSON object per line, but: {error}.") from None
     for n, row in enumerate(rows, 1):
         check("row", row, f"row {n} of trajectory.jsonl")

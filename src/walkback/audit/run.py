@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 from walkback import data
 from walkback.audit import executors, store
 from walkback.audit.cost import kind
-from walkback.audit.executors import Event, Job
+from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted
 from walkback.audit.plans import plan as find_plan
-from walkback.errors import InputError
+from walkback.errors import InputError, WalkbackError
 from walkback.training.loop import build, usable
 from walkback.training.spec import RunSpec
+
+MOST_THREADS = 1024  # far more end in a segmentation fault inside of OpenMP
 
 
 @dataclass(frozen=True)
@@ -63,13 +65,13 @@ class Outcome:
     def __str__(self) -> str:
         lines = [
             str(self.plan),
-            f"{len(self.finished)} of {counted(len(self.plan.specs), 'run')} are finished in {self.store} "
-            f"({self.before} were before)",
+            f"{len(self.finished)} of {counted(len(self.plan.specs), 'run')} finished in {self.store} "
+            f"({self.before} before)",
         ]
         if self.without_weights:
             lines.append(
-                f"{self.without_weights} of them have no weights, only their record: evidence reads it, diagnose can't "
-                "measure again. To have weights again, move the folder away and run this command"
+                f"{self.without_weights} of them have no weights that can be read, only their record: evidence reads "
+                "it, diagnose can't measure again. To have weights again, move the folder away and run this command"
             )
         for failure in self.failed:
             lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]
@@ -116,8 +118,8 @@ def audit(
         raise InputError(f"Expected at least one worker, but got {workers}.")
     if retries < 0:
         raise InputError(f"Expected retries to be 0 or more, but got {retries}.")
-    if threads < 1:
-        raise InputError(f"Expected at least one thread for each worker, but got {threads}.")
+    if not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"Expected 1 to {MOST_THREADS} threads for each worker, but got {threads}.")
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
     run, out = executors.executor(executor), Path(out)
     states = {spec: store.state(out, spec) for spec in plan.specs}
@@ -176,7 +178,10 @@ def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
         apart = {"seed", "epochs", "optimiser"}  # what decides nothing about whether it can be built
         kinds = {str(s.model_dump(exclude=apart)): s for s in specs if s.data == name}
         for spec in kinds.values():
-            build(spec, loaded)
+            try:
+                build(spec, loaded)
+            except (WalkbackError, RuntimeError, MemoryError) as error:  # torch has no type of its own for no memory
+                raise InputError(f"{spec.name}: {reason(error)}") from error
 
 
 @contextmanager
@@ -273,25 +278,40 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def label(spec: RunSpec) -> str:
-    """A run in few words, what differs most often first.
+def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
+    """Runs in few words: the rule, and what they do not all share, what differs most often first.
 
-    >>> label(RunSpec(rule="dfa", penalty=1e-2, net_options={"width": 512}))
-    'dfa s42 λ0.01 resmlp width=512 cifar10'
+    >>> list(labels([RunSpec(rule="dfa", penalty=1e-2), RunSpec(rule="mine:Own", net_options={"width": 512})]).values())
+    ['dfa λ0.01', 'Own width=512']
     """
-    options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options) for k, v in given.items()]
-    parts = [
-        spec.rule,
+    parts = {spec: _parts(spec) for spec in specs}
+    shared = set.intersection(*(set(said) for said in parts.values())) if len(parts) > 1 else set()
+    return {
+        spec: " ".join([clipped(_short(spec.rule), 16), *(part for part in said if part not in shared)])
+        for spec, said in parts.items()
+    }
+
+
+def _parts(spec: RunSpec) -> list[str]:
+    o = spec.optimiser.model_dump(exclude_defaults=True)
+    options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options, o) for k, v in given.items()]
+    said = [
         "frozen" if spec.scope == "frozen" else "",
         f"s{spec.seed}",
         f"λ{spec.penalty:g}" if spec.penalty else "",
         "reader" if spec.credit_site == "reader" else "",
-        spec.net,
+        clipped(_short(spec.net), 16),
         *options,
-        spec.data,
+        clipped(_short(spec.data), 16),
         "augmented" if spec.augment else "",
+        f"{spec.epochs} epochs",
     ]
-    return " ".join(filter(None, parts))
+    return list(filter(None, said))
+
+
+def _short(name: str) -> str:
+    """`module:function` without its module."""
+    return name.rpartition(":")[2]
 
 
 def _console(quiet: bool) -> Any:
@@ -364,6 +384,7 @@ def _table(board: _Board, room: int) -> Any:
     from rich.text import Text
 
     style = {"running": "bold", "failed": "red", "waiting": "dim", "finished": "green"}
+    names = labels(board.lines)
     lines = sorted(board.lines.values(), key=lambda line: _ORDER.index(line.status))
     hidden = len(lines) - room
     caption = board.summary() + (f" (and {hidden} more runs that do not fit here)" if hidden > 0 else "")
@@ -373,5 +394,5 @@ def _table(board: _Board, room: int) -> Any:
         table.add_column(head, justify="right", width=width)
     table.add_column("status", width=8)
     for line in lines[:room]:
-        table.add_row(*map(Text, (label(line.spec), *_numbers(line), line.status)), style=style[line.status])
+        table.add_row(*map(Text, (names[line.spec], *_numbers(line), line.status)), style=style[line.status])
     return table

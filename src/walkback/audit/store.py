@@ -51,7 +51,7 @@ def state(store: str | Path, spec: RunSpec) -> State:
     try:
         read_record(folder)
     except (WalkbackError, OSError) as error:
-        return State("damaged", f"{folder}: {error} Put the right file back. {AGAIN}")
+        return State("damaged", f"{folder}: {str(error).rstrip('.')}. Put the right file back. {AGAIN}")
     return State("finished", weights=_has_weights(folder / "weights.safetensors"))
 
 
@@ -72,7 +72,7 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     folder = Path(store) / spec.name
     try:
         found = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         try:
             run = read_record(folder)
         except (WalkbackError, OSError):

@@ -1,10 +1,11 @@
-"""One run in one process: `python -m walkback.audit.worker JOB` with the job as JSON, or on standard input.
+"""One run in one process: `python -m walkback.audit.worker` with the job on standard input.
 
 What the run prints, and the traceback if it ends in one, is in the run's log.txt.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -17,15 +18,15 @@ from pathlib import Path
 
 import torch
 
-from walkback.audit.executors import Job
+from walkback.audit.executors import Job, clipped, reason
 from walkback.data import root_of
-from walkback.errors import WalkbackError
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
 
 TAIL = 12  # lines of a log that a message shows
-WIDE, LONG = 300, 4000  # characters that a message shows of a line, and of an error: a pipe holds 64 thousand
+WIDE = 300  # characters that a message shows of a line
 BUSY = 75  # exit code: another process is training the run
+SPEAKS = "\x1e"  # stands before what a worker says of a failure: what was printed before `main` is none of it
 
 
 def work(job: Job, wait: bool = True) -> None:
@@ -50,20 +51,6 @@ def tail(job: Job) -> str:
     except OSError as error:
         return f"(no log: {error})"
     return "\n".join([f"{job.log} ends with:", *(f"  {clipped(line, WIDE)}" for line in lines)])
-
-
-def clipped(text: str, room: int) -> str:
-    """The beginning of a text that is too long.
-
-    >>> clipped("abcdef", 3), clipped("abc", 3)
-    ('abc…', 'abc')
-    """
-    return text if len(text) <= room else text[:room] + "…"
-
-
-def reason(error: BaseException) -> str:
-    """An exception in a few words: ours as they are, others with their type."""
-    return clipped(str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}", LONG)
 
 
 @contextmanager
@@ -106,25 +93,25 @@ def _leash(pipe: int) -> None:
     os._exit(1)  # at once: every write is atomic, so this is as good a moment as any
 
 
-def main(arguments: list[str]) -> int:
-    """`JOB` as JSON; or `-`: one line on standard input, and the worker ends when that is closed."""
+def main() -> int:
+    """Two lines on standard input, where modules are found and the job; the worker ends when that is closed."""
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")  # what failed, for the process that started us
     os.dup2(2, 1)  # anything else that is printed goes to the log
+    if hasattr(os, "register_at_fork"):  # a child that outlives us must not be waited for
+        os.register_at_fork(after_in_child=voice.close)
     try:
-        if arguments == ["-"]:
-            pipe = os.dup(0)
-            job = Job.from_json(_line(pipe))
-            threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
-            with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
-                os.dup2(nothing.fileno(), 0)
-        else:
-            job = Job.from_json(" ".join(arguments))
+        pipe = os.dup(0)
+        sys.path[:] = json.loads(_line(pipe))
+        job = Job.from_json(_line(pipe))
+        threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
+        with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
+            os.dup2(nothing.fileno(), 0)
         work(job, wait=False)
     except BusyError:
         return BUSY
     except (Exception, SystemExit) as error:
         with suppress(OSError):
-            print(reason(error), file=voice, flush=True)
+            print(SPEAKS + reason(error), file=voice, flush=True)
         return 1
     return 0
 
@@ -140,4 +127,4 @@ def _line(pipe: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

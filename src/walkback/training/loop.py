@@ -165,7 +165,9 @@ def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Ten
 def usable(device: str | torch.device) -> torch.device:
     """The device, or an InputError where this machine has none such."""
     try:
-        return torch.empty(0, device=device).device
+        one = torch.zeros(1, device=device)
+        one.item()  # which a device without values, such as meta, refuses
+        return one.device
     except (RuntimeError, AssertionError) as error:
         text = str(error).splitlines()[0]
         raise InputError(f"Expected a device of this machine (cpu, cuda, mps), but {device!r} is not: {text}") from None

@@ -12,7 +12,7 @@ from walkback.errors import InputError
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Optimiser(_Frozen):
@@ -69,8 +69,9 @@ class RunSpec(_Frozen):
         return options
 
     def __init__(self, **fields: Any) -> None:
+        plain = {k: v.item() if getattr(v, "ndim", None) == 0 else v for k, v in fields.items()}  # NumPy's numbers
         try:
-            super().__init__(**fields)
+            super().__init__(**plain)
         except ValidationError as error:
             raise InputError("\n".join(_explain(e) for e in error.errors())) from None
 

@@ -13,11 +13,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from walkback.errors import InputError
+from walkback.errors import InputError, WalkbackError
 from walkback.options import closest
 from walkback.training.spec import RunSpec
 
 NAMES = ("local", "ray", "slurm")
+LONG = 4000  # characters of an error that a message shows: a pipe holds 64 thousand
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Job:
         return self.folder / "log.txt"
 
     def to_json(self) -> str:
-        """One line that `python -m walkback.audit.worker` takes."""
+        """One line, for `python -m walkback.audit.worker`."""
         return json.dumps({**self.__dict__, "spec": self.spec.model_dump()})
 
     @classmethod
@@ -112,3 +113,17 @@ def executor(name: str) -> Executor:
     if name not in NAMES:
         raise InputError(f"Expected executor to be one of {', '.join(NAMES)}, but got {name!r}.{closest(name, NAMES)}")
     return import_module(f"walkback.audit.executors.{name}").run
+
+
+def clipped(text: str, room: int) -> str:
+    """The beginning of a text that is too long.
+
+    >>> clipped("abcdef", 3), clipped("abc", 3)
+    ('abc…', 'abc')
+    """
+    return text if len(text) <= room else text[:room] + "…"
+
+
+def reason(error: BaseException) -> str:
+    """An exception in a few words: ours as they are, others with their type."""
+    return clipped(str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}", LONG)

@@ -6,6 +6,7 @@ is still unfinished when that process lets go.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
+import walkback
 from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
-from walkback.audit.worker import BUSY, tail
+from walkback.audit.worker import BUSY, SPEAKS, tail
 from walkback.training.folder import held
 
 TICK = 0.5  # seconds between two looks that find nothing new
@@ -97,30 +100,33 @@ def _start(job: Job) -> subprocess.Popen[str]:
     job.folder.mkdir(parents=True, exist_ok=True)
     with job.log.open("a", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "walkback.audit.worker", "-"],
+            # -P: a file beside the plan that is called like a module of Python's own is not that module.
+            [sys.executable, "-P", "-m", "walkback.audit.worker"],
             stdin=subprocess.PIPE,  # held open: the worker ends when we do, however we end
             stdout=subprocess.PIPE,  # why it failed, if it could say so
             stderr=log,
             text=True,
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
-            env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": _importable()},
+            env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": _home()},
         )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it died at once; its log says why
-        process.stdin.write(job.to_json() + "\n")
+        # With our path: what we could import to look at a plan, it can import to train it.
+        process.stdin.write(f"{json.dumps(sys.path)}\n{job.to_json()}\n")
         process.stdin.flush()
     return process
 
 
-def _importable() -> str:
-    """Where this process finds modules: what it could import to look at a plan, a worker can import to train it."""
-    return os.pathsep.join(filter(None, sys.path))
+def _home() -> str:
+    """PYTHONPATH as it is, and where this package was found, if that is not where packages are installed."""
+    found, given = str(Path(walkback.__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+    return given if found.endswith("-packages") else os.pathsep.join(filter(None, (given, found)))
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
-    said = process.stdout.read().strip()
+    said = process.stdout.read().rpartition(SPEAKS)[2].strip()
     process.stdout.close()
     with suppress(BrokenPipeError):
         process.stdin.close()
@@ -132,12 +138,18 @@ def _last_words(process: subprocess.Popen[str]) -> str:
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:
     for process in processes:
-        process.terminate()
+        _signal(process, signal.SIGTERM)
     until = time.monotonic() + PATIENCE
     for process in processes:
         try:
             process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
+            _signal(process, signal.SIGKILL)
             process.wait()
         _last_words(process)
+
+
+def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """To a worker that was not waited for yet and, where it can lead a session, to all that it has started."""
+    with suppress(ProcessLookupError):
+        (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, number)

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
-from walkback.audit.executors import Event, Job
+from walkback.audit.executors import Event, Job, reason
 from walkback.audit.executors.cluster import Stage, absolute, follow
 from walkback.audit.executors.local import cores
-from walkback.audit.worker import reason, work
+from walkback.audit.worker import work
 from walkback.errors import InputError
 
 if find_spec("ray") is None:
@@ -104,6 +104,8 @@ def _connected(address: str | None, cpus: int) -> Iterator[Any]:
 
 
 def _connect(address: str, init: Callable[[], Any]) -> None:
+    if not isinstance(address, str):
+        raise InputError(f"Expected the address of a Ray cluster as text, but got {address!r}.")
     host, _, port = address.rpartition(":")
     if address != "auto" and (not host or "/" in host or not port.isdigit()):
         raise InputError(f"Expected 'auto' or 'host:port' as the address of a Ray cluster, but got {address!r}.")
@@ -113,6 +115,6 @@ def _connect(address: str, init: Callable[[], Any]) -> None:
         init()
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"Expected a Ray cluster at {address!r}, but: {error} Start one with `ray start --head`, or leave the "
-            "address out to have one started on this machine."
+            f"Expected a Ray cluster at {address!r}, but: {str(error).rstrip('.')}. Start one with `ray start --head`, "
+            "or leave the address out to have one started on this machine."
         ) from None

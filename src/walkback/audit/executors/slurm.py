@@ -71,6 +71,8 @@ def run(
     """
     if cluster not in ("slurm", "local"):
         raise InputError(f"Expected cluster to be 'slurm' or 'local', but got {cluster!r}.")
+    if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < float("inf"):
+        raise InputError(f"Expected time to be the minutes that one job may take, but got {time!r}.")
 
     def submit(batch: Sequence[Job]) -> list[Any]:
         handles = []
