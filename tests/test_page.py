@@ -163,6 +163,8 @@ def test_a_folder_name_that_is_no_text_is_shown(tmp_path):
     text = page(read_records(tmp_path))
     assert text.encode()
     assert "\\udcff" in Parsed(text).data["runs"][0]["name"]
+    store = tmp_path.rename(os.fsdecode(os.fsencode(str(tmp_path)) + b"\xff"))  # in the commands for what is missing
+    assert page(read_records(store)).encode()
 
 
 # -- the verdict table ---------------------------------------------------------------------------------------------
