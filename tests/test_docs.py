@@ -48,6 +48,8 @@ NOT_RUN = {
     "scripts/slurm_single_node.sh *": "starts a Slurm daemon; tests/test_executor_slurm.py",
     "export SLURM_CONF=*": "with it",
     "sinfo": "with it",
+    "echo 'int mkl_serv_*": "compiles for one kind of processor",
+    "LD_PRELOAD=*": "trains many runs",
 }
 SHOWN = {"text", "toml", "json", "csv", "latex", "html", "bibtex", "yaml"}  # languages that nothing runs
 VERDICTS = {"diagnose", "judge"}  # commands whose exit code is a verdict

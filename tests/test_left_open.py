@@ -242,6 +242,24 @@ def _small_cnn(records: Records) -> Iterator[str]:
     yield f"Credit Bridge {gain['credit-bridge']}, State Bridge {gain['state-bridge']}."
 
 
+def test_the_page_on_float64_says_what_the_records_of_studentnet_say() -> None:
+    page = " ".join((ROOT / "docs" / "intrinsic.md").read_text(encoding="utf-8").split())
+    records = read_records(ROOT / "results" / "runs")
+
+    def off(rule: str, scope: str = "all") -> list[float]:
+        runs = _of(records, rule, net="student", data="teacher-linear", scope=scope).runs
+        assert min(run.measurements.g_norm[-1] for run in runs) > 5e-4, "the published D2 passes them"
+        return [run.report.values["cosine_error"] for run in runs]
+
+    trained = {rule: off(rule) for rule in ("bp", "fa", "dfa")}
+    limit = DiagnosticThresholds().cosine_error_limit
+    assert min(map(min, trained.values())) > limit
+    assert [min(off(rule, "frozen")) > limit for rule in ("bp", "fa", "dfa")] == [True, False, False]
+    spans = {rule: f"{min(found):.2f} to {max(found):.2f}" for rule, found in trained.items()}
+    assert f"off by 0.09 (BP), {spans['fa']} (FA) and {spans['dfa']} (DFA)" in page
+    assert spans["bp"] == "0.09 to 0.09"
+
+
 def test_the_page_on_replication_says_what_the_records_say() -> None:
     """Its sentences on unit length and on the primary audit, from the runs: another record, another sentence."""
     page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
