@@ -14,7 +14,7 @@ from torch import nn
 
 import left_open
 import walkback as wb
-from walkback.audit.evidence.audits import NO_NORM
+from walkback.audit.evidence.audits import NO_NORM, WIDE_SHALLOW
 from walkback.audit.evidence.courses import first_epochs
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
@@ -226,6 +226,29 @@ def _without_norm(records: Records) -> Iterator[str]:
     yield f"with a BP-trained stem are {behind[0]:.1f} and {behind[1]:.1f} pp better"
 
 
+def _wide_shallow(records: Records) -> Iterator[str]:
+    """What the page says of d=512 L=2, one seed."""
+    found = {r: judged(records, Setting(r, net_options=WIDE_SHALLOW, augment=True)) for r in ("bp", "fa", "dfa")}
+    assert {len(j.runs) for j in found.values()} == {1}, "one seed, says the page"
+    acc = {rule: f"{_over(j, 'acc'):.3f}" for rule, j in found.items()}
+    gain = {rule: f"{j.depth.value:+.1f} pp" for rule, j in found.items()}  # type: ignore[union-attr]
+    dfa = found["dfa"]
+    h, g = (number(_over(dfa, what), "norm") for what in ("h_norm", "g_norm"))
+    yield f"accuracy {acc['dfa']} (published 0.297), {gain['dfa']} against its control (-5.2), ‖h_L‖ {h}, ‖g_L‖ {g}"
+    yield f"ρ {_over(dfa, 'growth'):.0f}, so all three checks walk it back"
+    assert dfa.failed("three-check") == {"D1": 1, "D2": 1, "D3": 1}
+    fires = first_epochs(dfa.runs[0])
+    yield f"(a) fires at epoch {fires['a']}, (b) at {fires['b']}"
+    cosine = dfa.runs[0].measurements.cosine
+    yield f"{_over(dfa, 'gamma'):+.2f} (0.19), with {cosine[0]:+.2f} at site 0 and {cosine[1]:+.2f} at site 1"
+    yield f"BP has {acc['bp']} (0.607)"
+    yield f"{acc['fa']} (0.345), Γ {_over(found['fa'], 'gamma'):+.2f} (0.48), {gain['fa']} over its control (-0.4)"
+    by_bp = found["fa"].depth_bp
+    assert by_bp is not None
+    yield f"{by_bp.value:+.1f} pp over the one with a BP-trained stem, which would walk it back"
+    assert by_bp.flagged
+
+
 def _small_cnn(records: Records) -> Iterator[str]:
     """What the page says of SmallCNN, one seed."""
     found = {rule: judged(records, Setting(rule, net="small-cnn", epochs=10, augment=True)) for rule in RULE_OPTIONS}
@@ -288,6 +311,7 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
         *_others(records),
         *_without_norm(records),
         *_small_cnn(records),
+        *_wide_shallow(records),
     ):
         assert words.replace("−", "-") in page.replace("−", "-"), words
     assert max(abs(c) for c in m["unit"].cosine[1:]) < 0.02, "nothing deeper"
