@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -654,6 +655,28 @@ def test_26_a_scale_outside_the_blocks_is_refused() -> None:
     refused(wb.AnatomyError, words, Scaled(1e-3), wb.selftest.batches(8))
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_26_a_scale_outside_the_last_block_alone_is_refused(depth: int) -> None:
+    """The terminal norm is a function, so that no module receives the stream."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out_head = nn.Linear(16, 32), nn.Linear(32, 10)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32)) for _ in range(depth))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for block in self.blocks:
+                h = h + block(h) if block is not self.blocks[-1] else h + 1e-5 * block(h)
+            return self.out_head(nn.functional.layer_norm(h, (32,)))
+
+    torch.manual_seed(0)
+    anatomy = {"blocks": "blocks", "branch": True}
+    with pytest.raises(wb.AnatomyError, match=rf"what block {depth} .* returns to be added to the stream as it is"):
+        wb.diagnose(Scaled(), wb.selftest.batches(8), anatomy=anatomy)
+
+
 @pytest.mark.parametrize("how", ["mean", "half"])
 def test_27_an_altered_backward_pass_is_noted_whatever_the_loss_returns_and_in_half_precision(how: str) -> None:
     def report(sign: float) -> wb.Report:
@@ -690,11 +713,55 @@ def test_28_a_credit_that_changes_the_network_or_its_batch_is_refused_and_undone
     assert torch.equal(batches[0][0], x)
 
 
+def test_29_samples_without_a_gradient_do_not_hide_growth() -> None:
+    """Every sample is read at its last real token, and the first is a sink of 1e4: read there, nothing grows."""
+
+    class LastToken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.norm, self.head = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)) for _ in range(2))
+
+        def states(self, x: Tensor) -> list[Tensor]:
+            h = [self.embed(x)]
+            for block in self.blocks:
+                h.append(h[-1] + block(h[-1]))
+            return h
+
+        def forward(self, x: Tensor) -> Tensor:
+            last = (x.abs().sum(-1) > 0).sum(1) - 1
+            return self.head(self.norm(self.states(x)[-1][torch.arange(len(x)), last]))
+
+    torch.manual_seed(0)
+    net, x, lengths = LastToken(), torch.randn(1024, 6, 4), torch.randint(2, 7, (1024,))
+    x[torch.arange(6) >= lengths[:, None]] = 0
+    x[:, 0] *= 1e4
+    with torch.no_grad():
+        net.head.weight.mul_(10)
+        net.blocks[1][1].weight.mul_(200)
+    y = net(x).argmax(1)
+    y[::8] = (y[::8] + 1) % 3
+    batches = list(zip(x.split(128), y.split(128)))
+
+    def hinge(z: Tensor, t: Tensor) -> Tensor:
+        return nn.functional.multi_margin_loss(z, t, reduction="none")
+
+    report = wb.diagnose(net, batches, loss=hinge, edition="four-diagnostic")
+    assert noted(report, "samples have no gradient at the last site")
+    assert report.failed == ("a",)
+    with torch.no_grad():
+        lost = (hinge(net(x), y) > 0).numpy()
+        norms = [h[torch.arange(1024), lengths - 1].double().norm(dim=1).numpy() for h in net.states(x)]
+    assert report.per_layer["h_norm"] == pytest.approx([n[lost].mean() for n in norms], rel=1e-5)
+    sink = [h[:, 0].norm(dim=1).mean().item() for h in net.states(x)]
+    assert max(b / a for a, b in pairwise(sink)) < 1.1, "what it would have been"
+
+
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_and_the_tests_number_the_same_tries() -> None:
     in_page = {int(n) for n in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)}
-    assert in_page == tested == set(range(1, 29))
+    assert in_page == tested == set(range(1, 30))
     assert "Out of reach" in DOC

@@ -23,6 +23,7 @@ from test_training import tiny
 from walkback.audit import store
 from walkback.audit.records import read_records
 from walkback.audit.run import check
+from walkback.audit.settings import judged_runs
 from walkback.cli import run as cli
 from walkback.data import Dataset
 from walkback.errors import InputError
@@ -557,10 +558,22 @@ def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.Capt
     control = train(control_spec(SPEC), runs, data=small(), quiet=True)
     cli(["diagnose", str(runs / SPEC.name), "--json"])
     out, err = capsys.readouterr()
-    assert json.loads(out)["frozen_baseline_acc"] == control.report().headline_acc
+    found = json.loads(out)
+    assert found["frozen_baseline_acc"] == control.report().headline_acc
     assert control.path.name in err
+    pair = read_records(runs)
+    expected = judged_runs(pair, [pair.find(SPEC)]).depth  # as the tables judge it
+    assert found["findings"][2]["interval"] == pytest.approx(list(expected.interval))
+    assert (found["findings"][2]["flagged"], found["findings"][2]["reason"]) == (expected.flagged, expected.reason)
+    again = wb.judge(found)
+    assert (again.verdict, again.findings[2]["interval"]) == (found["verdict"], found["findings"][2]["interval"])
+    assert wb.judge(found, frozen_baseline_acc=0.1).findings[2]["interval"] is None
+    for wrong in (3, {"samples": 5}, {**found["conditions"]["paired"], "both": -1}):
+        with pytest.raises(wb.InputError, match="Expected .*paired.* counts"):
+            wb.judge({**found, "conditions": {"paired": wrong}})
     cli(["diagnose", str(runs / SPEC.name), "--json", "--frozen-acc", "0.25"])
-    assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] == 0.25
+    found = json.loads(capsys.readouterr().out)
+    assert (found["frozen_baseline_acc"], found["findings"][2]["interval"]) == (0.25, None)
     cli(["diagnose", str(control.path), "--json"])
     assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] is None
 

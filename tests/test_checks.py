@@ -198,6 +198,52 @@ def test_one_sound_half_is_enough_to_pass():
     assert verdict(Measurements(g_norm=[1e-3]), None, None).verdict == "trustworthy"
 
 
+@pytest.mark.parametrize(
+    ("h", "shapes", "value", "flagged"),
+    [
+        ([0.0, 1.0, 51.0], None, 51.0, True),
+        ([None, 1.0, 51.0], None, 51.0, True),
+        ([1.0, None, 51.0], None, None, None),
+        ([0.0, 1.0, 50.0], None, None, None),
+        ([0.0, 1.0, 51.0], [[2], [2], [3]], None, None),
+        ([1e-300, 1e300], None, np.finfo(float).max, True),
+    ],
+)
+def test_ratios_that_are_left_flag_but_do_not_pass(h, shapes, value, flagged):
+    m = Measurements(h_norm=h, g_norm=[1e-3] * len(h), conditions={"state_shapes": shapes})
+    finding = scale_stability("a", m, T)
+    assert (finding.value, finding.flagged) == (value, flagged)
+    v = verdict(m, edition="four-diagnostic")
+    assert (v.verdict, v.failed) == (("walked back", ("a",)) if flagged else ("inconclusive", ()))
+
+
+@pytest.mark.parametrize(
+    ("m", "outcome"),
+    [
+        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-3]), "inconclusive"),
+        (Measurements(growth=1.0, g_norm=[1e-3, None]), "inconclusive"),
+        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-9]), "walked back"),
+        (Measurements(growth=1.0), "trustworthy"),  # (b) was never given: as in three-check
+        (Measurements(g_norm=[1e-3]), "trustworthy"),
+        (Measurements(h_norm=[None, None], g_norm=[None, None]), "trustworthy"),
+    ],
+)
+def test_norms_that_were_given_and_decide_nothing_are_no_pass_where_each_check_fails_alone(m, outcome):
+    assert verdict(m, edition="four-diagnostic").verdict == outcome
+    assert verdict(m, 0.3, 0.3, "four-diagnostic").verdict == "walked back"
+
+
+@pytest.mark.parametrize(
+    ("m", "text"),
+    [
+        (Measurements(stability=0.9), "VERDICT: inconclusive: nothing was tested"),
+        (Measurements(h_norm=[0.0, 1.0], g_norm=[1.0] * 2, stability=0.9), "VERDICT: inconclusive: a was not tested"),
+    ],
+)
+def test_a_drift_decides_nothing_alone(m, text):
+    assert wb.judge(m, "four-diagnostic").verdict_line == text
+
+
 def test_untested_findings_say_why():
     v = verdict(Measurements(), 0.6, None, "four-diagnostic")
     assert [f.reason for f in v.findings] == [

@@ -316,7 +316,7 @@ def test_a_csv_of_one_row_with_batch_size_and_dtype(tmp_path):
 
 def test_empty_cells_and_nan_in_a_csv(tmp_path):
     empty = wb.judge(write(tmp_path / "a.csv", "h_norm_0,h_norm_1,g_norm_1\n1,,1e-3\n"))
-    assert (empty.values["growth"], empty.reasons["growth"]) == (None, "a state norm is missing")
+    assert (empty.values["growth"], empty.reasons["growth"]) == (None, "a state norm is missing: ‖h_1‖")
     nan = wb.judge(write(tmp_path / "b.csv", "h_norm_0,h_norm_1,g_norm_1\n1,nan,1e-3\n"))
     assert nan.failed == ("D1", "D2")
 
@@ -421,6 +421,151 @@ def test_errors_name_the_row_they_come_from(tmp_path):
         wb.InputError, match=r"Expected h_norm\[1\] in .*a\.jsonl row 2 to be a number or null, but got 'two'"
     ):
         wb.judge(path)
+
+
+# -- rows without norms, and rows in another order ------------------------------------------------------------------
+
+HEADER = "epoch,h_norm_0,h_norm_1,g_norm_0,g_norm_1,test_acc,frozen_baseline_acc"
+COURSE = ["1,9,20,1e-3,1e-3,0.30,0.20", "2,9,9000,1e-9,1e-9,0.31,0.20", "3,,,,,0.32,0.20"]
+
+
+def test_norms_are_those_of_the_last_row_that_has_some(tmp_path, capsys):
+    path = write(tmp_path / "log.csv", "\n".join([HEADER, *COURSE]))
+    report = wb.judge(path)
+    assert (report.failed, report.per_layer["h_norm"], report.headline_acc) == (("D1", "D2"), [9.0, 9000.0], 0.32)
+    assert "the state and gradient norms judged are those of epoch 2: no later row has any" in report.advisories
+    assert cli.run(["judge", str(path)]) == 1
+    assert "are those of epoch 2" in capsys.readouterr().out
+    whole = wb.judge(write(tmp_path / "whole.csv", "\n".join([HEADER, *COURSE[:2]])))
+    assert (whole.failed, whole.advisories) == (("D1", "D2"), ())
+
+
+@pytest.mark.parametrize(
+    ("last", "kept", "failed"),
+    [({"h_norm": [9, 900]}, "gradient", ("a", "b")), ({"g_norm": [1e-3, 1e-3]}, "state", ("a",)), ({}, None, ("a",))],
+)
+def test_a_row_with_norms_of_one_kind_takes_the_other_from_an_earlier_one(last, kept, failed):
+    rows = [{"step": 5, "h_norm": [9, 9000], "g_norm": [1e-3, 1e-9]}, {"step": 6, "test_acc": 0.3, **last}]
+    if kept is None:
+        rows[0]["g_norm"], rows[1]["growth"] = None, 60.0
+    report = wb.judge(rows, "four-diagnostic")
+    assert report.failed == failed
+    note = f"the {kept} norms judged are those of step 5: no later row has any"
+    assert report.advisories == ((note,) if kept else ())
+
+
+def test_norms_that_are_not_finite_are_norms():
+    rows = [{"epoch": 1, "h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}, {"epoch": 2, "h_norm": [NAN, NAN]}]
+    report = wb.judge(rows)
+    assert report.failed == ("D1", "D2")
+    assert "the gradient norms judged are those of epoch 1: no later row has any" in report.advisories
+
+
+@pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 3, 0, 2)], ids=["newest first", "shuffled"])
+@pytest.mark.parametrize("unit", ["epoch", "step", "both"])
+def test_rows_that_do_not_ascend_are_sorted_with_a_note(order, unit):
+    named = {"epoch": ("epoch",), "step": ("step",), "both": ("epoch", "step")}[unit]
+    whole = [{**{k: v for k, v in row.items() if k != "epoch"}, **dict.fromkeys(named, row["epoch"])} for row in EPOCHS]
+    expected, report = wb.judge(whole), wb.judge([whole[i] for i in order])
+    (note,) = set(report.advisories) - set(expected.advisories)
+    assert note.startswith(f"rows are not in ascending order of {' and '.join(named)} (first ")
+    assert replace(report, advisories=expected.advisories) == expected
+
+
+def test_rows_of_several_steps_per_epoch_are_in_order_and_can_be_sorted():
+    at = [(1, 10), (1, 20), (2, 10), (2, 20)]  # steps counted anew in every epoch
+    rows = [{**row, "epoch": e, "step": s} for row, (e, s) in zip(EPOCHS, at)]
+    assert not any("ascending" in note for note in wb.judge(rows).advisories)
+    assert wb.judge(rows[::-1]).per_layer == wb.judge(rows).per_layer
+
+
+@pytest.mark.parametrize("epochs", [(1, 2, 3, 2), (3, 3, 2, 1), (2, 1, 1, 0)])
+def test_rows_that_can_not_be_sorted_are_refused(epochs):
+    words = r"in ascending order of epoch, .* the last one is of epoch \d, not the largest, and there is more than one"
+    with pytest.raises(wb.InputError, match=words):
+        wb.judge([{**row, "epoch": e} for row, e in zip(EPOCHS, epochs)])
+
+
+@pytest.mark.parametrize("epochs", [(1, 2, 1, 2), (1, 1, 2, 2), ("a", "c", "b", "a"), (3, None, 2, 1)])
+def test_rows_of_a_resumed_run_and_rows_with_other_names_stay_as_they_are(epochs):
+    report = wb.judge([{**row, "epoch": e} for row, e in zip(EPOCHS, epochs)])
+    assert report.per_layer["h_norm"] == EPOCHS[-1]["h_norm"]
+    assert not any("ascending" in note for note in report.advisories)
+
+
+# -- numbers that are missing or contradict each other --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("h", "g", "edition", "line", "site"),
+    [
+        ([0, 1, 1000], 1e-3, "four-diagnostic", "VERDICT: needs walk-back: a", "zero: ‖h_0‖"),
+        ([None, 1, 1000], 1e-9, "three-check", "VERDICT: needs walk-back: D1, D2", "missing: ‖h_0‖"),
+        ([0, 1, 2], 1e-3, "four-diagnostic", "VERDICT: inconclusive: a was not tested", "zero: ‖h_0‖"),
+        ([1, None, 2], 1e-9, "three-check", "VERDICT: inconclusive: D2 flags, but D1 was not tested", "missing: ‖h_1‖"),
+    ],
+)
+def test_growth_that_is_hidden_in_part_flags_or_is_not_tested(tmp_path, h, g, edition, line, site):
+    row = {"per_layer": {"h_norm": h, "g_norm": [g] * 3}, "headline_acc": 0.6, "frozen_baseline_acc": 0.3}
+    report = wb.judge(row, edition)
+    assert report.verdict_line == line
+    assert (report.values["growth"], site in report.reasons["growth"]) == (None, True)
+    assert (report.findings[0]["value"], site in report.findings[0]["reason"]) == (1e3 if 1000 in h else None, True)
+    assert ("growth 1e+03x per block is above 50x (at least: a state norm" in str(report.chain)) is (1000 in h)
+    again = wb.judge(report.save(tmp_path / "r.json"))
+    assert (verdict(again), again.values, again.findings[0]) == (verdict(report), report.values, report.findings[0])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"per_layer": {"h_norm": [1, 1, 1000]}, "values": {"growth": 1.0}}, "growth .* of h_norm .*, 1000, but got 1"),
+        ({"h_norm": [1, 60], "growth": 60.1}, r"growth .* of h_norm beside it, 60, but got 60\.1\."),
+        ({"h_norm": [1, 2], "growth": INF}, "growth .* of h_norm beside it, 2, but got inf"),
+        ({"h_norm": [None, 1, 60], "growth": 2.0}, "growth .* of h_norm beside it, 60, but got 2"),
+        (
+            {"h_norm": [1, 2, 4], "growth_total": 3.0},
+            "growth_total .* of h_norm beside it, 4, but got 3.*state_shapes",
+        ),
+        (
+            {"g_norm": [1e-3] * 3, "values": {"g_norm_deepest": 1e-9}},
+            r"g_norm_deepest .* of g_norm .* 0\.001, but got 1e-09",
+        ),
+        ({"g_norm": [1e-3] * 3, "g_norm_deepest": NAN}, r"g_norm_deepest .* of g_norm beside it, 0\.001, but got nan"),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(numbers, words):
+    with pytest.raises(wb.InputError, match=rf"Expected {words}"):
+        wb.judge(numbers)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "growth"),
+    [
+        ({"h_norm": [1, 60, 61], "growth": 60.05, "growth_total": 61.0}, 60.05),  # as rounded in a log
+        ({"h_norm": [None, 1, 60], "growth": 70.0}, 70.0),  # of the block whose norm is missing
+        ({"h_norm": [1, 100, 200], "growth": 2.0, "conditions": {"state_shapes": [[3], [6], [6]]}}, 2.0),
+        (
+            {
+                "h_norm": [1, 100, 200],
+                "growth": 2.0,
+                "reasons": {"growth_total": "the stream changes shape; growth is taken within stages"},
+            },
+            2.0,
+        ),
+    ],
+)
+def test_numbers_that_agree_are_taken(numbers, growth):
+    assert wb.judge(numbers).values["growth"] == growth
+
+
+def test_the_deepest_gradient_is_taken_where_the_list_does_not_have_it():
+    row = {"h_norm": [1, 1, 100], "g_norm": [1e-3, 1e-3, None], "g_norm_deepest": 1e-9}
+    report = wb.judge(row)
+    assert (report.failed, report.per_layer["g_norm"]) == (("D1", "D2"), [1e-3, 1e-3, 1e-9])
+    assert wb.judge({**row, "g_norm_batch_size": 256}).per_layer["g_norm"] == pytest.approx([2e-3, 2e-3, 2e-9])
+    assert wb.judge({**row, "g_norm_deepest": NAN}).failed == ("D1", "D2")
+    assert wb.judge({**row, "g_norm": [1e-3, 1e-3, NAN]}).per_layer["g_norm"] == [1e-3, 1e-3, None]
 
 
 # -- wrong numbers -------------------------------------------------------------------------------------------------

@@ -214,6 +214,27 @@ def test_a_clamped_credit_counts_too():
     assert m.cosine == close([mean_cosine(p, q) for p, q in zip(a, g)])
 
 
+def test_a_credit_whose_squares_overflow_has_the_cosines_of_its_direction():
+    spec = Linear.random(3, 8, gain=3.0)
+    x, y = spec.data(256)
+    credit = Feedback(spec)
+    a, g = credit.numpy(x, y), spec.grads(x, y)
+    m = wb.measure(spec.net(), batched(x, y, 64), credit=lambda t: [1e160 * v for v in credit(t)], probes=["intrinsic"])
+    cosines = [mean_cosine(p, q) for p, q in zip(a, g)]
+    assert m.cosine == close(cosines)
+    assert m.cosine_clamped == close(cosines)
+    assert m.gamma == close(float(np.mean(cosines[:-1])))
+    assert m.aggregates["samples"] == close(mean_cosine(np.concatenate(a[:-1], 1), np.concatenate(g[:-1], 1)))
+    by_group = [cos(u, v) for p, q in zip(a[:-1], g[:-1]) for u, v in zip(groups(p), groups(q))]
+    assert m.aggregates["batches"] == close(float(np.mean(by_group)))
+    assert m.aggregates["flattened"] is None
+    assert "squares beyond float64" in m.reasons["aggregates"]
+    plain = wb.measure(spec.net(), batched(x, y, 64), credit=credit, probes=["intrinsic"])
+    assert m.null_dimension == close(plain.null_dimension)
+    assert m.epsilon_share == close(plain.epsilon_share)
+    assert m.float64_shift == pytest.approx(plain.float64_shift, abs=1e-13)
+
+
 # -- shapes -----------------------------------------------------------------------------------------------
 
 
@@ -233,6 +254,64 @@ def test_tokens_are_measured_where_the_readout_reads(reads: str):
     assert m.g_norm == close([mean_norm(read_at(v, reads, net, x)) / 128 for v in g])
     assert m.stability == close(mean_pairwise(groups(read_at(g[-1], reads, net, x))))
     assert m.conditions["pool"] == {"cls": 0, "last": -1, "own": "readout"}[reads]
+
+
+def without(label: int, scale: float = 1.0):
+    """Cross-entropy in which samples of one label have no gradient."""
+    return lambda z, t: F.cross_entropy(z, t, reduction="none") * (t != label) * scale
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-170])
+def test_samples_whose_token_is_unknown_are_left_out_of_the_norms_of_states(scale: float):
+    """Each sample is read at its own token, which a gradient of zero does not show; 1e-170 does, squared it is 0."""
+    net = SmoothNet("tokens", "own")
+    x, y = net.example(256)
+    m = wb.measure(net, batched(x, y, 64), loss=without(0, scale), probes=["intrinsic"])
+    h = [read_at(v.numpy(), "own", net, x) for v in net.stream(x)]
+    known = (y != 0).numpy()
+    assert m.conditions["pool"] == "readout"
+    assert m.h_norm == close([mean_norm(v[known]) for v in h])
+    assert m.h_norm != pytest.approx([mean_norm(v) for v in h], rel=1e-3), "they would have counted"
+    words = f"{256 - known.sum()} of 256 samples have no gradient at the last site, so the token they are read at is"
+    assert sum(words in note for note in m.notes) == 1
+    if scale == 1:
+        g = [read_at(v, "own", net, x) * known[:, None] for v in autograd_gradients(net, x, y)]
+        assert m.g_norm == close([mean_norm(v) / 128 for v in g]), "without a gradient ‖g‖ is 0, and counts"
+        assert m.stability == close(mean_pairwise(groups(g[-1])))
+        assert m.stability_distinct == close(mean_pairwise(groups(g[-1])))
+
+
+def test_a_token_that_all_others_share_is_that_of_samples_without_a_gradient():
+    net = SmoothNet("tokens", "cls")
+    x, y = net.example(256)
+    m = wb.measure(net, batched(x, y, 64), loss=without(0))
+    assert m.h_norm == close([mean_norm(v[:, 0].numpy()) for v in net.stream(x)])
+    assert not any("no gradient at the last site" in note for note in m.notes)
+
+
+def test_a_token_that_looked_shared_until_a_later_batch_is_not_kept_for_samples_without_a_gradient():
+    net = SmoothNet("tokens", "own")
+    x, y = net.example(130)
+    own = net.own(x)
+    order = torch.cat([(own == t).nonzero()[:1, 0] for t in (1, 2)])  # read at 1; at 2, but without a gradient
+    order = torch.cat([order, torch.tensor([i for i in range(130) if i not in order])])
+    x, y = x[order], y[order].clamp(min=1)
+    y[1] = 0
+    m = wb.measure(net, batched(x, y, 1, 1, 64), loss=without(0))
+    rest = np.arange(130) != 1
+    assert m.h_norm == close([mean_norm(read_at(v.numpy(), "own", net, x)[rest]) for v in net.stream(x)])
+    assert any(note.startswith("1 of 130 samples have no gradient") for note in m.notes)
+
+
+def test_without_any_gradient_the_token_to_read_is_not_known():
+    net = SmoothNet("tokens", "own")
+    data = batched(*net.example(256), 64)
+    m = wb.measure(net, data, anatomy={"pool": "readout"}, loss=without(0, 0.0))
+    assert (m.h_norm, m.g_norm, m.growth) == ([None] * 4, [0.0] * 4, None)
+    assert m.reasons["h_norm"].startswith("256 of 256 samples have no gradient at the last site")
+    flat = SmoothNet()
+    data = batched(*flat.example(64), 64)
+    assert wb.measure(flat, data, anatomy={"pool": "readout"}).h_norm == wb.measure(flat, data).h_norm
 
 
 def test_pooled_tokens_give_the_mean_of_their_norms():
@@ -508,9 +587,20 @@ def test_float64_gradients_too_small_to_square_are_left_out_and_counted():
     assert any("cosine at site 0 leaves out 64 of 256 samples" in note and "underflow" in note for note in m.notes)
 
 
-def test_one_batch_has_no_stability():
+@pytest.mark.parametrize("size", [1, 2, 100, 128, 512])
+def test_stability_belongs_to_the_samples_and_not_to_their_batches(size: int):
+    """One of 512 samples occurs twice: that is no repeated batch, in whatever batches the samples come."""
     net = SmoothNet()
-    m = wb.measure(net, [net.example(512)])
+    x, y = net.example(512)
+    x[300], y[300] = x[3], y[3]
+    m = wb.measure(net, batched(x, y, size))
+    assert m.stability == close(mean_pairwise(groups(autograd_gradients(net, x, y)[-1])))
+    assert m.conditions["distinct_samples"] == 511
+
+
+def test_one_batch_of_less_than_two_groups_has_no_stability():
+    net = SmoothNet()
+    m = wb.measure(net, [net.example(255)])
     assert m.stability is None
     assert m.reasons["stability"] == "needs at least 2 disjoint batches, got 1"
 

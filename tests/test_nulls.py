@@ -106,6 +106,25 @@ def test_the_effective_dimension_pair_by_pair(shape: tuple[int, ...]):
     assert measured(a, g) == pytest.approx(7 / share, rel=1e-9)
 
 
+@pytest.mark.parametrize("scale", [1e-60, 1e-42, 1e60])
+def test_a_credit_beyond_the_range_of_float32_has_the_band_of_its_direction(scale: float):
+    """Credits in float64 beside gradients in float32."""
+    net = SmoothNet().float()
+    x, y = net.example(256)
+    data = batched(x.float(), y, 128)
+
+    def credit(trace: wb.Trace, size: float = 1.0) -> list[Tensor]:
+        return [size * (g + torch.roll(g, 1, -1)).double() for g in trace.grads]
+
+    with wb.Tracer(net) as tracer:
+        traces = [tracer.trace(*batch) for batch in data]
+    a = [np.concatenate(site) for site in zip(*(credit(t) for t in traces))]
+    g = [np.concatenate(site).astype(float) for site in zip(*(t.grads for t in traces))]
+    m = wb.measure(net, data, credit=lambda t: credit(t, scale))
+    assert m.null_dimension == pytest.approx([measured(p, q) for p, q in zip(a, g)], rel=1e-5)
+    assert "null_low" not in m.reasons
+
+
 def test_only_the_first_samples_are_looked_at_and_the_rest_is_extrapolated():
     rng = np.random.default_rng(4)
     e = rng.dirichlet(np.ones(4), size=4096) - np.eye(4)[rng.integers(4, size=4096)]

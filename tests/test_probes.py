@@ -258,6 +258,93 @@ def test_a_zero_credit_gives_no_step():
         assert "zero" in m.reasons[name]
 
 
+def spoilt(value: float):
+    """`tilted`, with one value in one sample of site 1."""
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        credits = tilted(trace)
+        credits[1][2, 3] = value
+        return credits
+
+    return credit
+
+
+class Hides(SmoothNet):
+    """Turns NaN in the stream into a number, so that the loss does not show it."""
+
+    def step(self, block: nn.Module, h: Tensor) -> Tensor:
+        return super().step(block, torch.nan_to_num(h))
+
+
+@pytest.mark.parametrize("kind", [SmoothNet, Hides])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_a_credit_that_is_not_finite_in_one_sample_is_not_probed_there(value: float, kind: type[SmoothNet]):
+    """1e300 is finite, but its length is not."""
+    net = kind()
+    m = wb.measure(net, [net.example(16)], credit=spoilt(value), probes=["perturbation", "nudging"])
+    for name in ("perturbation", "nudging", "nudging_relative"):
+        assert [v is None for v in m.probes[name]] == [False, True, False, False]
+        assert m.reasons[name] == "the signal, or the loss after a step, is not finite at site 1"
+    for name in ("perturbation_bp", "perturbation_random", "nudging_bp"):
+        assert None not in m.probes[name]
+        assert name not in m.reasons
+
+
+def test_a_loss_that_is_not_finite_after_a_step_is_not_probed():
+    net = SmoothNet()
+    x, y = net.example(16)
+    base = net.loss_from(net.stream(x)[0], 0, x, y)
+
+    def fragile(logits: Tensor, labels: Tensor) -> Tensor:
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        moved = (losses - torch.as_tensor(base)).abs() > 1e-9
+        return losses.where(~moved | (torch.arange(16) != 5), torch.inf)
+
+    m = wb.measure(net, [(x, y)], credit=tilted, loss=fragile, probes=["perturbation", "nudging"])
+    for name in ("perturbation", "perturbation_bp", "nudging", "nudging_relative", "nudging_bp"):
+        assert m.probes[name] == [None] * 4
+        assert m.reasons[name] == "the signal, or the loss after a step, is not finite at site 0, 1, 2, 3"
+
+
+def test_samples_without_a_direction_are_left_out_and_counted():
+    net = SmoothNet()
+    x, y = net.example(32)
+    given: list[list[Tensor]] = []
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        given.append(tilted(trace))
+        given[-1][1][[0, 4]] = 0.0
+        return given[-1]
+
+    m = wb.measure(net, batched(x, y, 16), credit=credit, probes=[wb.Nudging(eta=0.02), wb.Perturbation(count=9)])
+    rest = [i for i in range(32) if i not in (0, 4, 16, 20)]
+    a = torch.cat([credits[1] for credits in given])[rest]
+    assert m.probes["nudging"][1] == pytest.approx(nudged(net, x[rest], y[rest], a, 1, 0.02, False), rel=1e-8)
+    assert [note for note in m.notes if "left out" in note] == [
+        "nudging, nudging_relative: of 32 samples, those where the signal is zero were left out: 4 at site 1",
+        "perturbation: of 32 samples, those where the signal is zero, or the loss does not change, were left out: "
+        "4 at site 1",
+    ]
+    plain = wb.measure(net, batched(x, y, 16), credit=tilted, probes=["nudging", "perturbation"])
+    assert not [note for note in plain.notes if "left out" in note]
+
+
+@pytest.mark.parametrize(
+    "probes",
+    [
+        [wb.Perturbation(), wb.Perturbation(directions="data", step=1.0)],
+        ["nudging", wb.Nudging(eta=0.1)],
+        ["fresh-b", "perturbation", "fresh-b"],
+        ["intrinsic", "intrinsic"],
+    ],
+)
+def test_two_probes_of_one_kind_are_refused(probes: list):
+    """The second would take the place of the first in the report."""
+    net = SmoothNet()
+    with pytest.raises(wb.InputError, match=r"at most one probe of each kind.* but got .* Measure once with each"):
+        wb.measure(net, [net.example(16)], credit=tilted, probes=probes)
+
+
 def test_no_probe_runs_unasked():
     net = SmoothNet()
     calls = []

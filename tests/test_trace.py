@@ -298,6 +298,21 @@ def test_a_network_that_writes_its_input_sees_it_once(other: dict[str, object]):
     assert torch.equal(x, before)
 
 
+def test_a_network_that_writes_its_input_in_a_later_batch_only():
+    class Late(SmoothNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2.0) if len(x) > 4 else x)
+
+    net, plain = Late(), SmoothNet()
+    x, y = net.example(12)
+    before = x.clone()
+    with wb.Tracer(net) as a, wb.Tracer(plain) as b:
+        a.trace(x[:4], y[:4])
+        b.trace(x[:4], y[:4])
+        agree(a.trace(x[4:], y[4:]), b.trace(2 * before[4:], y[4:]))
+    assert torch.equal(x, before)
+
+
 def test_batches_made_in_inference_mode():
     net = SmoothNet()
     x, y = net.example(6)
@@ -566,6 +581,100 @@ def test_a_plain_branch_is_not(reference):
     want = torch.autograd.grad(F.cross_entropy(net.head(net.norm(h[-1])), y, reduction="sum"), h)
     for got, right in zip(trace.grads, want):
         torch.testing.assert_close(got, right, rtol=1e-5, atol=0)
+
+
+class Tail(nn.Module):
+    """No module receives the last state: `how` of (h, f) is what the last block adds, and a function normalises it."""
+
+    def __init__(self, how: str, depth: int) -> None:
+        super().__init__()
+        self.embed, self.how = nn.Linear(6, 8), how
+        self.blocks = nn.ModuleList(Branch(False) for _ in range(depth))
+        self.head, self.second = nn.Linear(8, 4), nn.Linear(16, 4)
+
+    def stream(self, x: Tensor) -> list[Tensor]:
+        h = [self.embed(x)]
+        for block in self.blocks[:-1]:
+            h.append(h[-1] + block(h[-1]))
+        low, f = h[-1], self.blocks[-1](h[-1])
+        ways = {
+            "scaled": lambda: low + 1e-5 * f,
+            "alpha": lambda: torch.add(low, f, alpha=1e-5),
+            "mixed": lambda: 0.5 * low + 0.5 * f,
+            "alone": lambda: f,
+            "stacked": lambda: torch.stack([low, f]).sum(0),
+        }
+        return [*h, ways.get(self.how, lambda: low + f)()]
+
+    def rest(self, h: list[Tensor]) -> Tensor:
+        if self.how == "skip":  # the state before the last is read too, which changes g_{L-1} and not g_L
+            return self.second(F.layer_norm(torch.cat(h[-2:], 1), (16,)))
+        return self.head(F.layer_norm(h[-1] + h[-2] if self.how == "sum" else h[-1], (8,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rest(self.stream(x))
+
+
+def tail(how: str, depth: int, reference: str | None) -> tuple[Tail, Tensor, Tensor, dict[str, object]]:
+    torch.manual_seed(0)
+    net = Tail(how, depth).double()
+    anatomy = {"stem": "embed", "blocks": "blocks", "readout": ("head",), "branch": True}
+    x, y = torch.randn(16, 6, dtype=torch.float64), torch.randint(4, (16,))
+    return net, x, y, {"anatomy": anatomy, "reference": reference}
+
+
+@pytest.mark.parametrize("reference", [None, "derived"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("how", ["scaled", "alpha", "mixed"])
+def test_a_scale_outside_the_last_block_is_refused_where_no_module_receives_the_last_state(how, depth, reference):
+    net, x, y, options = tail(how, depth, reference)
+    with pytest.raises(wb.AnatomyError, match=rf"Expected what block {depth} .* returns to be added to the stream as"):
+        one(net, x, y, **options)
+
+
+def test_a_scale_outside_the_blocks_is_refused_under_autocast_too():
+    """The stream is float32 and the branches are bfloat16, so they are measured in a second pass."""
+
+    class Wide(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).float()
+
+    torch.manual_seed(0)
+    net = Around("scaled")
+    net.embed = Wide(6, 8)
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(wb.AnatomyError, match="to be added to the stream"):
+        one(net, torch.randn(16, 6), torch.randint(4, (16,)))
+
+
+@pytest.mark.parametrize("reference", [None, "derived"])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("how", ["plain", "skip", "sum"])
+def test_a_plain_sum_is_not_and_neither_is_a_skip_into_the_readout(how, depth, reference):
+    net, x, y, options = tail(how, depth, reference)
+    with wb.Tracer(net, **options) as tracer:
+        trace = tracer.trace(x, y)
+    assert not any("is taken for" in note for note in tracer.notes)
+    h = net.stream(x)
+    (want,) = torch.autograd.grad(F.cross_entropy(net.rest(h), y, reduction="sum"), h[-1:])
+    torch.testing.assert_close(trace.grads[-1], want, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("how", ["alone", "stacked"])
+def test_a_last_state_that_is_not_seen_as_a_sum_is_the_first_thing_said(how):
+    net, x, y, _ = tail(how, 3, None)
+    report = wb.diagnose(net, [(x, y)])
+    assert report.advisories[0].startswith("h_3 is taken for h_2 + what block 3 (blocks.2) returns, but no sum")
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("other", [{}, {"add": "in"}, {"add": "onto"}, {"checkpointed": True}, {"identity": True}])
+@pytest.mark.parametrize(("kind", "reads"), SHAPES)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_sums_of_every_kind_are_seen(kind, reads, other, norm, depth):
+    net = SmoothNet(kind, reads, norm=norm, depth=depth, **other)
+    with wb.Tracer(net, {"blocks": "blocks", "branch": True}) as tracer:
+        tracer.trace(*net.example(5))
+    assert not any("is taken for" in note for note in tracer.notes)
 
 
 class Conditioned(nn.Module):

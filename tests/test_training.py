@@ -243,6 +243,29 @@ def test_a_diverged_run_ends_as_a_finding(tmp_path: Path) -> None:
     assert report.verdict == "walked back"
 
 
+class Failing(wb.rules.DFA):
+    """Its credit is NaN from the third epoch on."""
+
+    def setup(self, *args) -> None:
+        super().setup(*args)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def credits(self, trace: wb.Trace):
+        training = len(trace.grads) == 1
+        self.steps += training
+        spoilt = training and self.steps > 2 * 512 // 128
+        return [a * math.nan if spoilt else a for a in super().credits(trace)]
+
+
+def test_the_change_of_the_loss_is_that_of_the_whole_run_or_none(tmp_path: Path) -> None:
+    bundle = run(tmp_path, rule="test_training:Failing", epochs=5, optimiser={"batch_size": 128})
+    rows, report = bundle.trajectory(), bundle.report()
+    assert report is not None
+    assert [row["train_loss"] is None for row in rows] == [False, False, True]
+    assert report.run["train_loss_delta"] is None
+    assert any("training diverged in epoch 3" in text for text in report.advisories)
+
+
 def test_fresh_feedback_is_noise_and_the_trained_one_is_not(tmp_path: Path) -> None:
     report = run(tmp_path, rule="dfa", epochs=40, net_options={"width": 64, "depth": 2}, optimiser=FAST).report()
     assert report is not None

@@ -534,6 +534,111 @@ def test_a_buffer_that_forward_registers_is_gone_again():
     assert "cache" not in model.state_dict()
 
 
+class Folding(nn.Module):
+    """Keeps what it makes of its weight in eval mode, and for how many samples, until it is set to train."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.weight, self.fails = nn.Parameter(torch.randn(12, 12) / 4), fails
+        self.folded, self.samples, self.replaced, self.deleted = None, 7, torch.ones(2), torch.ones(2)
+
+    def train(self, mode: bool = True) -> Folding:
+        self.folded = None
+        return super().train(mode)
+
+    def forward(self, h: Tensor) -> Tensor:
+        if self.training:
+            return torch.tanh(h @ (self.weight - self.weight.mean(0)))
+        if self.folded is None:
+            self.folded = (self.weight - self.weight.mean(0)).detach()
+            self.replaced, self.added, self.samples = self.folded * 2, self.folded * 3, len(h)
+            del self.deleted
+        if self.fails:
+            raise RuntimeError("boom")
+        return torch.tanh(h @ self.folded)
+
+
+def folding(fails: bool = False) -> Restless:
+    model = restless()
+    model.blocks = nn.ModuleList(Folding(fails and i == 1) for i in range(3))
+    return model.train()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("probes", [(), ("intrinsic", "nudging")])
+def test_what_a_module_keeps_from_eval_mode_is_not_kept(fails, probes):
+    model = folding(fails)
+    before = [dict(vars(m)) for m in model.modules()]
+    with pytest.raises(RuntimeError, match="boom") if fails else nullcontext():
+        wb.diagnose(model, data(), probes=probes)
+    for m, was in zip(model.modules(), before):
+        assert vars(m).keys() == was.keys()
+        assert all(vars(m)[name] is value for name, value in was.items())
+
+
+def test_a_watch_sees_the_weights_of_now_where_modules_fold_them_in_eval_mode():
+    model = folding()
+    watch = wb.Watch(model, data(), every=1)
+    with torch.no_grad():
+        for block in model.blocks:
+            block.weight.mul_(3)
+    row = watch.step()
+    assert row is not None
+    with torch.no_grad():  # in training mode nothing is folded, and this network draws only where it drops
+        model.drop.p = 0.0
+        norms = np.zeros(4)
+        for x, _ in data():
+            h = model.normed.eval()(model.embed(x))
+            for site in range(4):
+                norms[site] += float(h.double().norm(dim=1).mean()) / len(data())
+                h = h + model.blocks[site](h) if site < 3 else h
+    assert row["per_layer"]["h_norm"] == pytest.approx(norms, rel=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_the_weight_of_an_old_weight_norm_is_the_one_it_was():
+    """It is a plain attribute, made anew by every pass: in float64 by a probe."""
+    model = wb.selftest.healthy()
+    layer = model.blocks[0][1]
+    nn.utils.weight_norm(layer)
+    model(data()[0][0])
+    before = layer.weight
+    wb.diagnose(model, data(), probes=("intrinsic", "nudging"))
+    assert layer.weight is before
+    assert before.dtype == torch.float32
+
+
+def test_parameters_made_on_the_way_are_not_hidden_by_the_attribute_they_replaced():
+    model = nn.Linear(2, 2)
+    model.scale = None
+    with untouched(model):
+        model.scale = nn.Parameter(torch.ones(2))
+    assert isinstance(model.scale, nn.Parameter)
+
+
+def test_a_lazy_module_that_ran_on_the_way_stays_whole():
+    model = nn.Sequential(nn.LazyLinear(3))
+    with untouched(model):
+        model(torch.ones(1, 5))
+    assert (type(model[0]), model[0].in_features, model[0].weight.shape) == (nn.Linear, 5, (3, 5))
+    assert model(torch.ones(1, 5)).shape == (1, 3)
+
+
+def test_attributes_of_the_first_fsdp_are_its_own():
+    class FullyShardedDataParallel(nn.Module):
+        begun = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.begun, self.view = True, x
+            return x
+
+    model = FullyShardedDataParallel()
+    with untouched(model):
+        model(torch.ones(1))
+    assert model.begun
+    assert torch.equal(model.view, torch.ones(1))
+
+
 def test_a_credit_that_trains_the_model_is_refused():
     model = wb.selftest.healthy()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -656,6 +656,24 @@ def test_a_late_number_goes_into_the_last_row_and_is_read_back_once(tmp_path):
     assert watch.finish() is None
 
 
+def test_the_last_step_is_measured_where_as_many_epochs_were():
+    watch = Watch(fresh(), BATCHES[:1], every="epoch")
+    assert watch.epoch() is not None
+    assert watch.step(1) is None
+    last = watch.finish()
+    assert last is not None
+    assert (last["epoch"], last["step"], len(watch.history)) == (1, 1, 2)
+    assert watch.finish() is None
+
+
+def test_an_epoch_that_ends_after_the_last_step_was_measured_is_not_measured_again():
+    watch = Watch(fresh(), BATCHES[:1], every=2)
+    watch.step()
+    assert watch.step() is not None
+    watch.epoch()
+    assert watch.finish() is None
+
+
 def test_a_check_that_fired_is_not_yet_trust_that_was_lost():
     net = wb.selftest.network(depth=3)
     watch = Watch(net, wb.selftest.batches(2), every=1)

@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite, sqrt
 from numbers import Real
 from pathlib import Path
+from sys import float_info
 from typing import Any
 
 import numpy as np
 
 from walkback.errors import FormatError, InputError
-from walkback.measure import Measurements, cosine_error, smallest_subnormal
+from walkback.measure import Measurements, block_growth, cosine_error, growth, smallest_subnormal, stream_shapes
 
 Accuracy = float | Sequence[float] | None
-# Which test samples are right, (N,) of the network and (N,) of its control, in the same order.
-Correct = tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray]
+# Which test samples are right, (N,) of the network and (N,) of its control, in the same order; or their counts.
+Correct = tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray] | Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,21 @@ NOT_THE_GRADIENT = "the reference is not the derivative of the loss: the network
 
 
 def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
-    """D1 and (a): does one block multiply the stream?"""
+    """D1 and (a): does one block multiply the stream?
+
+    Where growth has no value because some norm is missing or zero, the ratios that are left can still flag, but not
+    pass: the largest may be hidden.
+    """
     limit = t.h_norm_explosion_ratio
     if "state" in m.nonfinite_kinds:
         return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, _first_nonfinite(m, "state"))
+    if m.growth is None:
+        shapes = stream_shapes(m.conditions, len(m.h_norm))
+        least = max(block_growth(m.h_norm, shapes).values(), default=0.0)
+        if least > limit:
+            why = f"at least: {growth(m.h_norm, shapes)[2]}"
+            value = min(least, float_info.max)  # a ratio that overflows can't be written in JSON
+            return Finding(check, "scale stability", value, limit, f"> {limit:g}", True, why)
     flagged = None if m.growth is None else m.growth > limit
     why = "" if flagged is not None else m.reasons.get("growth", "no state norms were given")
     return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why)
@@ -226,16 +238,38 @@ def _binomial(margin: float, ours: float, theirs: float, correct: Correct) -> tu
     Only samples that one of the two alone gets right count: with n10 and n01 of them, the difference is
     (n10 − n01)/N and its variance (n10 + n01 − (n10 − n01)²/N)/N².
     """
+    count = paired_counts(correct)
+    n, better, worse = count["samples"], count["only_ours"], count["only_frozen"]
+    for name, said, alone in (("headline_acc", ours, better), ("frozen_baseline_acc", theirs, worse)):
+        right = count["both"] + alone
+        if abs(right / n - said) > 1e-6:
+            raise InputError(f"Expected predictions with {name} {said:g}, but {right} of {n} are right.")
+    spread = sqrt(better + worse - (better - worse) ** 2 / n) / n
+    half = 100 * 1.959963984540054 * spread
+    return margin - half, margin + half
+
+
+def paired_counts(correct: Correct) -> dict[str, int]:
+    """How many test samples there are, and how many the network, its control and both get right.
+
+    >>> counts = paired_counts(([1, 1, 1, 0], [1, 0, 0, 1]))
+    >>> counts
+    {'samples': 4, 'both': 1, 'only_ours': 2, 'only_frozen': 1}
+    >>> paired_counts(counts) == counts
+    True
+    """
+    if isinstance(correct, Mapping):
+        names = ("samples", "both", "only_ours", "only_frozen")
+        n, *parts = (correct.get(name) for name in names)
+        whole = all(isinstance(count, int) and count >= 0 for count in (n, *parts))
+        if set(correct) != set(names) or not whole or not sum(parts) <= n or not n:  # type: ignore[arg-type, operator]
+            raise InputError(f"Expected paired predictions as counts of {', '.join(names)}, but got {dict(correct)!r}.")
+        return dict(correct)
     a, b = (np.asarray(row, dtype=bool).ravel() for row in correct)
     if not len(a) or len(a) != len(b):
         raise InputError(f"Expected the same test samples in the same order, but got {len(a)} and {len(b)} of them.")
-    for name, said, row in (("headline_acc", ours, a), ("frozen_baseline_acc", theirs, b)):
-        if abs(row.mean() - said) > 1e-6:
-            raise InputError(f"Expected predictions with {name} {said:g}, but {row.sum()} of {len(row)} are right.")
-    better, worse = int((a & ~b).sum()), int((b & ~a).sum())
-    spread = sqrt(better + worse - (better - worse) ** 2 / len(a)) / len(a)
-    half = 100 * 1.959963984540054 * spread
-    return margin - half, margin + half
+    found = {"both": a & b, "only_ours": a & ~b, "only_frozen": b & ~a}
+    return {"samples": len(a), **{name: int(row.sum()) for name, row in found.items()}}
 
 
 def accuracies(name: str, value: Any) -> list[float]:
@@ -280,9 +314,9 @@ def read_table(path: str | Path) -> object:
         return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise FormatError(f"Expected a file at {path}, but there is none.") from None
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # of decoding, of JSON, of TOML; and of thousands of brackets
+    except RecursionError as error:
+        raise FormatError(
+            f"Expected {path} to be readable as {path.suffix or 'JSON'}, but it is nested too deep: {error}."
+        ) from None
+    except (OSError, ValueError) as error:  # of decoding, of JSON, of TOML
         raise FormatError(f"Expected {path} to be readable as {path.suffix or 'JSON'}, but: {error}.") from None

@@ -118,6 +118,8 @@ def diagnose(
         ):
             if value is not None and value != () and value != "":
                 wanted[key] = value
+        if headline_acc or frozen_acc:  # the predictions beside a run are not theirs
+            wanted.pop("correct", None)
         known = list(signature(run).parameters)
         unknown = [key for key in wanted if key not in known]
         if unknown:
@@ -741,20 +743,24 @@ def _where(here: dict[str, Any]) -> str:
 # -- plumbing ------------------------------------------------------------------------------------------------
 
 
-def _control_beside(bundle: Bundle) -> float | None:
-    """The accuracy of a run's matched control in the same store, said on standard error; None where there is none."""
+def _control_beside(bundle: Bundle) -> dict[str, Any]:
+    """What diagnose takes of a run's matched control in the same store, said on standard error; {} without one."""
     from walkback.audit import store
-    from walkback.report import Report
+    from walkback.audit.records import read_record
     from walkback.training.control import control_spec
     from walkback.training.spec import RunSpec
 
     spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
     control = control_spec(spec)
-    if spec.scope == "frozen" or store.state(bundle.path.parent, control).kind != "finished":
-        return None
-    accuracy = Report.load(bundle.path.parent / control.name / "report.json").headline_acc
-    print(f"frozen control: {control.name} beside it, accuracy {accuracy}", file=sys.stderr)
-    return accuracy if isinstance(accuracy, float) else None
+    if spec.scope == "frozen" or {store.state(bundle.path.parent, s).kind for s in (spec, control)} != {"finished"}:
+        return {}
+    run, frozen = (read_record(bundle.path.parent / s.name) for s in (spec, control))
+    if not run.on_the_data_of(frozen):
+        print(f"no frozen control: {control.name} beside it had other data of the same name", file=sys.stderr)
+        return {}
+    print(f"frozen control: {control.name} beside it, accuracy {frozen.accuracy}", file=sys.stderr)
+    known = run.correct is not None and frozen.correct is not None
+    return {"frozen_baseline_acc": frozen.accuracy, **({"correct": (run.correct, frozen.correct)} if known else {})}
 
 
 def _target(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
@@ -794,7 +800,7 @@ def _target(target: str, data: str | None, root: Path | None, device: str) -> di
             found["method_name"] = report.method
             found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
         if found.get("headline_acc") is not None:
-            found["frozen_baseline_acc"] = _control_beside(bundle)
+            found |= _control_beside(bundle)
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             found[key] = bundle.spec[key]

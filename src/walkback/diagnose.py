@@ -13,7 +13,14 @@ from walkback.advisories import Witness, on_claim
 from walkback.anatomy import Anatomy
 from walkback.backward import BackwardCheck, check_backward
 from walkback.batch import pairs
-from walkback.checks import Accuracy, DiagnosticThresholds, dtype_floor, reference_validity
+from walkback.checks import (
+    Accuracy,
+    Correct,
+    DiagnosticThresholds,
+    dtype_floor,
+    paired_counts,
+    reference_validity,
+)
 from walkback.editions import Claim, decide, is_concentrated
 from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic, IntrinsicMeter
@@ -47,6 +54,7 @@ def diagnose(
     bp_acc: Accuracy = None,
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
+    correct: Correct | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -72,13 +80,15 @@ def diagnose(
         reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
             backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
             names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
+        correct: for one seed, (N,) which test samples the network gets right and (N,) which its frozen control does:
+            D3 is then judged on the binomial error of the pair.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
     >>> report.failed, report.measurement_valid, report.depth_used
     (('D1', 'D2', 'D3'), False, False)
     """
-    claim = Claim(headline_acc, frozen_baseline_acc, bp_acc)
+    claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, correct=correct)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
     asked = wanted(probes)
@@ -312,7 +322,7 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
-        conditions=m.conditions,
+        conditions={**m.conditions, **({} if claim.correct is None else {"paired": paired_counts(claim.correct)})},
         reasons=reasons,
         advisories=tuple(advisories),
     )

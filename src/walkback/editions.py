@@ -105,7 +105,10 @@ def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> V
     d = _depth("d", claim, t)
     failed = [f.check for f in (a, b, d) if f.flagged]
     valid = False if a.flagged or b.flagged else None if None in (a.flagged, b.flagged) else True
-    return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid)
+    # As in three-check, what was never given is left out; norms that were given and decide nothing are no pass.
+    given = ((a, m.h_norm), (b, m.g_norm))
+    half = any(f.flagged is None and any(n is not None for n in norms) for f, norms in given)
+    return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid, half)
 
 
 def intrinsic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
@@ -201,7 +204,8 @@ def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid:
         parts.append(reference.reason)
     if growth.value is not None:
         relation = "above" if growth.flagged else "within"
-        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:.3g}x")
+        least = f" ({growth.reason})" if growth.reason else ""
+        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:.3g}x{least}")
     if m.growth_total is not None and m.growth_total > growth.limit and not growth.flagged:
         parts.append(f"but {m.growth_total:.3g}x over the whole depth")
     worst = max((b for b in m.below_eps if b is not None), default=0.0)

@@ -31,6 +31,7 @@ from walkback.errors import InputError
 from walkback.measure import (
     PUBLISHED_BATCH,
     Groups,
+    by_largest,
     cosine_eps,
     least_norm,
     pairwise_cosine,
@@ -148,15 +149,14 @@ class IntrinsicMeter:
 
     def _add_precision(self, trace: Trace, exact: Trace) -> None:
         for site, (low, high) in enumerate(zip(trace.grads, exact.grads)):
-            g, e = low.flatten(1).double(), high.flatten(1).double()
-            g, has_g = _unit(g, least_norm(low.dtype))
-            e, has_e = _unit(e, least_norm(torch.float64))
+            g, has_g = _unit(low, least_norm(low.dtype))
+            e, has_e = _unit(high, least_norm(torch.float64))
             # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0.
             off = torch.where(has_g & has_e, 0.5 * (g - e).square().sum(1), 1.0)
             either = has_g | has_e
             self._sum["off", site] += torch.stack([torch.where(either, off, 0.0).sum(), either.sum()])
             if trace.credits is not None:
-                a, has_a = _unit(trace.credits[site].flatten(1).double(), least_norm(torch.float64))
+                a, has_a = _unit(trace.credits[site], least_norm(torch.float64))
                 for name, v, has in (("reported", g, has_g & has_a), ("exact", e, has_e & has_a)):
                     cosines = torch.where(has, (a * v).sum(1), 0.0)
                     self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
@@ -287,13 +287,15 @@ def _nudged(t: Tensor, seed: int) -> Tensor:
     return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device, t.dtype))
 
 
-def _unit(rows: Tensor, least: float) -> tuple[Tensor, Tensor]:
+def _unit(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """(B, n) rows of length one, and (B,) which have a direction; NaN has one, and stays."""
+    rows, top = by_largest(x)
     size = torch.linalg.vector_norm(rows, dim=1)
-    return rows / size.clamp(min=least)[:, None], ~(size < least)
+    return rows / size.clamp(min=least)[:, None], ~(size * top < least)
 
 
 def _left(x: Tensor, dtype: torch.dtype) -> Tensor:
     """(B,) what a clamp at ε leaves of a cosine: ‖x‖/max(‖x‖, ε) at the published scale."""
-    size = torch.linalg.vector_norm(x.flatten(1).double(), dim=1) / PUBLISHED_BATCH
+    rows, top = by_largest(x)
+    size = torch.linalg.vector_norm(rows, dim=1) * top / PUBLISHED_BATCH
     return size / size.clamp(min=cosine_eps(dtype))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from math import isfinite
+from math import isclose, isfinite
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,18 @@ from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
 from walkback.diagnose import ALTERED, NULLS, PRECISION, make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
-from walkback.measure import PUBLISHED_BATCH, Measurements, Numbers, concentration, deep_sites, growth, mean
+from walkback.measure import (
+    PUBLISHED_BATCH,
+    STAGES,
+    Measurements,
+    Numbers,
+    block_growth,
+    concentration,
+    deep_sites,
+    growth,
+    mean,
+    stream_shapes,
+)
 from walkback.report import SCHEMA, Report
 
 # One row of what `walkback.Watch` writes.
@@ -91,7 +103,8 @@ def judge(
         notes: overrides the logged ones.
 
     Rows per epoch or step are judged by the last one, and `report.run` tells the course: when each check first
-    flagged, in which layer, and how much of the run was still ahead (see `replay`).
+    flagged, in which layer, and how much of the run was still ahead (see `replay`). Rows in another order are sorted,
+    and where the last one has no norms, those of the last that has some are judged; a note says so.
 
     >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
     ('D1', 'D2')
@@ -113,14 +126,16 @@ def _judge_rows(
     method_name: str,
     notes: str,
 ) -> Report:
+    rows, sorted_note = _in_order(rows)
     last, where = rows[-1]
     ours = last if last.get("schema") == SCHEMA else {}
     limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
     by = edition or str(ours.get("edition") or "three-check")
     decide(Measurements(), Claim(), limits, by)
-    parsed = [(measurements(row, name), _claim(row, given)) for row, name in rows]
-    m, claim = parsed[-1]
-    m = replace(m, notes=(*m.notes, *torn))
+    parsed = [(measurements(row, name), _claim(row, given, name)) for row, name in rows]
+    claim = parsed[-1][1]
+    m, dated = _last_norms(rows, [m for m, _ in parsed])
+    m = replace(m, notes=(*m.notes, *torn, *sorted_note, *dated))
     run = plain(_part(last, "run", where))
     if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
@@ -130,6 +145,59 @@ def _judge_rows(
         m = m if told is None else replace(m, notes=(*m.notes, told))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
+
+
+def _in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[str, ...]]:
+    """Rows in ascending order of their epochs or steps, where every row has one, and a note where they were not."""
+    counts = _counts([row for row, _ in rows])
+    keys = list(zip(*counts.values()))
+    ascends = any(all(a < b for a, b in pairwise(known)) for known in counts.values())
+    if not keys or ascends or all(a <= b for a, b in pairwise(keys)):
+        return rows, ()
+    unit = " and ".join(counts)
+    often = Counter(keys)
+    twice = next((i for i, key in enumerate(keys) if often[key] > 1), None)
+    if twice is None:
+        first, last = _label(*rows[0]), _label(*rows[-1])
+        said = f"rows are not in ascending order of {unit} (first {first}, last {last}): sorted before they were judged"
+        return [rows[i] for i in sorted(range(len(rows)), key=keys.__getitem__)], (said,)
+    if keys[-1] == max(keys):  # a run that was resumed from an earlier point: its last row stands
+        return rows, ()
+    row, where = rows[twice]
+    raise InputError(
+        f"Expected rows in ascending order of {unit}, or rows that can be sorted by it, but the last one is of "
+        f"{_label(*rows[-1])}, not the largest, and there is more than one of {_label(row, where)}. Leave out "
+        f"what was measured again (the first is {where}), and write the newest last."
+    )
+
+
+def _last_norms(rows: Sequence[Named], numbers: Sequence[Measurements]) -> tuple[Measurements, tuple[str, ...]]:
+    """The numbers of the last row with norms, each kind from the last row that has it, and a note where it is older."""
+    at: dict[str, int] = {}
+    for i, m in enumerate(numbers):
+        has = {"state": m.growth is not None or any(n is not None for n in m.h_norm)}
+        has["gradient"] = any(n is not None for n in m.g_norm)
+        at |= {kind: i for kind, known in has.items() if known or kind in m.nonfinite_kinds}
+    m = numbers[max(at.values(), default=-1)]
+    if len(set(at.values())) > 1:
+        h, g = numbers[at["state"]], numbers[at["gradient"]]
+        m = replace(
+            m,
+            **{name: getattr(h, name) for name in ("h_norm", "growth", "growth_total")},
+            g_norm=g.g_norm,
+            nonfinite=tuple(t for of, kind in ((h, "state"), (g, "gradient")) for t in of.nonfinite if kind in t),
+            nonfinite_kinds=(h.nonfinite_kinds & {"state"}) | (g.nonfinite_kinds & {"gradient"}),
+            reasons=m.reasons | {k: v for k, v in h.reasons.items() if k in ("h_norm", "growth", "growth_total")},
+        )
+    older = {i: " and ".join(kind for kind in at if at[kind] == i) for i in at.values() if i < len(rows) - 1}
+    return m, tuple(
+        f"the {kinds} norms judged are those of {_label(*rows[i])}: no later row has any" for i, kinds in older.items()
+    )
+
+
+def _label(row: Mapping[str, Any], where: str) -> str:
+    """What a note calls a row: by its epoch, else its step, else where it stands."""
+    return next((f"{unit} {row[unit]}" for unit in ("epoch", "step") if row.get(unit) is not None), where)
 
 
 def fired(
@@ -207,38 +275,27 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
     if bad is not None:
         return int(bad[1])
     if finding.title == "scale stability":
-        shapes = _shapes(m.conditions, len(m.h_norm)) or [()] * len(m.h_norm)
-        ratios = {
-            site: after / before
-            for site, (before, after) in enumerate(pairwise(m.h_norm), 1)
-            if before and after is not None and shapes[site - 1] == shapes[site]
-        }
+        ratios = block_growth(m.h_norm, stream_shapes(m.conditions, len(m.h_norm)))
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
     sites = max(len(m.h_norm), len(m.g_norm))
     return sites - 1 if finding.title in ("reference validity", "direction stability") and sites > 1 else None
 
 
-def _shapes(conditions: Mapping[str, Any], sites: int) -> list[tuple[Any, ...]] | None:
-    """The shape of the stream at every site, where it was logged: norms of different shapes are not compared."""
-    shapes = conditions.get("state_shapes")
-    if not isinstance(shapes, list) or len(shapes) != sites:
-        return None
-    return [tuple(shape) if isinstance(shape, list) else (shape,) for shape in shapes]
-
-
 def _positions(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any], list[float] | None]:
     """What rows are counted in, the name of each, and how much of the run each stands for (None: can't be told)."""
-    counts = {}
-    for unit in ("epoch", "step"):
-        known = [n for row in rows if (n := _count(row.get(unit))) is not None and n >= 0]
-        if len(known) == len(rows) and all(a < b for a, b in pairwise(known)):
-            counts[unit] = known
+    counts = {unit: known for unit, known in _counts(rows).items() if all(a < b for a, b in pairwise(known))}
     if counts:  # in the unit whose end is known, if there is one
         unit = next((unit for unit in counts if _planned(rows, unit) is not None), next(iter(counts)))
         return unit, counts[unit], counts[unit]
     named = [index if row.get("epoch") is None else row["epoch"] for index, row in enumerate(rows)]
     counted = all(row.get("epoch") is None for row in rows)
     return "epoch", named, [index + 1.0 for index in range(len(rows))] if counted else None
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Unit -> where every row stands in it, for the units in which all of them say so."""
+    known = {unit: [_count(row.get(unit)) for row in rows] for unit in ("epoch", "step")}
+    return {unit: found for unit, found in known.items() if all(n is not None and n >= 0 for n in found)}
 
 
 def _planned(rows: Sequence[Mapping[str, Any]], unit: str) -> int | None:
@@ -435,12 +492,16 @@ def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy]) -> Claim:
+def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) -> Claim:
     found = {}
     for name, spellings in _ACCURACIES.items():
         logged = next((row[s] for s in spellings if row.get(s) is not None), None)
         found[name] = logged if given[name] is None else given[name]
-    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"])
+    own = given["headline_acc"] is None and given["frozen_baseline_acc"] is None  # the pair is that of the logged ones
+    paired = _part(row, "conditions", where).get("paired") if own else None
+    if paired is not None and not isinstance(paired, Mapping):
+        raise InputError(f"Expected conditions.paired in {where} to be counts by name, but got {paired!r:.60}.")
+    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], correct=paired)
 
 
 def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurements:
@@ -455,15 +516,29 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     bad: dict[str, list[str]] = {}
     lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
     logged = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
-    for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
-        number = logged[name]
-        if number is not None and not isfinite(number) and not lists[of]:
-            bad.setdefault(of, []).append(f"({name} = {number})")
-    scalars = {name: _finite(v) for name, v in logged.items()}
+    reasons = {k: str(v) for k, v in _part(row, "reasons", where).items()}
     h, cosine = lists["h_norm"], lists["cosine"]
     g: Numbers = lists["g_norm"]
+    shapes = stream_shapes(conditions, len(h))
+    derived, derived_total, why = growth(h, shapes)
+    of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
+    if shapes is None and reasons.get("growth_total") == STAGES:  # shapes that the row does not tell
+        of_lists |= {"growth": None, "growth_total": None}
+    elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
+        least = max(block_growth(h, shapes).values(), default=0.0)
+        of_lists["growth"] = least if least > logged["growth"] else None
+    finite = {name for name in ("h_norm", "g_norm") if name not in bad}
+    for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
+        number, said = logged[name], of_lists[name]
+        if number is not None and said is not None:
+            _same(name, number, of, said, where)
+        elif number is not None and not isfinite(number) and of in finite:
+            bad.setdefault(of, []).append(f"({name} = {number})")
+    scalars = {name: _finite(v) for name, v in logged.items()}
     if not g and scalars["g_norm_deepest"] is not None:  # only the last site's was logged
         g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
+    elif g and g[-1] is None and "g_norm" in finite:
+        g = [*g[:-1], scalars["g_norm_deepest"]]
     batch = _scalar(conditions.get("g_norm_batch_size"), "g_norm_batch_size", where)
     if batch is not None and not 1 <= batch < float("inf"):
         raise InputError(f"Expected g_norm_batch_size in {where} to be at least 1, but got {batch:g}.")
@@ -483,14 +558,13 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         raise InputError(
             f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.{hint}"
         )
-    reasons = {k: str(v) for k, v in _part(row, "reasons", where).items()}
     for name in lists:
         if name not in ("h_norm", "g_norm") and name in bad:
             reasons.setdefault(name, f"not finite {', '.join(bad[name])}, as logged")
     rho, total = scalars["growth"], scalars["growth_total"]
     if rho is None and h:
-        rho, derived, why = growth(h, _shapes(conditions, len(h)))
-        total = derived if total is None else total
+        rho = derived
+        total = derived_total if total is None else total
         if rho is None:
             reasons["growth"] = why
     kinds = {"h_norm": "state", "g_norm": "gradient"}
@@ -531,6 +605,17 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))
     return m
+
+
+def _same(name: str, number: float, of: str, derived: float, where: str) -> None:
+    """Refuse a number that is not what the list beside it gives: which of them is right can't be told."""
+    if isclose(number, derived, rel_tol=1e-3):
+        return
+    shapes = "" if of == "g_norm" else " Where the stream changes shape, say so in conditions.state_shapes."
+    raise InputError(
+        f"Expected {name} in {where} to be that of {of} beside it, {derived:.6g}, but got {number:.6g}. Log both from "
+        f"the same network and samples, or only one of them.{shapes}"
+    )
 
 
 def _part(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

@@ -8,15 +8,16 @@ bytes per sample, by which repeated samples are recognised).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any, TypeGuard
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from walkback.nulls import SAMPLES as NULL_SAMPLES
 from walkback.nulls import Coupling, null_half, student
@@ -34,6 +35,7 @@ NO_CREDIT = (
     "the credit is zero at every site, for every sample: it teaches the blocks nothing. If it is a difference of "
     "states, as EP's is, measure a copy in float64 (net.double()) to see whether rounding took it"
 )
+STAGES = "the stream changes shape; growth is taken within stages"
 # Squares of smaller norms, and products of two of them, leave the range of float64.
 _SQUARABLE = 1e-140
 
@@ -97,10 +99,24 @@ def site_vectors(
 
 
 def readers(trace: Trace) -> Int[Tensor, " batch"] | None:
-    """(B,) the token that each sample's readout looks at, where that differs between samples."""
-    if trace.pool != "readout":
+    """(B,) the token that each sample's readout looks at, where that differs between samples.
+
+    0 for a sample that is not `shown`: its gradient is zero there as at every token, its state is another.
+    """
+    deepest = trace.grads[-1]
+    if trace.pool != "readout" or deepest.ndim != 3:
         return None
-    return torch.linalg.vector_norm(trace.grads[-1], dim=-1, dtype=torch.float64).argmax(1)
+    sizes = torch.linalg.vector_norm(deepest, dim=-1, dtype=torch.float64)
+    # Squares of entries under 1e-162 are 0 in float64.
+    return torch.where(sizes.amax(1, keepdim=True) > 0, sizes, deepest.abs().amax(-1).double()).argmax(1)
+
+
+def shown(trace: Trace) -> Bool[Tensor, " batch"]:
+    """(B,) the samples whose gradient shows at which token they are read; all, where all tokens count."""
+    deepest = trace.grads[-1]
+    if deepest.ndim != 3 or trace.pool in (None, "mean"):
+        return torch.ones(len(deepest), dtype=torch.bool, device=deepest.device)
+    return (deepest != 0).flatten(1).any(1)
 
 
 def _fits(mask: Tensor | None, state: Tensor) -> TypeGuard[Tensor]:
@@ -124,7 +140,7 @@ def site_norms(
     return torch.linalg.vector_norm(site_vectors(state, pool, reader), dim=-1, dtype=torch.float64)
 
 
-def growth(norms: Numbers, shapes: list[tuple[int, ...]] | None = None) -> tuple[float | None, float | None, str]:
+def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple[float | None, float | None, str]:
     """(max over l of ‖h_{l+1}‖/‖h_l‖, ‖h_L‖/‖h_0‖, why one is None). Sites of different shape are not compared.
 
     >>> growth([1.0, 3.0, 6.0])
@@ -132,19 +148,44 @@ def growth(norms: Numbers, shapes: list[tuple[int, ...]] | None = None) -> tuple
     """
     if len(norms) < 2:
         return None, None, f"growth needs at least 2 sites, got {len(norms)}"
-    if any(n is None for n in norms):
-        return None, None, "a state norm is missing"
+    if None in norms:
+        return None, None, f"a state norm is missing: {_sites(norms, None)}"
     known = [float(n) for n in norms if n is not None]
     same = [shapes is None or shapes[i] == shapes[i + 1] for i in range(len(known) - 1)]
-    if any(n == 0.0 for n in known[:-1]):
-        return None, None, f"‖h_{known.index(0.0)}‖ is zero, so growth from it has no value"
+    if 0.0 in known[:-1]:
+        return None, None, f"a state norm is zero: {_sites(known[:-1], 0.0)}, so growth from there has no value"
     steps, whole = [b / a for a, b in pairwise(known)], known[-1] / known[0]
     if not all(isfinite(ratio) for ratio in (*steps, whole)):
         return None, None, "the ratio of two state norms overflows float64"
     ratios, total = [r for r, ok in zip(steps, same) if ok], whole if all(same) else None
     if not ratios:
         return None, total, "no two neighbouring sites have the same shape"
-    return max(ratios), total, "" if all(same) else "the stream changes shape; growth is taken within stages"
+    return max(ratios), total, "" if all(same) else STAGES
+
+
+def block_growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> dict[int, float]:
+    """Site l -> ‖h_l‖/‖h_{l-1}‖, where there is such a ratio: its largest is the least that growth can be.
+
+    >>> block_growth([0.0, 1.0, 3.0, None, 4.0])
+    {2: 3.0}
+    """
+    return {
+        site: after / before
+        for site, (before, after) in enumerate(pairwise(norms), 1)
+        if before and after is not None and (shapes is None or shapes[site - 1] == shapes[site])
+    }
+
+
+def stream_shapes(conditions: Mapping[str, Any], sites: int) -> list[tuple[Any, ...]] | None:
+    """The shape of the stream at every site, where it was logged: norms of different shapes are not compared."""
+    shapes = conditions.get("state_shapes")
+    if not isinstance(shapes, list) or len(shapes) != sites:
+        return None
+    return [tuple(shape) if isinstance(shape, list) else (shape,) for shape in shapes]
+
+
+def _sites(norms: Sequence[float | None], value: float | None) -> str:
+    return ", ".join(f"‖h_{site}‖" for site, norm in enumerate(norms) if norm == value)
 
 
 def pairwise_cosine(total: Float[Tensor, " width"], n: int) -> float:
@@ -270,6 +311,20 @@ class Groups:
                 yield done
 
 
+class _Norms:
+    """Sum and largest of (sites, B) norms over samples, of which there may be none."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.sum: Any = 0.0
+        self.largest: Any = torch.zeros(())
+
+    def add(self, norms: Float[Tensor, "sites batch"]) -> None:
+        self.n += norms.shape[1]
+        self.sum = self.sum + norms.sum(1)
+        self.largest = torch.maximum(self.largest.to(norms), pad(norms, (1, 0)).amax(1))
+
+
 class Meter:
     """Adds traces up and gives Measurements.
 
@@ -286,6 +341,9 @@ class Meter:
         self.samples = self.batches = 0
         self.sizes: set[int] = set()
         self._sum: dict[str, Any] = defaultdict(float)  # running sums, on the device of the statistics
+        # Norms of states and gradients; apart, those of samples whose gradient does not show where they are read: that
+        # is where all others are, unless a later batch shows that each has a token of its own.
+        self._norms, self._apart = _Norms(), _Norms()
         self._bad: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
         self._groups = Groups()
         self._n_directions = self._n_empty = 0
@@ -314,10 +372,10 @@ class Meter:
         reader = readers(trace)
         norms = torch.stack([site_norms(s, trace.pool, reader, trace.mask) for s in (*trace.states, *trace.grads)])
         self.masked = self.masked or (trace.pool == "mean" and _fits(trace.mask, trace.states[-1]))
-        sums = norms.sum(1)
-        self._sum["norms"] += sums
-        self._largest = torch.maximum(self._largest, norms.amax(1)) if self.samples else norms.amax(1)
-        if not isfinite(float(sums.sum())):
+        sure = shown(trace)
+        self._norms.add(norms[:, sure])
+        self._apart.add(norms[:, ~sure])
+        if not isfinite(float(norms.sum())):
             h, g = norms.chunk(2)
             self._note_nonfinite("state", h)
             self._note_nonfinite("gradient", g)
@@ -341,8 +399,9 @@ class Meter:
     def result(self) -> Measurements:
         """The Measurements of everything added so far."""
         reasons: dict[str, str] = {}
-        h, g = ([some(v) for v in part.tolist()] for part in (self._sum["norms"] / self.samples).chunk(2))
-        g = [None if v is None else v / PUBLISHED_BATCH for v in g]
+        (h, n, _), (g, samples, _) = self._totals()
+        h = [some(v / n) if n else None for v in h.tolist()]
+        g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
         nonfinite = tuple(
             f"{kind} not finite at site {site}, first in batch {batch}"
             for (kind, site), batch in sorted(self._bad.items(), key=lambda item: (item[1], item[0][1], item[0][0]))
@@ -350,6 +409,8 @@ class Meter:
         for name, values, kind in (("h_norm", h, "state"), ("g_norm", g, "gradient")):
             if None in values:
                 reasons[name] = "; ".join(text for text in nonfinite if text.startswith(kind))
+        if not n:
+            reasons["h_norm"] = f"{self._unread(self.samples)}. Name it: Anatomy.of(model, ..., pool=0)"
         rho, total, why = growth(h, self.shapes)
         if why:
             reasons.update({k: why for k, v in (("growth", rho), ("growth_total", total)) if v is None})
@@ -362,7 +423,8 @@ class Meter:
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
         found = {} if self._credit is None else self._credit.result(self.dtype, reasons, self._repeated())
-        notes = (*found.pop("notes", ()), *self._outliers())
+        left_out = [f"{self._unread(samples - n)}: ‖h‖ and growth leave them out"] if 0 < n < samples else []
+        notes = (*found.pop("notes", ()), *left_out, *self._outliers())
         return Measurements(
             h_norm=h,
             notes=notes,
@@ -398,20 +460,32 @@ class Meter:
             **found,
         )
 
+    def _totals(self) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Of ‖h‖, then of ‖g‖: sums by site over the samples that count, how many do, and the largest by site."""
+        for side in range(2):
+            # Without a gradient ‖g‖ is 0 at whichever token it is read; ‖h‖ is another at each.
+            unknown = side == 0 and self.pool == "readout"
+            parts = [self._norms] if unknown else [self._norms, self._apart]
+            total, largest = (torch.stack([getattr(p, k).chunk(2)[side] for p in parts]) for k in ("sum", "largest"))
+            yield total.sum(0), sum(part.n for part in parts), largest.amax(0)
+
+    def _unread(self, count: int) -> str:
+        return (
+            f"{count} of {self.samples} samples have no gradient at the last site, so the token they are read at is "
+            "unknown"
+        )
+
     def _repeated(self) -> float:
         """The share of samples that had been added before."""
         return 1 - self._distinct() / self.samples
 
     def _outliers(self) -> Iterator[str]:
         """Where one sample makes up much of a mean norm, and with it growth or the reference's size."""
-        if self.samples < 1 / OUTLIER**2:
-            return
-        shares = (self._largest / self._sum["norms"]).nan_to_num(0.0)
-        for what, part in zip(("‖h‖", "‖g‖"), shares.chunk(2)):
-            share, site = part.max(0)
-            if float(share) > OUTLIER:
+        for what, (total, n, largest) in zip(("‖h‖", "‖g‖"), self._totals()):
+            share, site = (largest / total).nan_to_num(0.0).max(0)
+            if n >= 1 / OUTLIER**2 and float(share) > OUTLIER:
                 yield (
-                    f"one of {self.samples} samples carries {float(share):.0%} of {what} at site {int(site)}: means "
+                    f"one of {n} samples carries {float(share):.0%} of {what} at site {int(site)}: means "
                     "over samples, and what is judged by them, are mostly that sample's; look at it, or leave it out"
                 )
 
@@ -419,22 +493,27 @@ class Meter:
         """How many different samples were added."""
         return torch.cat(self._prints).unique().numel()
 
-    def _stability(self) -> tuple[float | None, str]:
-        if self.batches < 2:
-            return None, f"needs at least 2 disjoint batches, got {self.batches}"
+    def _repeats(self) -> str:
+        """The first batch that holds the samples of another; "" where none does."""
         seen: dict[int, int] = {}
         for batch, total in enumerate(torch.stack([prints.sum() for prints in self._prints]).tolist()):
             first = seen.setdefault(total, batch)
             if first != batch:
-                return None, f"needs disjoint batches, but batch {batch} repeats batch {first}"
+                return f"batch {batch} repeats batch {first}"
+        return ""
+
+    def _stability(self) -> tuple[float | None, str]:
         share = self._repeated()
         if share > _REPEATED:
-            return None, f"needs disjoint batches, but {share:.0%} of the samples occur more than once"
+            again = self._repeats() or f"{share:.0%} of the samples occur more than once"
+            return None, f"needs disjoint batches, but {again}"
         if self._n_empty:
             return (
                 None,
                 f"the batch-mean reference at the last site is zero or not finite in {self._n_empty} groups",
             )
+        if self._n_directions < 2 and self.batches < 2:
+            return None, f"needs at least 2 disjoint batches, got {self.batches}"
         if self._n_directions < 2:
             return None, (
                 f"needs at least 2 groups of {PUBLISHED_BATCH} samples (the ceiling belongs to that size), got "
@@ -457,14 +536,15 @@ class _CreditMeter:
     def add(self, credits: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
         dtype = grads[-1].dtype
-        dot, na, ng = (torch.stack(rows) for rows in zip(*(_dot_and_norms(a, g) for a, g in zip(credits, grads))))
+        cos, na, ng = (torch.stack(rows) for rows in zip(*(_cosine_and_norms(a, g) for a, g in zip(credits, grads))))
+        cos = torch.where((na == 0) | (ng == 0), 0.0, cos)
         # Written so that NaN stays in: it is not finite, which is another finding than an underflow.
         usable = ~(ng < least_norm(dtype))
         valid = usable & ~(na < _SQUARABLE)
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
-        clamped = dot * scale**2 / ((na * scale).clamp(min=eps) * (ng * scale).clamp(min=eps))
-        cosines = torch.where(valid, dot / (na * ng), 0.0)
-        self._samples += dot.shape[1]
+        clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
+        cosines = torch.where(valid, cos, 0.0)
+        self._samples += cos.shape[1]
         self._sum["per_site"] += torch.stack([
             cosines.sum(1),
             clamped.sum(1),
@@ -477,15 +557,16 @@ class _CreditMeter:
             self._sum["square"] += (total / n) ** 2
             self._n_means += 1
         self._couplings = self._couplings or [Coupling() for _ in credits]
-        if self._samples - dot.shape[1] < NULL_SAMPLES:
+        if self._samples - cos.shape[1] < NULL_SAMPLES:
             inverse = torch.where(valid, torch.stack([1 / na, 1 / ng]), 0.0)
             for coupling, a, g, by in zip(self._couplings, credits, grads, inverse.unbind(1)):
                 coupling.add(a, g, by)
         # The other orders of averaging, over the sites of Γ: 0…L−1.
-        d, aa, gg = dot[:-1].sum(0), (na[:-1] ** 2).sum(0), (ng[:-1] ** 2).sum(0)
-        whole = ~(aa < _SQUARABLE**2) & ~(gg < _SQUARABLE**2)
-        by_sample = torch.where(whole, d / (aa.sqrt() * gg.sqrt()), 0.0)
-        self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), d.sum(), aa.sum(), gg.sum()])
+        (a, top_a), (g, top_g) = by_largest(na[:-1].T), by_largest(ng[:-1].T)
+        whole = ~(a.norm(dim=1) * top_a < _SQUARABLE) & ~(g.norm(dim=1) * top_g < _SQUARABLE)
+        by_sample = torch.where(whole, (cos[:-1].T * a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), 0.0)
+        d, aa, gg = (cos * na * ng)[:-1].sum(), (na[:-1] ** 2).sum(), (ng[:-1] ** 2).sum()
+        self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), d, aa, gg])
         if not self._groups:
             self._groups = [(Groups(), Groups()) for _ in credits[:-1]]
         per_site = [
@@ -493,7 +574,7 @@ class _CreditMeter:
             for (for_a, for_g), a, g in zip(self._groups, credits, grads)
         ]
         for group in zip(*per_site):
-            self._sum["by_batch"] += torch.stack([a @ g / (a.norm() * g.norm()) for a, g in group]).mean()
+            self._sum["by_batch"] += torch.cat([_cosine_and_norms(a[None], g[None])[0] for a, g in group]).mean()
             self._n_groups += 1
 
     def result(self, dtype: torch.dtype, reasons: dict[str, str], repeated: float) -> dict[str, Any]:
@@ -525,7 +606,7 @@ class _CreditMeter:
             "layers": gamma,
             "samples": some(by_sample / n_by_sample) if n_by_sample else None,
             "batches": some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
-            "flattened": some(d / (aa**0.5 * gg**0.5)) if aa > 0 and gg > 0 else None,
+            "flattened": some(d / (aa**0.5 * gg**0.5)) if 0 < aa < inf and 0 < gg < inf else None,
         }
         if self._samples in lost[:-1]:  # a site whose reference has no direction has none in any order
             aggregates = dict.fromkeys(aggregates)
@@ -538,7 +619,7 @@ class _CreditMeter:
                 reasons[name] = reasons.get("cosine", otherwise)
         missing = [name for name, value in aggregates.items() if value is None]
         if missing:
-            otherwise = f"fewer than {PUBLISHED_BATCH} samples, or a batch mean that is zero"
+            otherwise = f"fewer than {PUBLISHED_BATCH} samples, a batch mean that is zero, or squares beyond float64"
             reasons["aggregates"] = f"{', '.join(missing)}: {reasons.get('cosine', otherwise)}"
         if self._same:
             notes.append(
@@ -597,10 +678,27 @@ def some(x: float) -> float | None:
     return x if isfinite(x) else None
 
 
-def _dot_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Per sample ⟨a, g⟩, ‖a‖ and ‖g‖, over everything but the batch: three (B,) float64 tensors."""
-    a, g = a.flatten(1).double(), g.flatten(1).double()
-    return (a * g).sum(1), torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
+def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " batch"]]:
+    """(B, n) float64 rows over their largest entry and (B,) that entry, so that no square overflows or underflows.
+
+    Squares of narrower types fit float64: those rows come as they are, over 1.
+
+    >>> by_largest(torch.tensor([[3e200, -4e200]], dtype=torch.float64))[0]
+    tensor([[ 0.7500, -1.0000]], dtype=torch.float64)
+    """
+    rows = x.flatten(1).double()
+    if x.dtype != torch.float64:
+        return rows, rows.new_ones(len(rows))
+    top = rows.abs().amax(1)
+    top = torch.where(top == 0, 1.0, top)
+    return rows / top[:, None], top
+
+
+def _cosine_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Per sample cos(a, g), ‖a‖ and ‖g‖, over everything but the batch: three (B,) float64 tensors."""
+    (a, top_a), (g, top_g) = by_largest(a), by_largest(g)
+    na, ng = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
+    return (a * g).sum(1) / (na * ng), na * top_a, ng * top_g
 
 
 def to_float64_device(trace: Trace) -> Trace:

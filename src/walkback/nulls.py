@@ -51,13 +51,13 @@ class Coupling:
     def add(self, credit: Tensor, grad: Tensor, inverse: Float[Tensor, "2 batch"]) -> None:
         """Take one batch: (B, ...) credits and gradients, with 1/‖a‖ and 1/‖g‖ of its samples, 0 to leave one out."""
         dtype = torch.promote_types(grad.dtype, torch.float32)
-        a, g = _features(credit.to(dtype)), _features(grad.to(dtype))
+        # Made to length one in float64: a credit of 1e-60 is a direction, and 0 in float32.
+        unit = credit.double() * inverse[0].view(-1, *[1] * (credit.ndim - 1))
+        a, g = _features(unit.to(dtype)), _features(grad.to(dtype))
         self.width = g.shape[-1]
         z = _columns(self.width, dtype, str(g.device))
         batch, used = inverse.shape[1], float((inverse[0] > 0).sum())
-        by_a, by_g = inverse.to(dtype).repeat_interleave(len(g) // batch, 1)[:, :, None]
-        # First one length, then the other: their product may be out of the range of float32.
-        scaled = (a @ z).mul_(by_a).mul_(by_g)
+        scaled = (a @ z).mul_(inverse[1].to(dtype).repeat_interleave(len(g) // batch)[:, None])
         if len(g) == batch:
             self.total, self.own = self.total + (g.T @ scaled).double(), self.own + used
         else:

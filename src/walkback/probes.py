@@ -141,6 +141,12 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
             out.append(probe)
         else:
             raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probe!r}.")
+        same = [other for other in out[:-1] if type(other) is type(out[-1])]
+        if same:
+            raise InputError(
+                f"Expected at most one probe of each kind, since a report has one place for it, but got {same[0]} and "
+                f"{out[-1]}. Measure once with each."
+            )
     return out
 
 
@@ -188,12 +194,7 @@ class Probing:
                 why = "the loss returns a mean; probes need one loss per sample"
                 found["reasons"].update(dict.fromkeys(names, why))
                 continue
-            found.update({name: [_mean_of(parts) for parts in per_site] for name, per_site in run.values.items()})
-            for name in [name for name in run.values if None in found[name]]:
-                if perturbed and name == "perturbation":
-                    found["reasons"][name] = "the credit is zero, or the loss does not change, at some sites"
-                elif not perturbed:
-                    found["reasons"][name] = "the signal is zero at some sites, so a step has no direction"
+            self._tracer.notes.extend(run.tell(found))
             found["reasons"].update(dict.fromkeys((n for n in names if n not in run.values), "no credit was given"))
             found["conditions"][type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
         for redraws in self._redraws:
@@ -206,11 +207,38 @@ class _Run:
 
     def __init__(self, probe: Perturbation | Nudging) -> None:
         self.probe, self.samples = probe, 0
-        self.values: dict[str, list[list[Tensor]]] = {}
+        self.values: dict[str, list[list[tuple[Tensor, Tensor]]]] = {}
         self.generator: torch.Generator | None = None
 
-    def keep(self, name: str, site: int, sites: int, values: Tensor) -> None:
-        self.values.setdefault(name, [[] for _ in range(sites)])[site].append(values)
+    def keep(self, name: str, site: int, sites: int, values: Tensor, empty: Tensor) -> None:
+        """Of each sample its value, and whether it has none for want of a direction."""
+        self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, empty))
+
+    def tell(self, found: dict[str, Any]) -> list[str]:
+        """Add the means to what was found, with reasons; returns notes on samples that were left out."""
+        perturbed = isinstance(self.probe, Perturbation)
+        zero, end = (
+            ("is zero, or the loss does not change,", "") if perturbed else ("is zero", ", so a step has no direction")
+        )
+        left: dict[str, list[str]] = {}  # how many, at which sites -> the numbers that are without them
+        for name, per_site in self.values.items():
+            means, empty = zip(*map(_mean_of, per_site))
+            found[name] = list(means)
+            missing = [site for site, mean in enumerate(means) if mean is None]
+            broken = [str(site) for site in missing if empty[site] < self.samples]
+            signal = "credit" if name == "perturbation" else "signal"
+            why = [f"the {signal} {zero} at some sites{end}"] if len(missing) > len(broken) else []
+            if broken:
+                why.append(f"the signal, or the loss after a step, is not finite at site {', '.join(broken)}")
+            if why:
+                found["reasons"][name] = "; ".join(why)
+            some = [f"{n} at site {site}" for site, n in enumerate(empty) if n and site not in missing]
+            if some:
+                left.setdefault(", ".join(some), []).append(name)
+        return [
+            f"{', '.join(names)}: of {self.samples} samples, those where the signal {zero} were left out: {some}"
+            for some, names in left.items()
+        ]
 
 
 def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
@@ -223,6 +251,8 @@ def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
         signals = {"perturbation_bp": grad, "perturbation_random": _normal(grad, generator)}
         if trace.credits is not None:
             signals["perturbation"] = replayer.wide(trace.credits[site])
+        # Unit signals: a correlation does not depend on their length, and 1e-40 squared would be lost.
+        units = {name: _unit(signal) for name, signal in signals.items()}
         base = replayer.losses(trace, site, torch.zeros_like(state))
         length = probe.step * _norms(state)
         predicted: dict[str, list[Tensor]] = {name: [] for name in signals}
@@ -232,12 +262,10 @@ def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
             v = v / _shaped(_norms(v).clamp(min=1e-300 if v.dtype == torch.float64 else 1e-30), v)
             delta = v * _shaped(length, v)
             actual.append(replayer.losses(trace, site, delta) - base)
-            for name, signal in signals.items():
-                # Unit signals: a correlation does not depend on their length, and 1e-40 squared would be lost.
-                unit = signal / _shaped(_norms(signal), signal)
+            for name, unit in units.items():
                 predicted[name].append((unit * v).flatten(1).sum(1) * length)
         for name in signals:
-            run.keep(name, site, sites, _pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1)))
+            run.keep(name, site, sites, *_pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1)))
 
 
 def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
@@ -250,10 +278,11 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
         if trace.credits is not None:
             signals["nudging"] = replayer.wide(trace.credits[site])
         for name, signal in signals.items():
-            unit = -signal / _shaped(_norms(signal), signal)
+            unit, norms = -_unit(signal), _norms(signal)
             for suffix, length in (("", probe.eta), ("_relative", probe.eta * _shaped(_norms(state), state))):
                 change = replayer.losses(trace, site, unit * length) - base
-                run.keep(name + suffix, site, sites, change)
+                change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
+                run.keep(name + suffix, site, sites, change, (norms == 0) & change.isfinite())
 
 
 def double_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -376,19 +405,26 @@ def _norms(x: Tensor) -> Float[Tensor, " batch"]:
     return torch.linalg.vector_norm(x.flatten(1), dim=1)
 
 
+def _unit(signal: Tensor) -> Tensor:
+    """Of length 1 per sample; zero where the signal is, NaN where it, or its length, is not finite."""
+    norms = _norms(signal)
+    return signal / _shaped(norms.where(norms.isfinite(), torch.nan).where(norms != 0, 1.0), signal)
+
+
 def _shaped(per_sample: Tensor, like: Tensor) -> Tensor:
     return per_sample.view(-1, *[1] * (like.ndim - 1))
 
 
-def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> tuple[Tensor, Tensor]:
+    """The correlation per sample, and where there is none since a or b does not vary."""
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+    lengths = a.norm(dim=1) * b.norm(dim=1)
+    return (a * b).sum(1) / lengths, lengths == 0
 
 
-def _mean_of(parts: Sequence[Tensor]) -> float | None:
-    """The mean over samples that have a value; a sample whose signal is zero has no direction and no value."""
-    if not parts:
-        return None
-    values = torch.cat(list(parts)).cpu().double()
-    values = values[torch.isfinite(values)]
-    return float(values.mean()) if len(values) else None
+def _mean_of(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[float | None, int]:
+    """(the mean over samples that have a direction, how many have none); no mean where one is not finite."""
+    values, empty = (torch.cat(each).cpu() for each in zip(*parts))
+    kept = values.double()[~empty]
+    mean = float(kept.mean()) if len(kept) and bool(kept.isfinite().all()) else None
+    return mean, int(empty.sum())

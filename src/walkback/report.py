@@ -120,10 +120,10 @@ class Report:
         reason = self.findings[-1]["reason"]
         if reason.startswith("inconclusive: "):
             return reason.removeprefix("inconclusive: ")
-        flagged = [f["check"] for f in self.findings if f["flagged"]]
+        flagged = [f["check"] for f in self.findings if f["flagged"] and f["title"] != "direction stability"]
         untested = [f["check"] for f in self.findings if f["flagged"] is None]
         if not flagged:
-            tested = [f["check"] for f in self.findings if f["flagged"] is not None]
+            tested = [f["check"] for f in self.findings if f["flagged"] is not None and f["check"] != "c"]
             return f"{untested[0]} was not tested" if tested else "nothing was tested"
         if self.edition == "intrinsic":
             return "D2 was not tested"

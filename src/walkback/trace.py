@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
 from walkback.asked import Asked
-from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split, tensors
+from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, InputError
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
@@ -149,10 +149,10 @@ class Tracer:
         self._loss = loss
         self._count = 0
         self._checked = False
+        self._verified = False  # the gradients of the stream were compared with what blocks show of it
         self._axis = 0  # of the batch in the stream: 1 in stacks of (T, B, d)
         self._misplaced: dict[str, str] = {}  # parts by registration that the run shows elsewhere
         self._copy = False  # states are copied when captured, for networks that write them in place
-        self._clone_inputs = False
         self._widen = False  # branches of a lower precision than the stream are handed on in the stream's
         self._recording = False
         self._weights: Mapping[str, Tensor] | None = None  # other weights to run with, for `again`
@@ -286,7 +286,7 @@ class Tracer:
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
             self._mark(i + 1, handed)
             if i == 0 and not self._checked:
-                self._first_made = handed
+                self._first_made = handed.clone()  # the network may add the stream onto it
             self._made[i] = self._keep(handed)
             return None if handed is made else swapped(output, made, handed)
 
@@ -294,7 +294,7 @@ class Tracer:
 
     def _look_at_stream(self, site: int, stream: Tensor) -> None:
         """On the first batch: where the stream itself is, to compare its gradient with what blocks show of it."""
-        if site == 0 or self._checked or not stream.requires_grad:
+        if site == 0 or self._verified or not stream.requires_grad:
             return
         self._streams[site] = get_gradient_edge(stream)
         if self._tape is not None:
@@ -335,11 +335,6 @@ class Tracer:
         """A tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
         if fragile(stream, self._own):
             stream = stream.detach().clone()
-        ours = stream.untyped_storage().data_ptr()
-        if any(t.untyped_storage().data_ptr() == ours for t in tensors(self._inputs).values()):
-            self._clone_inputs = True  # never the user's own inputs
-            if not self._own_inputs:
-                raise _AgainError
         carry_gradient(stream)
         return stream
 
@@ -427,8 +422,6 @@ class Tracer:
                 if not written:
                     break
                 self._copy = True  # the network writes its stream in place: copy at capture, and run again
-            except _AgainError:
-                pass
             finally:
                 self._recording = False
                 self._versions = []
@@ -450,6 +443,7 @@ class Tracer:
         edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
         streams = self._themselves()
         again = not self._checked and 1 not in streams
+        streams = streams if self._verified else self._with_last(streams, losses)
         with no_autocast(losses.device):
             try:
                 found = torch.autograd.grad(
@@ -484,8 +478,10 @@ class Tracer:
                 # be rounded to float16, the stream's own is not.
                 self._widen = True
                 return self._pass(x, y, index)
+        if not self._verified:
             if self._derive or not self.suspect:  # else the backward pass itself may be another function's
-                self._check_streams(dict(zip(streams, found[len(edges) :])), grads)
+                self._check_streams(dict(zip(streams, found[len(edges) :])), grads)  # type: ignore[arg-type]
+            self._verified = self._checked
         states = tuple(map(self._batch_first, self._states()))
         grads = tuple(map(self._batch_first, grads))  # type: ignore[arg-type]
         self._check_shapes(states, len(y))
@@ -495,19 +491,14 @@ class Tracer:
         return states, grads, logits.detach(), losses.detach()
 
     def _forward(self, x: Inputs) -> Any:
-        # The first batch shows whether the network writes its input: the user's must stay as it is.
-        self._own_inputs = self._clone_inputs or not self._checked
-        copy = self._own_inputs or self._tape is not None
-        x = mapped(x, lambda t: t.detach().clone() if copy else t.detach())
-        self._inputs = x
-        versions = [t._version for t in tensors(x).values()]
+        # A copy, always: a network may write its input in any batch, and no look afterwards would bring it back.
+        x = mapped(x, lambda t: t.detach().clone())
         self._start()
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
         drawn = None if self._checked else random_state(self._device)
         output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
         if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, random_state(self._device)):
             self.notes.append(_DRAWS)
-        self._clone_inputs = self._clone_inputs or [t._version for t in tensors(x).values()] != versions
         return output
 
     def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
@@ -805,13 +796,32 @@ class Tracer:
             if site - 1 in below and any(node is below[site - 1].node for node, _ in edge.node.next_functions)
         }
 
-    def _check_streams(self, found: dict[int, Tensor | None], grads: tuple[Tensor | None, ...]) -> None:
+    def _with_last(self, streams: dict[int, GradientEdge], losses: Tensor) -> dict[int, GradientEdge]:
+        """With the last site too where no module receives its stream: it is where block L's output meets the stream."""
+        last = len(self.blocks)
+        if last not in streams:
+            met = _meeting(losses, self._edges[last], self._edges[last - 1])
+            streams = streams if met is None else {**streams, last: met}
+        return streams
+
+    def _check_streams(self, found: dict[int, Tensor | None], grads: tuple[Tensor, ...]) -> None:
         """∂loss/∂f_l is ∂loss/∂h_l only where h_l is h_{l-1} + f_l, and f_l is used for nothing else."""
+        last = len(self.blocks)
+        right = found.get(last)
+        if self.branch and (right is None or right.numel() != grads[last].numel()):
+            self.notes.insert(
+                0,
+                f"h_{last} is taken for h_{last - 1} + what block {last} ({self._name(last - 1)}) returns, but no sum "
+                f"of the two is seen in the network: ‖h‖, ‖g‖ and cosines of site {last} are right only if it adds the "
+                "branch as it is. Wrap the block so that it returns the new state",
+            )
         for site, right in found.items():
             ours = grads[site]
-            if not self.branch or right is None or ours is None or right.shape != ours.shape:
+            if not self.branch or right is None or right.numel() != ours.numel():
                 continue
             right, ours = widened(right), widened(ours)
+            if right.shape != ours.shape:  # written in place through a view: the same numbers, in whatever order
+                right, ours = right.flatten().sort().values, ours.flatten().sort().values
             if bool((right - ours).norm() > 0.02 * right.norm()):
                 raise AnatomyError(
                     f"Expected what block {site} ({self._name(site - 1)}) returns to be added to the stream as it is, "
@@ -927,11 +937,11 @@ class Tracer:
             weights: every parameter and buffer of the model.
         """
         self._refuse_outside("again")
-        kept, self._weights = (self._weights, self._copy, self._clone_inputs, self._widen), weights
+        kept, self._weights = (self._weights, self._copy, self._widen), weights
         try:
             states, grads, logits, losses = self._pass(x, y, self._count)
         finally:
-            self._weights, self._copy, self._clone_inputs, self._widen = kept
+            self._weights, self._copy, self._widen = kept
         if self._twin is not None:
             grads = self._twin.again(x, y, weights).grads
         return Trace(states, grads, None, losses, logits, y, x, pool=self.pool, branches=self._branches)
@@ -965,11 +975,34 @@ class Tracer:
         return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]
 
 
-class _AgainError(Exception):
-    """The pass has to be run again in a safer way."""
-
-
 # -- small helpers ---------------------------------------------------------------------------------------
+
+
+def _meeting(losses: Tensor, upper: GradientEdge, lower: GradientEdge) -> GradientEdge | None:
+    """Where what was made at `upper` first meets what came from `lower` on a way past it; None if nowhere."""
+    below: list[Any] = [lower.node]
+    while len(below[-1].next_functions) == 1 and below[-1].next_functions[0][0] is not None:
+        below.append(below[-1].next_functions[0][0])  # of a copy or a view, what it was taken from is `lower` too
+    parents: dict[Any, list[Any]] = {}
+    todo: list[Any] = [losses.grad_fn]
+    while todo:
+        node = todo.pop()
+        for child, _ in () if node is None or node is upper.node or node in below else node.next_functions:
+            if child not in parents:
+                todo.append(child)
+            parents.setdefault(child, []).append(node)
+
+    def above(*nodes: Any) -> set[Any]:
+        found, todo = set(), [*nodes]
+        while todo:
+            new = set(parents.get(todo.pop(), ())) - found
+            found |= new
+            todo += new
+        return found
+
+    both = above(upper.node) & above(*below)
+    first = [node for node in both if not any(child in both for child, _ in node.next_functions)]
+    return GradientEdge(first[0], 0) if len(first) == 1 else None
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:

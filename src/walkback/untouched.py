@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from walkback.values import inner
 
@@ -18,7 +19,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     """Eval mode, eager execution and gradients on inside; everything as it was outside.
 
     Restored on the way out: every module's training flag, every buffer (object and contents), every
-    parameter's `.grad` and `requires_grad`, and the random state of Python, NumPy, the CPU and the devices
+    parameter's `.grad` and `requires_grad`, every other attribute of a module (the object, not what was written
+    into it), and the random state of Python, NumPy, the CPU and the devices
     the model lives on. Training flags are set one by one, not with `model.eval()`, since a model may have
     overridden it with side effects.
 
@@ -40,6 +42,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         if any(_is_compiled(m) for m in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
+        stack.enter_context(same_attributes(modules))
         stack.enter_context(same_buffers(modules))
         stack.enter_context(unwritten(model.buffers()))
         try:
@@ -61,6 +64,42 @@ def untouched(model: nn.Module) -> Iterator[None]:
                     p.grad = grad
                 if p.requires_grad is not requires_grad:
                     p.requires_grad_(requires_grad)
+
+
+_TORCHS = frozenset(vars(nn.Module()))  # torch's own attributes: hooks, parameters, buffers, modules, mode
+
+
+@contextmanager
+def same_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """On leaving, the plain attributes of every module are the objects that they were, and there are no others.
+
+    A module may keep what it computed in eval mode, and drop it in a `train()` that is never called here: it would
+    go on with what belongs to old weights. All attributes are put back, not tensors alone, since a tensor kept for
+    64 tokens must not be found under "made for 128 tokens".
+
+    >>> net = nn.Linear(2, 2)
+    >>> with same_attributes([net]):
+    ...     net.folded = net.weight.detach() * 2
+    >>> hasattr(net, "folded")
+    False
+    """
+    modules = tuple(modules)
+    # FSDP 1 keeps views of its weights, and that it has begun, in attributes; a lazy module becomes another one.
+    own = [] if any(type(m).__name__ == "FullyShardedDataParallel" for m in modules) else modules
+    before = [(m, _attributes(m)) for m in own if not isinstance(m, LazyModuleMixin)]
+    try:
+        yield
+    finally:
+        for module, kept in before:
+            for name in _attributes(module).keys() - kept.keys():
+                del vars(module)[name]
+            # A parameter or module of the same name, made since, would be hidden by the attribute.
+            registered = {*module._parameters, *module._modules}
+            vars(module).update((name, value) for name, value in kept.items() if name not in registered)
+
+
+def _attributes(module: nn.Module) -> dict[str, object]:
+    return {name: value for name, value in vars(module).items() if name not in _TORCHS}
 
 
 @contextmanager

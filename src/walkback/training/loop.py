@@ -398,11 +398,13 @@ def _finish(run: _Run, folder: Path) -> Bundle:
         probes=PROBES,
     )
     losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
+    last = run.rows[-1]["train_loss"]
     extra = {
         "epochs": run.rows[-1]["epoch"],
         "initial": run.rows[0],
         "diverged": run.rows[-1].get("diverged"),
-        "train_loss_delta": losses[-1] - losses[0] if len(losses) > 1 else None,
+        # A run that diverged has no last loss, so there is no difference over it.
+        "train_loss_delta": None if last is None or len(losses) < 2 else last - losses[0],
         "weight_growth": run.rows[-1]["weights"]["growth"],
         "rule": run.rule.describe(),
         "fresh_feedback": fresh_null(run.net, run.rule, run.probe, seeded(spec.seed, "null")),

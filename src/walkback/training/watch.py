@@ -268,8 +268,9 @@ class Watch:
 
         Then the numbers, if any, go into that row.
         """
-        done = self._rows and where(self._rows[-1]) == (self.steps or self.epochs)
-        if done:
+        epoch, step = position(self._rows[-1]) if self._rows else (None, None)
+        # An epoch that ends without a step moves nothing; a row without steps stands where none were taken.
+        if step == self.steps and (step or epoch == self.epochs):
             return self.amend(0, **numbers) if numbers else None
         return self.measure(**numbers)
 
