@@ -569,7 +569,7 @@ def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.Capt
     assert (again.verdict, again.findings[2]["interval"]) == (found["verdict"], found["findings"][2]["interval"])
     assert wb.judge(found, frozen_baseline_acc=0.1).findings[2]["interval"] is None
     for wrong in (3, {"samples": 5}, {**found["conditions"]["paired"], "both": -1}):
-        with pytest.raises(wb.InputError, match="Expected .*paired.* counts"):
+        with pytest.raises(wb.InputError, match=r"Expected .*paired.* counts"):
             wb.judge({**found, "conditions": {"paired": wrong}})
     cli(["diagnose", str(runs / SPEC.name), "--json", "--frozen-acc", "0.25"])
     found = json.loads(capsys.readouterr().out)
