@@ -18,7 +18,7 @@ from walkback.audit.evidence.audits import NO_NORM, WIDE_SHALLOW
 from walkback.audit.evidence.courses import first_epochs
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
-from walkback.audit.settings import Judged, Setting, judged
+from walkback.audit.settings import Judged, Setting, judged, judged_runs
 from walkback.audit.table import number
 from walkback.checks import DiagnosticThresholds
 from walkback.training.control import control_spec
@@ -212,9 +212,9 @@ def _others(records: Records) -> Iterator[str]:
 
 
 def _without_norm(records: Records) -> Iterator[str]:
-    """What the page says of the network without its terminal norm, one seed."""
-    found = {rule: judged(records, Setting(rule, net_options=NO_NORM, augment=True)) for rule in ("bp", "fa", "dfa")}
-    assert [len(j.runs) for j in found.values()] == [1, 1, 1], "one seed, says the page"
+    """What the page says of the network without its terminal norm, seed 42."""
+    specs = {rule: Setting(rule, net_options=NO_NORM, augment=True).spec(42) for rule in ("bp", "fa", "dfa")}
+    found = {rule: judged_runs(records, [records.find(spec)]) for rule, spec in specs.items()}  # type: ignore[list-item]
     for rule, words in (("dfa", "(published 1e7), ρ"), ("fa", "(1e7), ρ")):
         yield f"‖h_L‖ {number(_over(found[rule], 'h_norm'), 'norm')} {words} {_over(found[rule], 'growth'):.2f}"
     for rule, name in (("dfa", "DFA"), ("fa", "FA"), ("bp", "BP")):
@@ -247,6 +247,27 @@ def _wide_shallow(records: Records) -> Iterator[str]:
     assert by_bp is not None
     yield f"{by_bp.value:+.1f} pp over the one with a BP-trained stem, which would walk it back"
     assert by_bp.flagged
+
+
+def _vit_mini(records: Records) -> Iterator[str]:
+    """What the page says of ViT-Mini, one seed, three epochs."""
+    found = {r: judged(records, Setting(r, net="vit-mini", epochs=3, augment=True)) for r in ("bp", "fa", "dfa")}
+    assert {len(j.runs) for j in found.values()} == {1}, "one seed, says the page"
+    assert [first_epochs(j.runs[0])["a"] for j in found.values()] == [None, 1, 1]
+    assert [j.failed("three-check") for j in found.values()] == [{}, {}, {"D3": 1}]
+    assert found["fa"].word("three-check") == "inconclusive"
+    acc = {rule: f"{_over(j, 'acc'):.3f}" for rule, j in found.items()}
+    gains = {r: [f"{d.value:+.1f}" for d in (j.depth, j.depth_bp)] for r, j in found.items()}  # type: ignore[union-attr]
+    h, g = (number(_over(found["dfa"], what), "norm") for what in ("h_norm", "g_norm"))
+    frozen = _over(judged(records, Setting("bp", net="vit-mini", epochs=3, augment=True, scope="frozen")), "acc")
+    yield (
+        f"‖h_L‖ {h}, ‖g_L‖ {g}, accuracy {acc['dfa']} (0.256), {gains['dfa'][0]} pp against its control and "
+        f"{gains['dfa'][1]} against the one with a BP-trained stem ({frozen:.3f})"
+    )
+    yield f"FA has {acc['fa']} (0.163), ‖g_L‖ {number(_over(found['fa'], 'g_norm'), 'norm')} and {gains['fa'][0]} pp"
+    yield f"decides nothing, and {gains['fa'][1]} pp against the stronger one"
+    assert max(c for rule in ("fa", "dfa") for c in found[rule].runs[0].measurements.cosine[:-1]) < 0.03  # type: ignore[type-var]
+    yield f"BP has {acc['bp']}, {gains['bp'][0]} pp"
 
 
 def _small_cnn(records: Records) -> Iterator[str]:
@@ -311,6 +332,7 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
         *_others(records),
         *_without_norm(records),
         *_small_cnn(records),
+        *_vit_mini(records),
         *_wide_shallow(records),
     ):
         assert words.replace("−", "-") in page.replace("−", "-"), words
