@@ -15,7 +15,8 @@ from walkback.data.dataset import Dataset, Split
 from walkback.training import loop
 
 DEVICE = "far:0"
-FEW = [wb.Perturbation(count=4, samples=32), wb.Perturbation("data", count=4, samples=32), wb.Nudging(samples=32)]
+FEW = [wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32)]
+ALONG_DATA = [wb.Perturbation("data", count=4, samples=32)]
 
 
 def setting(device: str) -> tuple[torch.nn.Module, Any, list[tuple[torch.Tensor, torch.Tensor]]]:
@@ -52,6 +53,7 @@ def found(device: str, mode: FarMode | None) -> dict[str, Any]:
         "left": left,
         "report": report,
         "probes": wb.diagnose(net, batches, credit=rule, probes=FEW).to_dict(),
+        "along data": wb.diagnose(net, batches, credit=rule, probes=ALONG_DATA).to_dict(),
         "intrinsic": wb.diagnose(net, batches, credit=rule, edition="intrinsic").to_dict(),
         "certificate": str(wb.certify(rule, net, batches[0])),
         "trained": trained(device),

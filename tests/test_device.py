@@ -35,11 +35,12 @@ def same(ours: dict[str, float | None], theirs: dict[str, float | None], rel: fl
     assert {k: v for k, v in theirs.items() if v is not None} == pytest.approx(given, rel=rel, abs=absolute)
 
 
-@pytest.mark.parametrize("part", ["report", "probes", "intrinsic"])
+@pytest.mark.parametrize("part", ["report", "probes", "along data", "intrinsic"])
 @pytest.mark.parametrize("device", ["float64", "no float64"])
 def test_a_report_is_the_same_there(found: dict[str, Any], device: str, part: str) -> None:
     ours, theirs = (numbers({k: found[d][part][k] for k in ("values", "per_layer")}) for d in ("cpu", device))
-    if device == "no float64" and part == "probes":  # differences of float32 losses, and other directions
+    if device == "no float64" and part in ("probes", "along data"):
+        # Differences of float32 losses, and other directions.
         for numbers_of in (ours, theirs):
             drawn = [k for k in numbers_of if "perturbation" in k]
             assert drawn
