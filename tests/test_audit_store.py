@@ -567,7 +567,8 @@ def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.Capt
     assert (found["findings"][2]["flagged"], found["findings"][2]["reason"]) == (expected.flagged, expected.reason)
     again = wb.judge(found)
     assert (again.verdict, again.findings[2]["interval"]) == (found["verdict"], found["findings"][2]["interval"])
-    assert wb.judge(found, frozen_baseline_acc=0.1).findings[2]["interval"] is None
+    other = wb.judge(found, frozen_baseline_acc=0.1)
+    assert (other.findings[2]["interval"], "paired" in other.conditions) == (None, False)
     for wrong in (3, {"samples": 5}, {**found["conditions"]["paired"], "both": -1}):
         with pytest.raises(wb.InputError, match=r"Expected .*paired.* counts"):
             wb.judge({**found, "conditions": {"paired": wrong}})
@@ -576,6 +577,41 @@ def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.Capt
     assert (found["frozen_baseline_acc"], found["findings"][2]["interval"]) == (0.25, None)
     cli(["diagnose", str(control.path), "--json"])
     assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] is None
+
+
+@pytest.mark.parametrize("margin", [-100.0, 100.0])
+def test_diagnose_asks_the_bp_runs_beside_a_run_whether_the_task_shows_depth(
+    runs: Path, tmp_path: Path, margin: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the tables do: BP of every seed against its own control, which is not the control of the run."""
+    others = [RunSpec(**{**FIELDS, "rule": "bp"}, seed=seed) for seed in (0, 1)]
+    for spec in (control_spec(SPEC), *(s for bp in others for s in (bp, control_spec(bp)))):
+        run(runs, spec)
+    shutil.rmtree(runs / control_spec(others[1]).name)
+    run(runs, RunSpec(**{**FIELDS, "rule": "bp", "epochs": 1}))  # of another length: it tells nothing
+    (limits := tmp_path / "limits.json").write_text(json.dumps({"frozen_acc_margin_pp": margin}))
+    cli(["diagnose", str(runs / SPEC.name), "--json", "--thresholds", str(limits)])
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    bp, frozen = (wb.load_bundle(runs / s.name).report().headline_acc for s in (others[0], control_spec(others[0])))
+    assert (found["bp_acc"], found["conditions"]["bp_frozen_acc"]) == ([bp], [frozen])
+    assert f"its own frozen control: {bp:g} against {frozen:g}\n" in err
+    records = read_records(runs)
+    expected = judged_runs(records, [records.find(SPEC)], wb.DiagnosticThresholds.load(limits)).depth
+    depth = found["findings"][2]
+    assert (depth["flagged"], depth["reason"]) == (expected.flagged, expected.reason)
+    assert ("BP itself gains only" in depth["reason"]) == (margin > 0)
+    again = wb.judge(found).findings[2]
+    assert (again["flagged"], again["reason"]) == (expected.flagged, expected.reason)
+    other = wb.judge(found, bp_acc=0.9)
+    assert (other.bp_acc, "bp_frozen_acc" in other.conditions) == (0.9, False)
+    cli(["diagnose", str(runs / SPEC.name), "--json", "--bp-acc", "0.9"])
+    assert "bp_frozen_acc" not in json.loads(capsys.readouterr().out)["conditions"]
+
+
+def test_the_control_of_a_bp_that_is_not_given_is_refused() -> None:
+    with pytest.raises(InputError, match="Expected bp_acc beside bp_frozen_acc"):
+        wb.judge({"per_layer": {"h_norm": [1.0, 2.0], "g_norm": [1.0, 1.0]}}, bp_frozen_acc=0.3)
 
 
 def test_a_record_without_weights_says_where_its_numbers_are(

@@ -434,6 +434,7 @@ def test_norms_are_those_of_the_last_row_that_has_some(tmp_path, capsys):
     report = wb.judge(path)
     assert (report.failed, report.per_layer["h_norm"], report.headline_acc) == (("D1", "D2"), [9.0, 9000.0], 0.32)
     assert "the state and gradient norms judged are those of epoch 2: no later row has any" in report.advisories
+    assert f"judged from the last numbers in {report.run['epochs']} rows" in str(report)
     assert cli.run(["judge", str(path)]) == 1
     assert "are those of epoch 2" in capsys.readouterr().out
     whole = wb.judge(write(tmp_path / "whole.csv", "\n".join([HEADER, *COURSE[:2]])))

@@ -51,6 +51,7 @@ def diagnose(
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
     bp_acc: Accuracies = (),
+    bp_frozen_acc: Accuracies = (),
     edition: Edition | None = None,
     thresholds: Path | None = None,
     probes: Probes = (),
@@ -77,7 +78,10 @@ def diagnose(
     frozen_acc
         The same with frozen random blocks; several for several seeds. Of a run, that of the control beside it.
     bp_acc
-        BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
+        BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested. Of a run, that of the
+        BP runs beside it.
+    bp_frozen_acc
+        BP's accuracy with frozen random blocks, where --frozen-acc is of a stem that another rule trained.
     edition
         Which form of the protocol judges: three-check unless the function says otherwise; intrinsic runs every batch
         once more in float64.
@@ -109,6 +113,7 @@ def diagnose(
             ("headline_acc", _one_or_many(headline_acc)),
             ("frozen_baseline_acc", _one_or_many(frozen_acc)),
             ("bp_acc", _one_or_many(bp_acc)),
+            ("bp_frozen_acc", _one_or_many(bp_frozen_acc)),
             ("thresholds", limits),
             ("edition", edition),
             ("probes", probes),
@@ -120,6 +125,8 @@ def diagnose(
                 wanted[key] = value
         if headline_acc or frozen_acc:  # the predictions beside a run are not theirs
             wanted.pop("correct", None)
+        if bp_acc and not bp_frozen_acc:  # nor is the control of the BP beside it that of another
+            wanted.pop("bp_frozen_acc", None)
         known = list(signature(run).parameters)
         unknown = [key for key in wanted if key not in known]
         if unknown:
@@ -170,6 +177,7 @@ def judge(
     headline_acc: Accuracies = (),
     frozen_acc: Accuracies = (),
     bp_acc: Accuracies = (),
+    bp_frozen_acc: Accuracies = (),
     edition: Edition | None = None,
     thresholds: Path | None = None,
     method: str = "",
@@ -190,6 +198,8 @@ def judge(
         Accuracy with frozen random blocks, where the file has none; several for several seeds.
     bp_acc
         BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
+    bp_frozen_acc
+        BP's accuracy with frozen random blocks, where --frozen-acc is of a stem that another rule trained.
     edition
         Which form of the protocol judges: three-check unless the file is a report of another.
     thresholds
@@ -214,6 +224,7 @@ def judge(
         headline_acc=_one_or_many(headline_acc),
         frozen_baseline_acc=_one_or_many(frozen_acc),
         bp_acc=_one_or_many(bp_acc),
+        bp_frozen_acc=_one_or_many(bp_frozen_acc),
         method_name=method,
         notes=notes,
     )
@@ -743,24 +754,31 @@ def _where(here: dict[str, Any]) -> str:
 # -- plumbing ------------------------------------------------------------------------------------------------
 
 
-def _control_beside(bundle: Bundle) -> dict[str, Any]:
-    """What diagnose takes of a run's matched control in the same store, said on standard error; {} without one."""
-    from walkback.audit import store
-    from walkback.audit.records import read_record
+def _claim_beside(bundle: Bundle) -> dict[str, Any]:
+    """What diagnose takes of a run's control and of BP in the same store, said on standard error; {} without them."""
+    from walkback.audit.records import read_beside
+    from walkback.audit.settings import claimed
+    from walkback.checks import accuracies
     from walkback.training.control import control_spec
     from walkback.training.spec import RunSpec
 
     spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
-    control = control_spec(spec)
-    if spec.scope == "frozen" or {store.state(bundle.path.parent, s).kind for s in (spec, control)} != {"finished"}:
+    records = read_beside(bundle.path.parent, spec)
+    run, control = records.find(spec), records.find(control_spec(spec))
+    if spec.scope == "frozen" or run is None or control is None:
         return {}
-    run, frozen = (read_record(bundle.path.parent / s.name) for s in (spec, control))
-    if not run.on_the_data_of(frozen):
-        print(f"no frozen control: {control.name} beside it had other data of the same name", file=sys.stderr)
+    if records.control(run) is None:
+        print(f"no frozen control: {control.path.name} beside it had other data of the same name", file=sys.stderr)
         return {}
-    print(f"frozen control: {control.name} beside it, accuracy {frozen.accuracy}", file=sys.stderr)
-    known = run.correct is not None and frozen.correct is not None
-    return {"frozen_baseline_acc": frozen.accuracy, **({"correct": (run.correct, frozen.correct)} if known else {})}
+    claim = claimed(records, run)
+    print(f"frozen control: {control.path.name} beside it, accuracy {control.accuracy}", file=sys.stderr)
+    found = {"frozen_baseline_acc": control.accuracy, "correct": claim.correct}
+    if claim.bp is not None:
+        pairs = zip(accuracies("bp_acc", claim.bp), accuracies("bp_frozen_acc", claim.bp_frozen))
+        gains = ", ".join(f"{ours:g} against {frozen:g}" for ours, frozen in pairs)
+        print(f"BP in the same setting beside it, against its own frozen control: {gains}", file=sys.stderr)
+        found |= {"bp_acc": claim.bp, "bp_frozen_acc": claim.bp_frozen}
+    return found
 
 
 def _target(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
@@ -800,7 +818,7 @@ def _target(target: str, data: str | None, root: Path | None, device: str) -> di
             found["method_name"] = report.method
             found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
         if found.get("headline_acc") is not None:
-            found |= _control_beside(bundle)
+            found |= _claim_beside(bundle)
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             found[key] = bundle.spec[key]

@@ -55,6 +55,7 @@ def diagnose(
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
     correct: Correct | None = None,
+    bp_frozen_acc: Accuracy = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -82,13 +83,14 @@ def diagnose(
             names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
         correct: for one seed, (N,) which test samples the network gets right and (N,) which its frozen control does:
             D3 is then judged on the binomial error of the pair.
+        bp_frozen_acc: of BP's own frozen control, where `frozen_baseline_acc` has a stem trained otherwise.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
     >>> report.failed, report.measurement_valid, report.depth_used
     (('D1', 'D2', 'D3'), False, False)
     """
-    claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, correct=correct)
+    claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc, correct)
     chosen = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, chosen, edition)  # a wrong edition should not cost a measurement
     asked = wanted(probes)
@@ -322,10 +324,18 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
-        conditions={**m.conditions, **({} if claim.correct is None else {"paired": paired_counts(claim.correct)})},
+        conditions=_conditions(m, claim),
         reasons=reasons,
         advisories=tuple(advisories),
     )
+
+
+def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
+    """Those of the measurement, and what judges D3 beside the accuracies, so that a report can be judged again."""
+    paired = None if claim.correct is None else paired_counts(claim.correct)
+    judging = {"paired": paired, "bp_frozen_acc": _plain(claim.bp_frozen)}
+    measured = {k: v for k, v in m.conditions.items() if k not in judging}  # of a report they are those of its claim
+    return measured | {k: v for k, v in judging.items() if v is not None}
 
 
 def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list[str]:

@@ -43,7 +43,11 @@ class Claim:
 
     def __post_init__(self) -> None:
         names = {"headline": "headline_acc", "frozen": "frozen_baseline_acc", "bp": "bp_acc"}
-        names["bp_frozen"] = "the frozen control of bp_acc"
+        names["bp_frozen"] = "bp_frozen_acc"
+        if self.bp is None and self.bp_frozen is not None:
+            raise InputError(
+                "Expected bp_acc beside bp_frozen_acc, its frozen control, but got none. Pass both, or neither."
+            )
         for field, name in names.items():
             value = getattr(self, field)
             if value is not None:

@@ -83,6 +83,7 @@ def judge(
     headline_acc: Accuracy = None,
     frozen_baseline_acc: Accuracy = None,
     bp_acc: Accuracy = None,
+    bp_frozen_acc: Accuracy = None,
     method_name: str = "",
     notes: str = "",
 ) -> Report:
@@ -99,6 +100,7 @@ def judge(
         headline_acc: overrides the logged one.
         frozen_baseline_acc: overrides the logged one.
         bp_acc: overrides the logged one.
+        bp_frozen_acc: overrides the logged one (`conditions.bp_frozen_acc`): the accuracy of BP's own frozen control.
         method_name: overrides the logged one.
         notes: overrides the logged ones.
 
@@ -109,9 +111,11 @@ def judge(
     >>> judge({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).failed
     ('D1', 'D2')
     """
-    given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
+    given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc}
+    given |= {"bp_acc": bp_acc, "bp_frozen_acc": bp_frozen_acc}
     if isinstance(numbers, Measurements):
-        claim, limits = Claim(headline_acc, frozen_baseline_acc, bp_acc), thresholds or DiagnosticThresholds()
+        claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc)
+        limits = thresholds or DiagnosticThresholds()
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
     with _shallow(numbers):
         return _judge_rows(*_rows(numbers), edition, thresholds, given, method_name, notes)
@@ -497,11 +501,15 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) ->
     for name, spellings in _ACCURACIES.items():
         logged = next((row[s] for s in spellings if row.get(s) is not None), None)
         found[name] = logged if given[name] is None else given[name]
+    conditions = _part(row, "conditions", where)
+    bp_frozen = given["bp_frozen_acc"]
+    if bp_frozen is None and given["bp_acc"] is None:  # the logged one is of the logged BP
+        bp_frozen = conditions.get("bp_frozen_acc")
     own = given["headline_acc"] is None and given["frozen_baseline_acc"] is None  # the pair is that of the logged ones
-    paired = _part(row, "conditions", where).get("paired") if own else None
+    paired = conditions.get("paired") if own else None
     if paired is not None and not isinstance(paired, Mapping):
         raise InputError(f"Expected conditions.paired in {where} to be counts by name, but got {paired!r:.60}.")
-    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], correct=paired)
+    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], bp_frozen, paired)
 
 
 def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurements:

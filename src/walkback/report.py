@@ -303,8 +303,8 @@ class Report:
     def _conditions_line(self) -> str:
         c = self.conditions
         if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
-            epochs = f", the last of {self.run['epochs']} rows" if "epochs" in self.run else ""
-            return f"judged from logged numbers{epochs}; ‖g‖ taken as that of a mean loss over 128 samples"
+            what = f"the last numbers in {self.run['epochs']} rows" if "epochs" in self.run else "logged numbers"
+            return f"judged from {what}; ‖g‖ taken as that of a mean loss over 128 samples"
         dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
         if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
             dtype += f" with gradients in {c['gradient_dtype']}"

@@ -204,6 +204,21 @@ def read_records(folder: str | Path) -> Records:
     return replace(found, problems=(*problems, *_other_data(found)))
 
 
+def read_beside(folder: Path, spec: RunSpec) -> Records:
+    """The finished runs of a store that judge one of this spec: of its rule and of BP on its network and data."""
+    runs = []
+    for path in sorted(folder.glob("*/spec.json")):
+        try:
+            fields = read_table(path)
+            if not isinstance(fields, dict) or fields.get("rule") not in (spec.rule, "bp"):
+                continue
+            if all(fields.get(name) == getattr(spec, name) for name in ("net", "data", "epochs")):
+                runs.append(read_record(path.parent))
+        except (WalkbackError, OSError):
+            continue  # what is not finished or damaged judges nothing
+    return Records(folder, tuple(runs))
+
+
 def _other_data(records: Records) -> Iterator[Problem]:
     """Controls that were trained on other data of the same name than the run they belong to."""
     for run in records:

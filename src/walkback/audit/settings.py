@@ -254,9 +254,23 @@ def alike(records: Records) -> dict[RunSpec, tuple[Record, ...]]:
 def judged_runs(records: Records, runs: Sequence[Record], thresholds: DiagnosticThresholds | None = None) -> Judged:
     """Judge one run, or some that differ in their seed only, whatever their options and optimiser."""
     spec = runs[0].spec
+    return _judge(records, _setting(spec), tuple(runs), _bp_like(records, spec), thresholds or DiagnosticThresholds())
+
+
+def claimed(records: Records, run: Record) -> Claim:
+    """What a run claims, held against its matched control and against BP in the same setting, as `judged_runs` does."""
+    return _claim(records, [run], "rule", _reference(records, _bp_like(records, run.spec)))
+
+
+def _bp_like(records: Records, spec: RunSpec) -> tuple[Record, ...]:
     plain = {"rule": "bp", "rule_options": {}, "penalty": 0.0, "credit_site": "writer"}
-    bp = alike(records).get(_seedless(canonical(spec), **plain), ())
-    return _judge(records, _setting(spec), tuple(runs), bp, thresholds or DiagnosticThresholds())
+    return alike(records).get(_seedless(canonical(spec), **plain), ())
+
+
+def _reference(records: Records, bp: Sequence[Record]) -> tuple[list[float], list[float]] | None:
+    """Accuracies of runs of BP and of their own controls."""
+    known = [(run.accuracy, control.accuracy) for run in bp if (control := records.control(run)) is not None]
+    return ([a for a, _ in known], [b for _, b in known]) if known else None
 
 
 def _seedless(spec: RunSpec, **other: Any) -> RunSpec:
@@ -269,8 +283,7 @@ def _judge(
     """`bp` are the runs of BP in the same setting, without a penalty: they tell whether its task can show depth."""
     if setting.scope == "frozen":
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
-    known = [(run.accuracy, control.accuracy) for run in bp if (control := records.control(run)) is not None]
-    reference = ([a for a, _ in known], [b for _, b in known]) if known else None
+    reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
     verdicts = {
         edition: tuple(decide(run.measurements, claim, limits, edition) for run in runs)
