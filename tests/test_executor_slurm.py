@@ -155,6 +155,8 @@ def pull_the_plug(folder: Path) -> None:
         ({"time": "abc"}, "Expected time to be the minutes that one job may take, but got 'abc'"),
         ({"time": -5}, "Expected time to be the minutes that one job may take, but got -5"),
         ({"cluster": "pbs"}, "Expected cluster to be 'slurm' or 'local', but got 'pbs'"),
+        ({"cluster": "local", "mem": "4G"}, "Expected options on this machine to be time, .*setup, but got mem"),
+        ({"cluster": "local", "partition": "gpu"}, "Expected options on this machine .* but got partition"),
         ({"partion": "gpu"}, r"Expected slurm to take 1 jobs, but: Unavailable parameter\(s\): \['partion'\]"),
     ],
 )

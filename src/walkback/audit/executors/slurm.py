@@ -29,6 +29,7 @@ POLL = 5.0  # seconds between two calls of squeue
 MANY = 10_000  # time limits a run may reach, as long as it finishes an epoch before each
 PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED"}
 RUNNING = {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
+LOCAL = ("gpus_per_node", "visible_gpus", "signal_delay_s", "setup")  # what submitit reads without Slurm
 
 
 class Training:
@@ -71,6 +72,9 @@ def run(
     """
     if cluster not in ("slurm", "local"):
         raise InputError(f"Expected cluster to be 'slurm' or 'local', but got {cluster!r}.")
+    given = [name for name in ({"partition": partition} if partition else {}) | more if name not in LOCAL]
+    if cluster == "local" and given:  # submitit would not read it, nor say so
+        raise InputError(f"Expected options on this machine to be time, {', '.join(LOCAL)}, but got {given[0]}.")
     if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < float("inf"):
         raise InputError(f"Expected time to be the minutes that one job may take, but got {time!r}.")
 
