@@ -35,14 +35,15 @@ def row(
     g: Sequence[float] = HEALTHY["g"],
     cosine: Sequence[float] = HEALTHY["cosine"],
     stability: float = 0.1,
-    weights: float = 1.0,
-    product: float = 100.0,
+    weights: float | Sequence[float] = 1.0,
+    product: float | Sequence[float] = 100.0,
     loss: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
     """One epoch of a trajectory."""
     deep = cosine[1:-1] if cosine[-1] == 1.0 else cosine[1:]
     blocks = len(h) - 1
+    grown, products = ([v] * blocks if isinstance(v, float) else list(v) for v in (weights, product))
     return {
         "epoch": epoch,
         "train_loss": loss,
@@ -65,9 +66,9 @@ def row(
         },
         "aggregates": {"layers": 0.0, "samples": 0.0, "batches": 0.0, "flattened": 0.0},
         "weights": {
-            "growth": [[weights, weights]] * blocks,
-            "product_frobenius": [product] * blocks,
-            "product_spectral": [product / 2] * blocks,
+            "growth": [[w, w] for w in grown],
+            "product_frobenius": products,
+            "product_spectral": [p / 2 for p in products],
         },
         "reasons": {},
         **more,

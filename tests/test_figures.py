@@ -255,15 +255,17 @@ def test_sensitivity(drawn, world):
     for ax, limit in ((growth, 50.0), (norm, 1e-7), (stability, 0.3), (margin, 2.0)):
         assert drawn_threshold(ax) == limit
     values = {r.spec.rule: [] for r in world}
-    for run in runs(world, rule="dfa") + runs(world, rule="fa") + runs(world, rule="bp"):
+    ep = {"rule": "ep", "rule_options": RULE_OPTIONS["ep"]}
+    for run in (run for of in ({"rule": "dfa"}, {"rule": "bp"}, ep) for run in runs(world, **of)):
         values[run.spec.rule].append(run.report.per_layer["g_norm"][-1])
     assert sorted(points(norm, "DFA")[:, 0]) == pytest.approx(sorted(values["dfa"]))
     (gap,) = [ln for ln in norm.get_lines() if ln.get_marker() == "|"]
-    # The healthiest flagged run is of DFA, the worst that is not of FA.
-    assert sorted(gap.get_xdata()) == pytest.approx([max(values["dfa"]), min(values["fa"])])
-    assert f"{min(values['fa']) / max(values['dfa']):.0f}×" in [t.get_text() for t in norm.texts]
-    filled = {ln.get_markerfacecolor() for ln in norm.get_lines() if ln.get_marker() == look("FA")["marker"]}
-    assert filled == {"white"}, "not flagged is drawn open"
+    # The healthiest failure is of EP, which (d) walks back; of the rules only BP is healthy.
+    assert sorted(gap.get_xdata()) == pytest.approx([max(values["ep"]), min(values["bp"])])
+    assert f"{min(values['bp']) / max(values['ep']):.3g}×" in [t.get_text() for t in norm.texts]
+    for rule, face in (("BP", "white"), ("FA", look("FA")["color"])):
+        found = {ln.get_markerfacecolor() for ln in norm.get_lines() if ln.get_marker() == look(rule)["marker"]}
+        assert found == {face}, "trustworthy is drawn open"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

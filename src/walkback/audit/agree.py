@@ -22,7 +22,9 @@ RULES = {
 _LEAST = {"acc": 0.02, "cos": 0.05, "pp": 2.0, "share": 0.05}
 ANY = (
     "where the documents differ, agreeing with one of them counts, a firm figure before an order of magnitude or a "
-    "bound; a figure of other conditions (in brackets) is not compared; ours is the mean over seeds"
+    "bound; of a published range all of it agrees, and beyond it what its kind allows beside a number (for norms and "
+    "ratios nothing); a figure of other conditions or of longer trainings (in brackets) is not compared; ours is the "
+    "mean over seeds, and where some seeds fire and others never do, it agrees with nothing"
 )
 
 
@@ -45,11 +47,11 @@ def agrees(ours: float | str | None, figure: Figure) -> bool | None:
         slack = _LEAST.get(figure.kind, 0.0)
         return low - slack <= ours <= high + slack
     value = figure.number
+    if figure.bound:
+        return ours > value if figure.bound == ">" else ours < value
     if figure.kind in _LEAST:
         return abs(ours - value) <= max(2 * (figure.std or 0.0), _LEAST[figure.kind]) + 1e-12
     factor = 10.0 if figure.rough else 3.0
-    if figure.bound == ">":
-        return ours > value
     return ours * value > 0 and 1 / factor <= ours / value <= factor
 
 
@@ -98,16 +100,19 @@ def published(figures: Sequence[Figure]) -> str:
 
 
 def _text(f: Figure) -> str:
+    text = f.value if isinstance(f.value, str) else _value(f)
+    return text + (f" seed {f.seed}" if f.seed else "") + (f" ({f.unlike})" if f.unlike else "")
+
+
+def _value(f: Figure) -> str:
     kind = {"epoch": "int", "loss": "cos", "share": "acc"}.get(f.kind, f.kind)
-    if isinstance(f.value, str):
-        return f.value
     if isinstance(f.value, tuple):
         low, high = f.value
         return number(low, kind) if low == high else f"{number(low, kind)}…{number(high, kind)}"
+    assert not isinstance(f.value, str)
     scale = f.number / f.value if f.value else 1.0
     text = f.bound + ("~" if f.rough else "") + number(f.number, kind)
     if f.std is not None:
         std = f.std * scale
         text += f" ± {std:g}" if kind == "pp" else f" ± {number(std, kind).lstrip('+')}"
-    text += ("†" if scale != 1.0 else "") + (f" seed {f.seed}" if f.seed else "")
-    return text + (f" ({f.unlike})" if f.unlike else "")
+    return text + ("†" if scale != 1.0 else "")

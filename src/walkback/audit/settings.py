@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
@@ -137,6 +138,11 @@ def select(records: Records, setting: Setting) -> tuple[Record, ...]:
     return tuple(sorted(one_per_seed.values(), key=lambda run: run.spec.seed))
 
 
+def shorter(setting: Setting, runs: Sequence[Record]) -> bool:
+    """Whether the runs that stand for a setting were trained for fewer epochs than it asks for."""
+    return any(run.spec.epochs < setting.epochs for run in runs)
+
+
 def known_settings(records: Records) -> tuple[Setting, ...]:
     """The settings of which there are runs."""
     return tuple(_groups(records))
@@ -159,14 +165,27 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
 
 
+def weight_growths(row: dict[str, Any]) -> list[float]:
+    """‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
+    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
+    return [] if None in blocks else blocks  # type: ignore[return-value]
+
+
+def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
+    """The product of the weight norms of every block; [] where one is not known."""
+    blocks = (row.get("weights") or {}).get(f"product_{norm}", [])
+    return [] if None in blocks else blocks
+
+
 def weight_growth(row: dict[str, Any]) -> float | None:
-    """‖w − w₀‖/‖w₀‖, averaged over the weights of all blocks."""
-    return _mean(w for block in (row.get("weights") or {}).get("growth", []) for w in block)
+    """‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
+    return _mean(weight_growths(row))
 
 
 def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
-    """The product of a block's weight norms, averaged over blocks."""
-    return _mean((row.get("weights") or {}).get(f"product_{norm}", []))
+    """The product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
+    blocks = norm_products(row, norm)
+    return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
 
 VALUES = {

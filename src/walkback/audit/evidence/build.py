@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from walkback.audit.agree import ANY, RULES, agrees_any, answer, published
 from walkback.audit.published import Figure
-from walkback.audit.records import Records
-from walkback.audit.settings import Judged, Setting, commands, judged, lacking, select
+from walkback.audit.records import Record, Records
+from walkback.audit.settings import Judged, Setting, commands, judged, lacking, select, shorter
 from walkback.audit.table import NONE, Cell, Stat, Table, spread, table
 from walkback.checks import Finding
 from walkback.editions import INCONCLUSIVE, TRUSTWORTHY
@@ -170,26 +170,29 @@ def audit(
     rows, missing, compared = [], [], set()
     for entry, after in zip(entries, [*entries[1:], None]):
         alike = [e.setting for e in entries if _network(e.setting) == _network(entry.setting)]
+        shown: dict[str, tuple[Figure, ...]] | None = None
         for flag in augment if augment is not None else variants(records, alike):
             setting = replace(entry.setting, augment=flag)
             j = judged(records, setting)
             missing += lacking(records, setting, controls="depth" in columns or "three" in columns)
-            found = {c.head: agrees_any(_comparable(c, j), _of(entry, c)) for c in chosen if c.what}
+            said = {c.head: of_length(_of(entry, c), setting, j.runs) for c in chosen if c.what}
+            found = {c.head: agrees_any(_comparable(c, j), said[c.head]) for c in chosen if c.what}
             compared |= {f.kind for c in chosen for f in _of(entry, c)}
             rows.append([*entry.labels, OURS[flag], _n(len(j.runs)), *(_cell(c, j) for c in chosen), answer(found)])
+            shown = said if shown is None or not shorter(setting, j.runs) else shown
         same = after is not None and after.figures == entry.figures
         if any(_of(entry, c) for c in chosen) and not same:
-            cells = [published(_of(entry, c)) for c in chosen]
+            cells = [published(shown.get(c.head, ()) if shown else ()) for c in chosen]
             labels = (*entry.labels[:-1], "frozen") if entry.setting.scope == "frozen" else entry.labels
             rows.append([*labels, "published", NONE, *cells, NONE])
-    said = [*notes]
+    below = [*notes]
     if any(c.kind == "depth" for c in chosen):
-        said.append(DEPTH)
+        below.append(DEPTH)
     if any(c.kind == "verdict" for c in chosen):
-        said.append(VERDICT)
-    said += rules(compared)
+        below.append(VERDICT)
+    below += rules(compared)
     heads = [*heads, "figures", "n", *(c.head for c in chosen), "agrees?"]
-    return table(name, title, heads, rows, said, commands(missing, records.store))
+    return table(name, title, heads, rows, below, commands(missing, records.store))
 
 
 def _n(n: int) -> Cell:
@@ -207,6 +210,13 @@ def rules(kinds: Iterable[str]) -> list[str]:
 
 def _of(entry: Entry, column: Column) -> tuple[Figure, ...]:
     return tuple(f for f in entry.figures if f.what == column.what) if column.what else ()
+
+
+def of_length(said: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
+    """What is published of a longer training than these runs had is shown and not compared."""
+    if not shorter(setting, runs):
+        return tuple(said)
+    return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in said)
 
 
 def _network(setting: Setting) -> tuple[object, ...]:

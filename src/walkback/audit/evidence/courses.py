@@ -8,18 +8,28 @@ from typing import NamedTuple
 
 from walkback.audit.agree import agrees_any, answer, published
 from walkback.audit.evidence.audits import networks
-from walkback.audit.evidence.build import OURS, rules, variants
+from walkback.audit.evidence.build import OURS, of_length, rules, variants
 from walkback.audit.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, lacking, norm_product, select, weight_growth
+from walkback.audit.settings import (
+    RULES,
+    Setting,
+    commands,
+    lacking,
+    norm_product,
+    norm_products,
+    select,
+    weight_growth,
+    weight_growths,
+)
 from walkback.audit.table import NONE, Cell, Stat, Table, number, spread, stat, table
-from walkback.checks import DiagnosticThresholds, reference_validity, scale_stability
+from walkback.checks import DiagnosticThresholds, direction_stability, reference_validity, scale_stability
 from walkback.measure import deep_sites
 
 EARLY = (1, 2, 3, 4, 5)
 # The papers replayed ‖g‖ of a mean loss over about 1024 samples: their floor of 1e-7 is 8e-7 in ours.
 _LARGE = DiagnosticThresholds(g_norm_floor=1e-7 * LARGE_BATCH / PUBLISHED_BATCH)
-EPOCHS = (0, 1, 2, 3, 4, 5, 10, 20, 30, 50, 100)
+EPOCHS = (*range(10), *range(10, 101, 10))
 
 
 def first_epochs(run: Record, thresholds: DiagnosticThresholds | None = None) -> dict[str, int | None]:
@@ -90,27 +100,32 @@ def temporal(records: Records) -> Table:
         where = "temporal" if network == "resmlp" else f"temporal-{network}"
         name = label + (" without terminal LN" if network == "no-norm" else "")
         name += f" on {base.data}" if base.net == "student" else ""
-        wanted = [rule for rule in RULES if figures(where, rule) or network == "resmlp"]
+        wanted = {rule for rule in RULES if figures(where, rule) or network == "resmlp"} | {"bp", "fa", "dfa"}
         for flag in variants(records, [replace(base, rule=rule) for rule in RULES]):
             for rule in RULES:
                 setting = replace(base, rule=rule, augment=flag)
                 runs, said = select(records, setting), figures(where, rule)
-                if rule in wanted:
-                    missing += lacking(records, setting, controls=False)
                 if runs or rule in wanted:
+                    missing += lacking(records, setting)
                     kinds |= {f.kind for f in said}
-                    rows.append([name, RULES[rule], OURS[flag], *_replay(runs, said)])
+                    controls = [records.control(run) for run in runs]
+                    rows.append(
+                        [name, RULES[rule], OURS[flag], *_replay(runs, controls, of_length(said, setting, runs))]
+                    )
     return table(
         "temporal",
         "Temporal replay: first epoch each check fires, the accuracy then, the compute saved by stopping there",
         (
             "network | rule | figures | n | epochs | (a), D1 | published (a) | (b), D2 | (b) at 8e-7 | published "
-            "(b) | D1 and D2 | acc at first flag | published acc | final acc | saved, a or b | published saved | "
-            "saved, D1 and D2 | agrees?"
+            "(b) | D1 and D2 | (c) beside (a) or (b) | (d), D3 to the end | acc at first flag | published acc | "
+            "final acc | saved, a or b | published saved | saved, D1 and D2 | agrees?"
         ),
         rows,
         [
             "epoch 0 is the initialisation; first to last over seeds",
+            "(c) names the kind of a failure, so it counts where (a) or (b) flags as well; (d), D3: the first epoch "
+            "from which the gain over the matched control in the same epoch stays under 2 pp to the end, by its value "
+            "alone (early on every rule is close to its control); – without a control",
             "the published replay has ‖g‖ of a mean loss over about 1024 samples, where the floor of 1e-7 is 8e-7 in "
             "ours: its (b) is compared with that column, its accuracy and compute saved with ours at that floor",
             "saved: 1 − first epoch / epochs, stopping where (a) or (b) first flags (four-diagnostic) or where both do "
@@ -121,7 +136,31 @@ def temporal(records: Records) -> Table:
     )
 
 
-def _replay(runs: Sequence[Record], said: Sequence[Figure]) -> list[Cell | str]:
+def useless_from(run: Record, control: Record | None, thresholds: DiagnosticThresholds | None = None) -> int | None:
+    """The first epoch from which the gain over the control's same epoch stays under the margin; None for never."""
+    if control is None:
+        return None
+    margin = (thresholds or DiagnosticThresholds()).frozen_acc_margin_pp
+    theirs = {epoch: acc for epoch, acc, _ in control.epochs}
+    first = None
+    for epoch, acc, _ in reversed(run.epochs):
+        if epoch not in theirs or round(100 * (acc - theirs[epoch]), 10) >= margin:
+            break
+        first = epoch
+    return first
+
+
+def _drift(run: Record) -> int | None:
+    """The first epoch at which (c) flags beside (a) or (b)."""
+    t = DiagnosticThresholds()
+    for epoch, _, m in run.epochs:
+        failed = scale_stability("a", m, t).flagged or reference_validity("b", m, t.g_norm_floor).flagged
+        if failed and direction_stability("c", m, t).flagged:
+            return epoch
+    return None
+
+
+def _replay(runs: Sequence[Record], controls: Sequence[Record | None], said: Sequence[Figure]) -> list[Cell | str]:
     first = [first_epochs(run) for run in runs]
     at = {name: [f[name] for f in first] for name in ("a", "b", "either", "both")}
     large = [first_epochs(run, _LARGE) for run in runs]
@@ -150,6 +189,8 @@ def _replay(runs: Sequence[Record], said: Sequence[Figure]) -> list[Cell | str]:
         _span(at["large"]),
         published(by["fired.b"]),
         _span(at["both"]),
+        _span([_drift(run) for run in runs]),
+        _span([useless_from(run, control) for run, control in zip(runs, controls) if control is not None]),
         spread(then, "acc"),
         published(by["acc"]),
         spread(stat(run.accuracy for run in runs), "acc"),
@@ -188,21 +229,34 @@ def mechanism(records: Records) -> Table:
                 found = {w: agrees_any(s.mean if s else None, by[what]) for (what, s), w in zip(ours.items(), _HEADS)}
                 cells = [c for what, s in ours.items() for c in (spread(s, "norm"), published(by[what]))]
                 spectral = spread(stat(norm_product(row, "spectral") for row, _ in at), "norm")
+                blocks = [_by_block([of(row) for row, _ in at]) for of in (weight_growths, norm_products)]
                 label = [name, OURS[flag], Cell(str(epoch), epoch), Cell(str(len(at)), len(at))]
-                rows.append([*label, *cells, spectral, answer(found)])
+                rows.append([*label, *cells, spectral, *blocks, answer(found)])
     heads = [head for what in _HEADS for head in (what, f"published {what}")]
     return table(
         "mechanism",
         "Mechanism: ResMLP d=256 L=4 on CIFAR-10, the stream, its gradient and the blocks' weights along training",
-        ["rule", "figures", "epoch", "n", *heads, "product, spectral", "agrees?"],
+        [
+            *("rule", "figures", "epoch", "n"),
+            *heads,
+            *("product, spectral", "weights by block", "product by block", "agrees?"),
+        ],
         rows,
         [
             "weights: ‖w − w₀‖/‖w₀‖ averaged over the weights of all blocks; product: of a block's two weight norms "
-            "(Frobenius, beside it spectral), averaged over blocks",
+            "(Frobenius, beside it spectral), its geometric mean over blocks; by block: from the first to the last, "
+            "the mean over seeds",
+            "every epoch is in the figures temporal-plain and temporal-augmented and in the runs' trajectory.jsonl",
             *rules(kinds),
         ],
         commands(missing, records.store),
     )
+
+
+def _by_block(seeds: Sequence[list[float]]) -> Cell:
+    """The mean over seeds of each block's number, as 1.1e6, 1.5e5."""
+    means = [sum(values) / len(values) for values in zip(*seeds)]
+    return Cell(", ".join(number(m, "norm") for m in means) or NONE, means or None)
 
 
 _HEADS = ("‖h_L‖", "‖g_L‖", "weights", "product")

@@ -175,9 +175,9 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
             Line2D([], [], color=BLACK, marker="|", lw=0.8, ms=5, label="separation gap"),
             Line2D([], [], color=SKY, lw=3, label="thresholds that change no verdict"),
             *(
-                Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[flagged])  # pyright: ignore[reportArgumentType]
-                for flagged, word in ((True, "flagged"), (False, "not flagged"), (None, "inconclusive"))
-                if flagged is not None or any(p.flagged is None for points in found.values() for p in points)
+                Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[failed])  # pyright: ignore[reportArgumentType]
+                for failed, word in ((True, "walked back"), (False, "trustworthy"), (None, "inconclusive"))
+                if failed is not None or any(p.failed is None for points in found.values() for p in points)
             ),
         ],
         4 if wide else 2,
@@ -206,7 +206,7 @@ def _strip(
     limit = getattr(LIMITS, t.field)
     row = rows.get(t.edition)
     for p in points:
-        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **_FACES[p.flagged]))
+        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **_FACES[p.failed]))
     ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
     values = [*(p.value for p in points), *ends]
     if t.kind == "norm":
@@ -228,13 +228,13 @@ def _strip(
         color="#555555",
     )
     bottom = len(names) + 0.5
-    worst, best = (row and row[c] for c in ("worst not flagged", "healthiest flagged"))
+    worst, best = (row and row[c] for c in ("worst healthy", "healthiest failure"))
     if row and worst and best and row["gap"] is not None:  # no ratio to zero
         ends = sorted((worst["value"], best["value"]))
         ax.plot(ends, [bottom] * 2, color=BLACK, marker="|", lw=0.8, ms=5)
         unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""
         text = f"{number(row['gap'], 'norm' if t.kind == 'norm' else 'pp' if t.kind == 'pp' else 'acc')}{unit}"
-        text = text.lstrip("+") if (worst["value"] > limit) != (best["value"] > limit) else f"overlap {text}"
+        text = text.lstrip("+") if row["gap"] > (1 if t.kind == "norm" else 0) else f"overlap {text}"
         middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else sum(ends) / 2
         ax.annotate(
             text,
