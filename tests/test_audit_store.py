@@ -530,6 +530,42 @@ def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_pat
         assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
 
 
+STOP = """
+import os, signal, sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from walkback import cli
+from walkback.training import loop
+told, number, epoch = loop._progress, getattr(signal, sys.argv[3]), int(sys.argv[4])
+def stop(run, folder, pace):
+    told(run, folder, pace)
+    if run.rows[-1]["epoch"] == epoch:
+        os.kill(os.getpid(), number)
+loop._progress = stop
+if epoch == 0:
+    loop._epoch = lambda *_: os.kill(os.getpid(), number)
+options = ["--net-options", '{"width": 8, "depth": 1}', "--rule", "dfa", "--data", "test_audit_store:small"]
+sys.exit(cli.run(["train", *options, "--epochs", "2", "--out", sys.argv[2]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "epoch", "said"),
+    [
+        ("SIGTERM", 1, f"1 of 2 epochs of {SPEC.name} are saved in "),
+        ("SIGINT", 1, f"1 of 2 epochs of {SPEC.name} are saved in "),
+        ("SIGTERM", 0, "No epoch was finished: the same command starts anew."),
+    ],
+)
+def test_a_training_that_is_stopped_says_how_far_it_is(
+    number: str, epoch: int, said: str, tmp_path: Path, whole: Path
+) -> None:
+    call = [sys.executable, "-c", STOP, HERE, str(tmp_path), number, str(epoch)]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (130, True, False), ended.stderr
+    assert content(run(tmp_path).path) == content(whole / SPEC.name)
+
+
 def test_waiting_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import threading
 

@@ -297,6 +297,8 @@ def train(
     json
         Print the report as JSON.
     """
+    from walkback.audit import store
+    from walkback.audit.run import sigterm_interrupts
     from walkback.training.loop import train as run
     from walkback.training.spec import RunSpec
 
@@ -314,8 +316,14 @@ def train(
         rule_options=_json_object("--rule-options", rule_options),
         optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},
     )
-    with _theirs_aside():
-        bundle = run(spec, out, root=root, device=device)
+    try:
+        with _theirs_aside(), sigterm_interrupts():
+            bundle = run(spec, out, root=root, device=device)
+    except KeyboardInterrupt:
+        done = store.progress(out, spec).get("epoch", 0)
+        saved = f"{done} of {epochs} epochs of {spec.name} are saved in {out}; the same command goes on from there."
+        print(saved if done else "No epoch was finished: the same command starts anew.", file=sys.stderr)
+        raise
     report = bundle.report()
     assert report is not None  # its presence is what makes a run finished
     if json:

@@ -139,7 +139,7 @@ def audit(
     except TypeError as error:  # it is a generator: nothing has happened yet but the reading of its arguments
         raise InputError(f"Expected options that the executor {executor} knows, but: {error}.") from None
     with (
-        _sigterm_interrupts(),
+        sigterm_interrupts(),
         _shown(board, console) as show,
         closing(events),  # which stops the workers
     ):
@@ -185,8 +185,8 @@ def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
 
 
 @contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM stops an audit as Ctrl-C does: workers first, then a word on how to go on."""
+def sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM stops a command as Ctrl-C does: what it has started first, then a word on how to go on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
