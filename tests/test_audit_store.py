@@ -533,6 +533,7 @@ def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_pat
 STOP = """
 import os, signal, sys, torch
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell has started in the background
 sys.path.insert(0, sys.argv[1])
 from walkback import cli
 from walkback.training import loop
