@@ -566,12 +566,15 @@ def without_gamma(tmp_path: Path) -> Records:
     path = tmp_path / spec.name / "report.json"
     report = json.loads(path.read_text())
     report["per_layer"]["cosine"][0] = report["values"]["gamma"] = None
+    report["reasons"]["gamma"] = "site 0: the credit is zero"
     path.write_text(json.dumps(report))
     return read_records(tmp_path)
 
 
 def test_a_strategy_that_needs_an_alignment_says_nothing_where_none_was_measured(tmp_path):
     records = without_gamma(tmp_path)
+    notes = [note for note in evidence("primary", records).notes if "has no Γ" in note]
+    assert notes == ["EP has no Γ on 1 of 1 runs (site 0: the credit is zero); per-layer has the cosines there are"]
     ep = one(evidence("ablation", records), rule="EP", figures=PLAIN)
     assert [ep[s] for s in ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")] == [
         "passes", "Γ not measured", "Γ not measured", "passes"]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from walkback.audit.agree import agrees_any, answer, published
@@ -10,7 +10,7 @@ from walkback.audit.evidence.build import OURS, Entry, audit, compare, rules, va
 from walkback.audit.evidence.linear_probe import read_linear_probe
 from walkback.audit.published import Figure, figures
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, SEEDS, Setting, commands, judged, known_settings, lacking, select
+from walkback.audit.settings import RULES, SEEDS, VALUES, Setting, commands, judged, known_settings, lacking, select
 from walkback.audit.table import NONE, Cell, Stat, Table, spread, stat, table
 from walkback.errors import FormatError
 
@@ -64,14 +64,24 @@ def primary(records: Records) -> Table:
         ["acc", "gamma", "h_norm", "g_norm", "growth", "stability", "depth", "depth_bp", "three", "four"],
         [
             "published: 3 seeds; augmentation is not stated there, so ours is shown with flips and crops and without",
-            "EP has no Γ of ours: two steps of relaxation bring no credit to sites 0 to 2, and Γ is the mean over all "
-            "sites but the last; per-layer has the cosines there are",
+            *_without_gamma(records),
             "the documents call EP trustworthy although it is below the frozen blocks: its measurement is",
             "the published frozen control is one number: DFA's in 000, that of DFA, State Bridge and Credit Bridge in "
             "001; it is compared with our controls whose stem a rule has trained, and not with that of BP",
         ],
         augment=(True, False),
     )
+
+
+def _without_gamma(records: Records) -> Iterator[str]:
+    """Of every rule of the primary audit whose runs have no Γ, why."""
+    for rule, label in RULES.items():
+        runs = [run for flag in (True, False) for run in select(records, Setting(rule, augment=flag))]
+        lacking_it = [run for run in runs if VALUES["gamma"](run) is None]
+        why = min((run.report.reasons.get("gamma", "no reason is recorded") for run in lacking_it), key=len, default="")
+        if why:
+            some = f"{len(lacking_it)} of {len(runs)} runs"
+            yield f"{label} has no Γ on {some} ({why}); per-layer has the cosines there are"
 
 
 def _site(run: Record, name: str, site: int) -> float | None:

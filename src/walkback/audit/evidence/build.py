@@ -179,7 +179,7 @@ def audit(
             found = {c.head: agrees_any(_comparable(c, j), said[c.head]) for c in chosen if c.what}
             compared |= {f.kind for c in chosen for f in _of(entry, c)}
             rows.append([*entry.labels, OURS[flag], _n(len(j.runs)), *(_cell(c, j) for c in chosen), answer(found)])
-            shown = said if shown is None or not shorter(setting, j.runs) else shown
+            shown = said if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
         same = after is not None and after.figures == entry.figures
         if any(_of(entry, c) for c in chosen) and not same:
             cells = [published(shown.get(c.head, ()) if shown else ()) for c in chosen]
