@@ -242,7 +242,10 @@ def train(
     seed: int = 42,
     penalty: float = 0.0,
     augment: Flag = False,
+    penalty_over: Literal["sum", "mean"] = "sum",
+    penalty_stem: Flag = False,
     credit_site: Literal["writer", "reader"] = "writer",
+    credit_length: Literal["raw", "unit", "rms"] = "raw",
     lr: float = 1e-3,
     weight_decay: float = 0.01,
     batch_size: int = 128,
@@ -272,10 +275,16 @@ def train(
         Of initialisation, feedback, order and augmentation.
     penalty
         λ of λ‖f‖² for every block.
+    penalty_over
+        Whether the squares of all features are added up or averaged.
+    penalty_stem
+        Penalise what the stem writes as well.
     augment
         Random flips and crops.
     credit_site
         Whether a block gets the credit of the site it writes or of the one it reads.
+    credit_length
+        Length of every sample's credit: as the rule gives it, 1, or √d.
     lr
         Learning rate of AdamW.
     weight_decay
@@ -311,7 +320,10 @@ def train(
         seed=seed,
         penalty=penalty,
         augment=augment,
+        penalty_over=penalty_over,
+        penalty_stem=penalty_stem,
         credit_site=credit_site,
+        credit_length=credit_length,
         net_options=_json_object("--net-options", net_options),
         rule_options=_json_object("--rule-options", rule_options),
         optimiser={"lr": lr, "weight_decay": weight_decay, "schedule": schedule, "batch_size": batch_size},

@@ -34,6 +34,7 @@ from walkback.report import Report
 from walkback.trace import Credit, Trace, Tracer
 
 # Per-layer fields of Measurements beyond the published ones, by where they come from.
+SHIFTED = ("cosine_above", "cosine_below")
 NULLS = ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
 PRECISION = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
 
@@ -279,12 +280,12 @@ def make_report(
         "deep_cosine": m.deep_cosine,
         "cosine_error": cosine_error(m.float64_disagreement, m.float64_shift)[0],
         "stability_distinct": m.stability_distinct,
-        **{f"deep_{name}": _deep(m, name) for name in ("perturbation", "nudging", "nudging_relative")},
+        **{f"deep_{name}": _deep(m, name) for name in ("perturbation", "nudging", "nudging_relative", "nudging_rms")},
     }
     per_layer = {
         **{name: getattr(m, name) or None for name in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
-        **{name: m.probes.get(name) for name in ("perturbation", "nudging", "nudging_relative")},
-        **{name: getattr(m, name) or None for name in (*NULLS, *PRECISION)},
+        **{name: m.probes.get(name) for name in ("perturbation", "nudging", "nudging_relative", "nudging_rms")},
+        **{name: getattr(m, name) or None for name in (*SHIFTED, *NULLS, *PRECISION)},
     }
     reasons = dict(m.reasons)
     for name, value in {**values, **per_layer}.items():

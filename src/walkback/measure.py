@@ -261,6 +261,8 @@ class Measurements:
     cosine: Numbers = field(default_factory=list)
     cosine_clamped: Numbers = field(default_factory=list)
     below_eps: Numbers = field(default_factory=list)
+    cosine_above: Numbers = field(default_factory=list)  # of a_l with g_{l+1}: would a shift by one fit better?
+    cosine_below: Numbers = field(default_factory=list)  # of a_l with g_{l-1}
     cosine_low: Numbers = field(default_factory=list)  # 95 % interval over samples and batches
     cosine_high: Numbers = field(default_factory=list)
     null_low: Numbers = field(default_factory=list)  # 95 % band of the same credit, turned at random: see nulls.py
@@ -419,6 +421,7 @@ class Meter:
             reasons["stability"] = why
         if self._credit is None:
             names = ("cosine", "cosine_clamped", "below_eps", "gamma", "gamma_concentration", "deep_cosine")
+            names += ("cosine_above", "cosine_below")
             names += ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
@@ -536,11 +539,15 @@ class _CreditMeter:
     def add(self, credits: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
         dtype = grads[-1].dtype
-        cos, na, ng = (torch.stack(rows) for rows in zip(*(_cosine_and_norms(a, g) for a, g in zip(credits, grads))))
+        cos, above, below, na, ng = neighbouring_cosines(credits, grads)
         cos = torch.where((na == 0) | (ng == 0), 0.0, cos)
         # Written so that NaN stays in: it is not finite, which is another finding than an underflow.
         usable = ~(ng < least_norm(dtype))
-        valid = usable & ~(na < _SQUARABLE)
+        directed = ~(na < _SQUARABLE)
+        valid = usable & directed
+        for name, shifted, other in (("above", above, usable.roll(-1, 0)), ("below", below, usable.roll(1, 0))):
+            counted = directed & other & ~torch.isnan(shifted)
+            self._sum[name] += torch.stack([torch.where(counted, shifted, 0.0).sum(1), counted.sum(1)])
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
         cosines = torch.where(valid, cos, 0.0)
@@ -599,6 +606,13 @@ class _CreditMeter:
             notes.append(NO_CREDIT)
         if why:
             reasons["cosine"] = "; ".join(why)
+        shifted = {
+            f"cosine_{name}": [some(total / n) if n else None for total, n in self._sum[name].T.tolist()]
+            for name in ("above", "below")
+        }
+        for name, values in shifted.items():
+            if None in (values[:-1] if name == "cosine_above" else values[1:]):
+                reasons[name] = reasons.get("cosine", "the stream changes shape there, or the neighbour has no gradient")
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
         deep = mean([cosine[site] for site in deep_sites(cosine)])
         by_sample, n_by_sample, d, aa, gg = self._sum["orders"].tolist()
@@ -630,6 +644,7 @@ class _CreditMeter:
             "cosine": cosine,
             "cosine_clamped": [some(c / self._samples) for c in clamped],
             "below_eps": [some(c / self._samples) for c in below],
+            **shifted,
             **self._nulls(cosine, valid, reasons),
             **self._intervals(cosine, reasons, repeated),
             "gamma": gamma,
@@ -692,6 +707,32 @@ def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "
     top = rows.abs().amax(1)
     top = torch.where(top == 0, 1.0, top)
     return rows / top[:, None], top
+
+
+def neighbouring_cosines(
+    credits: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Per site and sample cos(a_l, g_l), cos(a_l, g_{l+1}), cos(a_l, g_{l-1}), ‖a_l‖ and ‖g_l‖: five (sites, B).
+
+    NaN where there is no such neighbour, or one of another shape. Two sites at a time are held in float64.
+    """
+    own, above, below, norms_a, norms_g = [], [], [], [], []
+    last: tuple[Tensor, Tensor] | None = None
+    for a, g in zip(credits, grads):
+        (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
+        na, ng = torch.linalg.vector_norm(rows_a, dim=1), torch.linalg.vector_norm(rows_g, dim=1)
+        unit_a, unit_g = rows_a / na[:, None], rows_g / ng[:, None]
+        own.append((rows_a * rows_g).sum(1) / (na * ng))
+        nowhere = torch.full_like(na, torch.nan)
+        alike = last is not None and last[0].shape == unit_a.shape
+        if last is not None:
+            above.append((last[0] * unit_g).sum(1) if alike else nowhere)
+        below.append((unit_a * last[1]).sum(1) if last is not None and alike else nowhere)
+        last = unit_a, unit_g
+        norms_a.append(na * top_a)
+        norms_g.append(ng * top_g)
+    above.append(torch.full_like(norms_a[-1], torch.nan))
+    return torch.stack(own), torch.stack(above), torch.stack(below), torch.stack(norms_a), torch.stack(norms_g)
 
 
 def _cosine_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

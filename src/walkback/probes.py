@@ -63,7 +63,7 @@ class Perturbation:
 
 @dataclass(frozen=True)
 class Nudging:
-    """The change of the loss after a step along −a_l/‖a_l‖ at one site: η long, and η‖h_l‖ long.
+    """The change of the loss after a step along −a_l/‖a_l‖ at one site: η long, η‖h_l‖ long, and η√d long.
 
     Args:
         eta: the step.
@@ -189,7 +189,7 @@ class Probing:
         found: dict[str, Any] = {"reasons": {}, "conditions": {"probe_dtype": self._dtype} if self._runs else {}}
         for run in self._runs:
             perturbed = isinstance(run.probe, Perturbation)
-            names = ("perturbation",) if perturbed else ("nudging", "nudging_relative")
+            names = ("perturbation",) if perturbed else ("nudging", "nudging_relative", "nudging_rms")
             if not self._tracer.per_sample:
                 why = "the loss returns a mean; probes need one loss per sample"
                 found["reasons"].update(dict.fromkeys(names, why))
@@ -279,7 +279,8 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
             signals["nudging"] = replayer.wide(trace.credits[site])
         for name, signal in signals.items():
             unit, norms = -_unit(signal), _norms(signal)
-            for suffix, length in (("", probe.eta), ("_relative", probe.eta * _shaped(_norms(state), state))):
+            steps = {"": 1.0, "_relative": _shaped(_norms(state), state), "_rms": state[0].numel() ** 0.5}
+            for suffix, length in ((suffix, probe.eta * step) for suffix, step in steps.items()):
                 change = replayer.losses(trace, site, unit * length) - base
                 change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
                 run.keep(name + suffix, site, sites, change, (norms == 0) & change.isfinite())

@@ -14,7 +14,6 @@ from walkback.audit import store
 from walkback.audit.plans import Plan
 from walkback.data import SOURCES, Dataset, Split, load, root_of
 from walkback.progress import track
-from walkback.rules.bp import BP
 from walkback.rules.rule import Parts
 from walkback.training.loop import PROBE_BATCHES, batches, build_net, build_rule
 from walkback.training.spec import RunSpec
@@ -132,7 +131,7 @@ def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
             block.requires_grad_(False)
     trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, fused=True)
-    step = Step(parts, rule, type(rule) is BP, spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
+    step = Step.of(spec, parts, rule)
     best, start = float("inf"), time.perf_counter()
     before = start
     while best == float("inf") or time.perf_counter() - start < budget:

@@ -36,6 +36,7 @@ class CreditBridge(Rule):
         hidden: width of V's hidden layer, in units of d.
         anchor: weight of the gradient anchor at the last site.
         train: False leaves V at its initialisation (the ablation).
+        label: False hides the label from V, which then has to do with the state, as the documents write V(h, t).
 
     >>> import torch, walkback as wb
     >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
@@ -45,12 +46,12 @@ class CreditBridge(Rule):
     (['Value'], 5)
     """
 
-    def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True) -> None:
+    def __init__(self, hidden: float = 1.0, anchor: float = 1.0, train: bool = True, label: bool = True) -> None:
         super().__init__()
         positive(hidden=hidden)
         not_negative(anchor=anchor)
-        true_or_false(train=train)
-        self.hidden, self.anchor, self.learns = hidden, anchor, train
+        true_or_false(train=train, label=label)
+        self.hidden, self.anchor, self.learns, self.label = hidden, anchor, train, label
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Make V; token and image states are averaged before it."""
@@ -67,6 +68,7 @@ class CreditBridge(Rule):
         t = torch.arange(sites, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
         y = trace.labels
         y = y if y.is_floating_point() else nn.functional.one_hot(y, self.classes)
+        y = y if self.label else torch.zeros_like(y)
         pooled = states if states.ndim == 2 else states.mean(1) if states.ndim == 3 else states.mean((2, 3))
         return self.value(pooled, t[:, None], y.to(states.dtype).repeat(sites, 1))
 
@@ -94,5 +96,5 @@ class CreditBridge(Rule):
 
     def describe(self) -> dict[str, object]:
         """Size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
-        told = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": True}
+        told = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
         return {**told, "target": "every token or position alike"}  # V sees their mean

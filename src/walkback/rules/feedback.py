@@ -8,7 +8,7 @@ import torch
 
 from walkback.errors import InputError
 from walkback.options import positive, true_or_false
-from walkback.rules.rule import Rule, check_target, feature_dim
+from walkback.rules.rule import Rule, check_target, feature_dim, of_length
 
 
 class RandomFeedback(Rule):
@@ -57,9 +57,7 @@ class RandomFeedback(Rule):
 
     def sized(self, credits: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
-        if not self.unit:
-            return credits
-        return [_of_length_one(a.flatten(1)).view_as(a) for a in credits]
+        return of_length(credits, "unit" if self.unit else "raw")
 
     def redraw(self, generator: torch.Generator) -> bool:
         """Draw all feedback anew; with `fresh`, also what later calls draw."""
@@ -77,10 +75,3 @@ class RandomFeedback(Rule):
         """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
         said = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
         return {**said, "unit": True} if self.unit else said
-
-
-def _of_length_one(rows: torch.Tensor) -> torch.Tensor:
-    """(B, n) rows of length 1; a row of zeros stays. By its largest entry first: squares of small numbers vanish."""
-    least = torch.finfo(rows.dtype).tiny
-    rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=least)
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=least)

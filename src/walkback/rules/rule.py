@@ -59,6 +59,7 @@ class Rule(nn.Module):
     True
     """
 
+    length = "raw"  # of every sample's credit at every site: as it is, "unit" (1) or "rms" (√d)
     example: tuple[tuple[int, ...], int] | None = None  # (input shape, classes) of the network it was set up for
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
@@ -88,8 +89,33 @@ class Rule(nn.Module):
         return {}
 
     def forward(self, trace: Trace) -> Sequence[Tensor]:
-        """The same as `credits`."""
-        return self.credits(trace)
+        """The credits, each sample's brought to `length`: what training uses and what is measured."""
+        return of_length(self.credits(trace), self.length)
+
+
+LENGTHS = ("raw", "unit", "rms")
+
+
+def of_length(credits: Sequence[Tensor], length: str) -> Sequence[Tensor]:
+    """Credits (B, …) with every sample's at length 1 ("unit") or √d ("rms"), or as they are ("raw"). Zero stays zero.
+
+    d counts all entries of a sample's state, tokens and positions too, so that their root mean square is 1.
+
+    >>> of_length([torch.tensor([[3.0, 4.0]])], "unit")[0]
+    tensor([[0.6000, 0.8000]])
+    """
+    if length == "raw":
+        return credits
+    if length not in LENGTHS:
+        raise InputError(f"Expected the length of a credit to be one of {', '.join(LENGTHS)}, but got {length!r}.")
+    return [_unit_rows(a.flatten(1)).mul(a[0].numel() ** 0.5 if length == "rms" else 1.0).view_as(a) for a in credits]
+
+
+def _unit_rows(rows: Tensor) -> Tensor:
+    """(B, n) rows of length 1; a row of zeros stays. By its largest entry first: squares of small numbers vanish."""
+    least = torch.finfo(rows.dtype).tiny
+    rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=least)
+    return rows / rows.norm(dim=1, keepdim=True).clamp(min=least)
 
 
 def error_signal(trace: Trace) -> Tensor:

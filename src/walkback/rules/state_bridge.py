@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from walkback.errors import InputError
 from walkback.loss import cross_entropy
 from walkback.options import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
@@ -28,12 +29,29 @@ class Predictor(nn.Module):
         return rms * self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
 
 
+class PlainPredictor(nn.Module):
+    """G(h, t) = MLP(h, t) with one hidden layer, of the state as it is: nothing keeps it from following an explosion."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.enter, self.time, self.leave = nn.Linear(width, hidden), nn.Linear(1, hidden), nn.Linear(hidden, width)
+
+    def forward(self, h: Tensor, t: Tensor) -> Tensor:
+        """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
+        return self.leave(nn.functional.gelu(self.enter(h) + self.time(t)))
+
+
+PREDICTORS = {"scale-free": Predictor, "plain": PlainPredictor}
+
+
 class StateBridge(Rule):
-    """a_l = ∇_{h_l} CE(readout(G(h_l, l/L)), y), with G regressed on h_L by a relative squared error.
+    """a_l = ∇_{h_l} CE(readout(G(h_l, l/L)), y), with G regressed on h_L.
 
     Args:
         hidden: width of G's hidden layer, in units of d.
         train: False leaves G at its initialisation (the ablation).
+        form: "scale-free" (ours) normalises what G reads and regresses it by a relative squared error; "plain" is an
+            MLP of the state as it is, regressed by the mean squared error.
 
     >>> import torch, walkback as wb
     >>> net, x, y = wb.nets.build("resmlp", (8,), 3, width=16), torch.randn(256, 8), torch.randint(3, (256,))
@@ -43,11 +61,13 @@ class StateBridge(Rule):
     (['Predictor'], 5)
     """
 
-    def __init__(self, hidden: float = 1.0, train: bool = True) -> None:
+    def __init__(self, hidden: float = 1.0, train: bool = True, form: str = "scale-free") -> None:
         super().__init__()
         positive(hidden=hidden)
         true_or_false(train=train)
-        self.hidden, self.learns = hidden, train
+        if form not in PREDICTORS:
+            raise InputError(f"Expected form to be one of {', '.join(PREDICTORS)}, but got {form!r}.")
+        self.hidden, self.learns, self.form = hidden, train, form
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Make G; positions of an image share it, as tokens do."""
@@ -55,7 +75,7 @@ class StateBridge(Rule):
         self.parts, self.sites = parts, len(states)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
-            self.predictor = Predictor(width, max(1, round(self.hidden * width)))
+            self.predictor = PREDICTORS[self.form](width, max(1, round(self.hidden * width)))
         self.predictor.requires_grad_(self.learns)
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
@@ -77,15 +97,18 @@ class StateBridge(Rule):
         return self.predictor(states, t.view(-1, *[1] * (states.ndim - 1)).expand(*states.shape[:-1], 1))
 
     def auxiliary_loss(self, trace: Trace) -> Tensor | None:
-        """Mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²."""
+        """Mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²; of ‖G(h_l) − h_L‖² / d in the plain form."""
         if not self.learns:
             return None
         target = trace.states[-1].detach()
-        scale = target.flatten(1).pow(2).sum(1).mean()
         predicted = self.predict(torch.cat([h.detach() for h in trace.states]))
-        wrong = (predicted - target.repeat(self.sites, *[1] * (target.ndim - 1))).flatten(1).pow(2).sum(1).mean()
-        return wrong / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+        squares = (predicted - target.repeat(self.sites, *[1] * (target.ndim - 1))).flatten(1).pow(2)
+        if self.form == "plain":
+            return squares.mean()
+        scale = target.flatten(1).pow(2).sum(1).mean()
+        return squares.sum(1).mean() / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def describe(self) -> dict[str, object]:
         """Size of G, whether it learns, and where credit goes."""
-        return {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
+        told = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
+        return told if self.form == "scale-free" else {**told, "form": self.form}

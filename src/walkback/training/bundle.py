@@ -88,6 +88,7 @@ class Bundle:
                 "the credit can't be measured."
             )
         rule = make(str(self.spec["rule"]), **dict(self.spec.get("rule_options") or {}))
+        rule.length = str(self.spec.get("credit_length", "raw"))
         like = next(model.parameters())
         x = torch.zeros(2, *self.spec["input_shape"], device=like.device, dtype=like.dtype)
         set_up(rule, model, x, int(self.spec["classes"]), torch.Generator())

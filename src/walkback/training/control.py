@@ -16,6 +16,9 @@ from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
 
+NO_LOCAL_LOSS = {"penalty", "penalty_over", "penalty_stem", "credit_site"}
+
+
 def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
     """The spec of the control: same network, data, epochs, optimiser and seed.
 
@@ -36,9 +39,9 @@ def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
     if stem not in ("rule", "bp"):
         raise InputError(f'Expected stem to be "rule" or "bp", but got {stem!r}.')
     # Frozen blocks have no local loss, so neither a penalty nor the credit's site means anything to the control.
-    fields = {**spec.model_dump(), "scope": "frozen", "penalty": 0.0, "credit_site": "writer"}
+    fields = {**spec.model_dump(exclude=NO_LOCAL_LOSS), "scope": "frozen"}
     if stem == "bp":
-        fields |= {"rule": "bp", "rule_options": {}}
+        fields |= {"rule": "bp", "rule_options": {}, "credit_length": "raw"}
     return RunSpec(**fields)
 
 

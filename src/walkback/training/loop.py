@@ -44,7 +44,7 @@ from walkback.values import widest
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
 PROBES = ("perturbation", "nudging", "intrinsic")  # of the report after the last epoch
-ROW_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+ROW_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", "cosine_above", "cosine_below")
 ROW_VALUES = ("growth", "growth_total", "stability", "gamma", "gamma_concentration", "deep_cosine")
 
 
@@ -150,6 +150,7 @@ def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
     generator = seeded(spec.seed, "rule")
     with drawn_from(generator.initial_seed()):  # for a rule that does not draw from the generator it is given
         rule = rules.make(spec.rule, **spec.rule_options)
+        rule.length = spec.credit_length
         set_up(rule, net, data.prepare(data.train.x[:2]), data.classes, generator)
     return rule
 
@@ -182,10 +183,14 @@ def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
         )
     if spec.scope == "frozen" and (spec.penalty or spec.credit_site == "reader"):
         raise InputError("Expected neither penalty nor credit_site with frozen blocks: they have no local loss.")
+    if not spec.penalty and (spec.penalty_stem or spec.penalty_over != "sum"):
+        raise InputError("Expected penalty_over and penalty_stem together with a penalty, but it is 0.")
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
     if type(rule) is BP and spec.credit_site == "reader":
         raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
+    if type(rule) is BP and spec.credit_length != "raw":
+        raise InputError("Expected credit_length raw with bp: it differentiates end to end, without local credits.")
     _all_learn(net, rule)
     return net, rule
 
@@ -246,8 +251,7 @@ def _epoch(run: _Run, epoch: int, show: Show) -> float:
     for group in run.optimiser.param_groups:
         group["lr"] = lr
     spec = run.spec
-    exact = type(run.rule) is BP
-    step = Step(run.parts, run.rule, exact, spec.scope == "frozen", spec.penalty, spec.credit_site == "reader")
+    step = Step.of(spec, run.parts, run.rule)
     run.net.train()
     total, count = torch.zeros((), device=run.device, dtype=widest(run.device)), 0
     steps = max(len(run.data.train) // o.batch_size, 1)
@@ -416,7 +420,7 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     write(folder / "trajectory.jsonl", "".join(rows))
     write(folder / "weights.safetensors", save(tensors))
     ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
-    where = {**report.conditions, "credit_site": spec.credit_site}
+    where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
     report = replace(report, run=extra, conditions=where, advisories=(*ended, *report.advisories))
     write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)

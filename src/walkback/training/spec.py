@@ -33,11 +33,15 @@ class RunSpec(_Frozen):
         data: a name of `walkback.data` or `module:function`.
         rule: a name of `walkback.rules` or `module:function`.
         scope: "all" trains everything; "frozen" leaves the blocks at their initialisation (the control of D3).
-        penalty: λ of λ‖f_l‖², summed over features and averaged over samples, for every block.
+        penalty: λ of λ‖f_l‖², averaged over samples, for every block.
+        penalty_over: "sum" adds the squares of all features up, "mean" averages them.
+        penalty_stem: penalise what the stem writes as well.
         epochs: passes over the training split.
         seed: of the initialisation, the feedback, the order and the augmentation.
         augment: horizontal flip and a crop after padding by 4, per sample.
         credit_site: "writer" gives a block the credit of the site it writes, "reader" of the site it reads.
+        credit_length: of every sample's credit at every site: "raw" as the rule gives it, "unit" 1, "rms" √d (each
+            of its d entries is 1 in the root mean square).
         net_options: keywords of the network.
         rule_options: keywords of the rule.
         optimiser: see Optimiser.
@@ -51,10 +55,13 @@ class RunSpec(_Frozen):
     rule: str = "bp"
     scope: Literal["all", "frozen"] = "all"
     penalty: float = Field(default=0.0, ge=0)
+    penalty_over: Literal["sum", "mean"] = "sum"
+    penalty_stem: bool = False
     epochs: int = Field(default=100, ge=1)
     seed: int = Field(default=42, ge=0, lt=2**63)
     augment: bool = False
     credit_site: Literal["writer", "reader"] = "writer"
+    credit_length: Literal["raw", "unit", "rms"] = "raw"
     net_options: dict[str, Any] = Field(default_factory=dict)
     rule_options: dict[str, Any] = Field(default_factory=dict)
     optimiser: Optimiser = Field(default_factory=Optimiser)

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from walkback.errors import InputError
 from walkback.loss import cross_entropy
+from walkback.rules.bp import BP
 from walkback.rules.rule import Parts, Rule
 from walkback.trace import Trace
+from walkback.training.spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -20,22 +22,39 @@ class Step:
     parts: Parts
     rule: Rule
     exact: bool  # BP: differentiate end to end
-    frozen: bool
-    penalty: float
-    reader: bool  # a block gets the credit of the site it reads
+    frozen: bool = False
+    penalty: float = 0.0  # λ of λ‖f_l‖², mean over samples
+    reader: bool = False  # a block gets the credit of the site it reads
+    per_feature: bool = False  # the penalty is a mean over features, not a sum
+    stem_too: bool = False  # the penalty is also on what the stem writes
+
+    @staticmethod
+    def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
+        """The step that a spec asks for."""
+        return Step(
+            parts,
+            rule,
+            exact=type(rule) is BP,
+            frozen=spec.scope == "frozen",
+            penalty=spec.penalty,
+            reader=spec.credit_site == "reader",
+            per_feature=spec.penalty_over == "mean",
+            stem_too=spec.penalty_stem,
+        )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(B, …) inputs and labels to the mean loss, a detached scalar."""
         return self._end_to_end(x, y) if self.exact else self._local(x, y)
 
     def _end_to_end(self, x: Tensor, y: Tensor) -> Tensor:
-        h, branches = self.parts.stem(x), []
+        h = self.parts.stem(x)
+        branches = [h]
         for block in self.parts.blocks:
             branches.append(block(h))
             h = h + branches[-1]
         loss = cross_entropy(self.parts.readout(h), y).mean()
-        penalty = sum((self.penalty / len(x)) * f.pow(2).sum() for f in branches) if self.penalty else 0.0
-        (loss + penalty).backward()
+        braked = branches[0 if self.stem_too else 1 :] if self.penalty else []
+        (loss + sum(self._weight(f) * f.pow(2).sum() for f in braked)).backward()
         return loss.detach()
 
     def _local(self, x: Tensor, y: Tensor) -> Tensor:
@@ -56,7 +75,7 @@ class Step:
             p.grad = grad.div_(batch)  # the readout always learns from its own exact gradient
         trace = Trace(tuple(states), (exact,), None, losses.detach(), logits.detach(), y, x)
         with torch.no_grad():
-            credits = list(self.rule.credits(trace))
+            credits = list(self.rule(trace))
         given, needed = ([tuple(t.shape) for t in tensors] for tensors in (credits, states))
         if given != needed:
             raise InputError(
@@ -70,9 +89,14 @@ class Step:
         # The local loss ⟨output, a⟩ has the gradient a: it is handed to the engine as it is.
         signals = [a / batch for a in credits]
         if self.penalty:
-            signals[1:] = [s + (2 * self.penalty / batch) * f.detach() for s, f in zip(signals[1:], written[1:])]
+            first = 0 if self.stem_too else 1
+            signals[first:] = [s + 2 * self._weight(f) * f.detach() for s, f in zip(signals[first:], written[first:])]
         torch.autograd.backward(written, signals)
         auxiliary = self.rule.auxiliary_loss(trace)
         if auxiliary is not None:
             auxiliary.backward()
         return losses.detach().mean()
+
+    def _weight(self, written: Tensor) -> float:
+        """What the sum of squares of (B, …) is multiplied by: λ, over samples and, if asked, features."""
+        return self.penalty / (written.numel() if self.per_feature else len(written))
