@@ -29,7 +29,9 @@ def records() -> list[Path]:
 
 def judged(path: Path, edition: str, frozen: float | None) -> dict[str, Any]:
     """What a record is judged to be: failed checks, flags and numbers, without a word."""
-    report = wb.judge(path, edition=edition, frozen_baseline_acc=frozen)
+    seeds = json.loads(path.read_text(encoding="utf-8"))["headline_acc"]
+    several = frozen is not None and isinstance(seeds, list)
+    report = wb.judge(path, edition=edition, frozen_baseline_acc=[frozen] * len(seeds) if several else frozen)
     return {
         "failed": list(report.failed),
         "flagged": {f["check"]: f["flagged"] for f in report.findings},
