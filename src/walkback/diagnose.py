@@ -26,6 +26,7 @@ from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic, IntrinsicMeter
 from walkback.loss import Loss
 from walkback.measure import Measurements, Meter, cosine_error, deep_sites, mean
+from walkback.notes import Note
 from walkback.options import whole_numbers
 from walkback.probes import Probe, Probing, wanted
 from walkback.progress import track
@@ -140,7 +141,7 @@ def measure(
     with Tracer(model, anatomy, loss, reference) as tracer:
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
-            credit = credit.bound(tracer.anatomy, tracer.losses)
+            credit = credit.bound(tracer.anatomy, tracer.losses, tracer.notes)
         probing = Probing(asked, tracer, credit)
         second = None if precise is None else IntrinsicMeter(tracer, precise)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
@@ -179,7 +180,8 @@ def measure(
     altered = "" if backward.agrees is not False else _altered(backward)
     doubt = altered or _unchecked(tracer, backward)
     told = [note for note in m.notes if not (_is_doubted([doubt]) and "bit for bit" in note)]  # the same g_l, not BP
-    notes = (*([doubt] if doubt else []), *tracer.notes, *told, *odd, *extra.pop("notes", ()))
+    seen = [note.text if isinstance(note, Note) else note for note in tracer.notes]
+    notes = (*([doubt] if doubt else []), *seen, *told, *odd, *extra.pop("notes", ()))
     return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, altered=altered, **extra)
 
 
