@@ -122,10 +122,10 @@ def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype) -> N
         raise CreditError(
             f"Expected the credit of site {site} to train the module that writes it, {module}, but all "
             f"{len(shown.fed)} parameters that get a gradient there get one with the credit replaced by zeros too: "
-            "feedback is sent in below what the module returns (a feedback layer before its last operation?), and the "
-            "signal at its output goes no further. End the module with the feedback layer, name as blocks (or with "
-            "writers=[…]) the modules whose output the feedback belongs to, or give the credits as a function of the "
-            "trace."
+            "feedback is sent in below what the module returns (a feedback layer before its last operation?), or .grad "
+            "is written by hand, and the signal at the output is not used. End the module with the feedback layer, "
+            "name as blocks (or with writers=[…]) the modules whose output the feedback belongs to, or give the "
+            "credits as a function of the trace."
         )
     if shown.difference is not None and shown.difference > tolerance(dtype):
         raise CreditError(

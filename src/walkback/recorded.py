@@ -123,7 +123,7 @@ class Recorded:
         if trace.index == 0:
             self._prove_by_weights(trace, heard)
             self._prove_by_samples(trace, credits, heard)
-            self._prove_by_mode(trace, credits)
+            self._prove_by_mode(trace, credits, heard)
             self._look_at_writers(trace, heard)
         return credits
 
@@ -182,7 +182,12 @@ class Recorded:
                 shown = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
                 if key in sent.failed:
                     shown = Shown(why="failed", detail=sent.failed[key])
-                refuse_unlike(shown, site, heard.name(key), trace.states[site].dtype)
+                try:
+                    refuse_unlike(shown, site, heard.name(key), trace.states[site].dtype)
+                except CreditError:  # what was drawn when the credit was sent is not what was drawn in the run
+                    if not self._is_random(trace, heard.drew and shown.compared):
+                        raise
+                    shown = Shown(why="random")
                 if shown.why:
                     unknown[site] = shown
                 if shown.fed:
@@ -216,7 +221,7 @@ class Recorded:
         if not gap:
             self._proven.add("samples")
             return
-        if not gap > 0 or heard.drew or self._differs_each_time(trace, credits):
+        if not gap > 0 or self._is_random(trace, heard.drew):
             self._unproven("samples", "random" if gap > 0 else "nonfinite")
             return
         raise CreditError(
@@ -228,15 +233,17 @@ class Recorded:
             "credits as a function of the trace."
         )
 
-    def _differs_each_time(self, trace: Trace, credits: Sequence[Tensor]) -> bool:
-        """Does the batch get new credits in every run? Then they are random. Kept state settles after one run."""
-        try:
-            first, second = (self._hear(trace.inputs, trace.labels).signals(trace.states) for _ in range(2))
+    def _is_random(self, trace: Trace, drew: object) -> bool:
+        """Whether the credits are drawn: the state of the generators shows it, or no two runs agree."""
+        if drew:
+            return True
+        try:  # what is kept from one run to the next has settled after the first
+            _, second, third = (self._hear(trace.inputs, trace.labels).signals(trace.states) for _ in range(3))
         except Exception:
             return False
-        return bool(farthest(credits, first)[0]) and bool(farthest(first, second)[0])
+        return bool(farthest(second, third)[0])
 
-    def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor]) -> None:
+    def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor], heard: Listener) -> None:
         """Unless the mode was chosen: the credits of eval mode are those of training mode."""
         if self.train is not None:
             return
@@ -249,7 +256,9 @@ class Recorded:
             self._unproven("mode", "failed", _line(error))
             return
         gap, site = farthest(credits, others)
-        if gap > 0:
+        if gap > 0 and self._is_random(trace, heard.drew):
+            self._unproven("mode", "random")
+        elif gap > 0:
             raise CreditError(
                 f"Expected the credits that train the network, but in training mode that of site {site} is another one "
                 f"than in eval mode (by {gap:.1%}): a layer acts on self.training. Record with train=True: training "
