@@ -285,13 +285,8 @@ class Recorded:
 
 def _random_states(device: torch.device) -> tuple[Any, ...]:
     """The state of every generator that code may draw from, to see whether it did."""
-    numpys = np.random.get_state(legacy=False)
-    return (
-        random.getstate(),
-        repr(numpys["state"]["pos"]),
-        numpys["state"]["key"].tobytes(),
-        bytes(random_state(device)),
-    )
+    _, numbers, place, *_ = np.random.get_state()
+    return random.getstate(), numbers.tobytes(), place, random_state(device).numpy().tobytes()
 
 
 def _line(error: Exception) -> str:
