@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -270,3 +271,8 @@ def test_a_site_without_any_credit_has_no_cosine():
     assert m.gamma is None
     assert "site 0: the credit is zero for every sample" in m.reasons["cosine"]
     assert Note("no-cosine", 0, m.notes[0].values) == m.notes[0]
+
+
+def test_every_code_is_in_the_docs():
+    page = (Path(__file__).parent.parent / "docs" / "notes.md").read_text(encoding="utf-8")
+    assert [code for code in SENTENCES if f"`{code}`" not in page] == []
