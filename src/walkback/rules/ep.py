@@ -32,6 +32,8 @@ class EP(Rule):
     True
     """
 
+    relaxes = True
+
     def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:
         super().__init__()
         positive(beta=beta, step_size=step_size)

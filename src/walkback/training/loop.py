@@ -31,8 +31,7 @@ from walkback.diagnose import diagnose, measure
 from walkback.errors import InputError
 from walkback.measure import Measurements
 from walkback.progress import Show, epochs, quietly
-from walkback.rules.bp import BP
-from walkback.rules.rule import Parts, Rule, set_up
+from walkback.rules.rule import Parts, Rule, declares, refuse_inexact, set_up
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.precision import float64_check
@@ -187,10 +186,12 @@ def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
         raise InputError("Expected penalty_over and penalty_stem together with a penalty, but it is 0.")
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
-    if type(rule) is BP and spec.credit_site == "reader":
-        raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
-    if type(rule) is BP and spec.credit_length != "raw":
-        raise InputError("Expected credit_length raw with bp: it differentiates end to end, without local credits.")
+    if declares(rule, "exact") and spec.credit_site == "reader":
+        raise InputError(f"Expected credit_site writer with {spec.rule}: each block gets its own gradient there.")
+    if declares(rule, "exact") and spec.credit_length != "raw":
+        raise InputError(
+            f"Expected credit_length raw with {spec.rule}: it differentiates end to end, without local credits."
+        )
     _all_learn(net, rule)
     return net, rule
 
@@ -199,7 +200,7 @@ def _all_learn(net: nn.Module, rule: Rule) -> None:
     parts = Parts.of(net)
     reached = {id(p) for module in (parts.stem, *parts.blocks, *parts.readout_modules) for p in module.parameters()}
     lost = [name for name, p in net.named_parameters() if p.requires_grad and id(p) not in reached]
-    if lost and type(rule) is not BP:
+    if lost and not declares(rule, "exact"):
         raise InputError(
             f"Expected every weight in the stem, a block or the readout, where a local rule trains it, but {lost[0]} "
             "is in none of them and would stay as it is. Put it into one, or set requires_grad to False."
@@ -280,6 +281,7 @@ def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) 
 
 
 def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
+    refuse_inexact(run.rule, run.net, *run.probe[0])  # what a rule gives may change while it trains
     right, test_loss = evaluate(run.net, run.data, run.data.test, run.device)
     m = measure(run.net, run.probe, credit=run.rule)
     diverged = bool(m.nonfinite) or (train_loss is not None and not math.isfinite(train_loss))

@@ -1,4 +1,4 @@
-"""One training step: end to end for BP, local and detached for every other rule."""
+"""One training step: end to end for an exact rule (BP), local and detached for every other rule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from walkback.errors import InputError
 from walkback.loss import cross_entropy
-from walkback.rules.bp import BP
-from walkback.rules.rule import Parts, Rule
+from walkback.rules.rule import Parts, Rule, declares
 from walkback.trace import Trace
 from walkback.training.spec import RunSpec
 
@@ -21,7 +20,7 @@ class Step:
 
     parts: Parts
     rule: Rule
-    exact: bool  # BP: differentiate end to end
+    exact: bool  # as BP: differentiate end to end
     frozen: bool = False
     penalty: float = 0.0  # λ of λ‖f_l‖², mean over samples
     reader: bool = False  # a block gets the credit of the site it reads
@@ -34,7 +33,7 @@ class Step:
         return Step(
             parts,
             rule,
-            exact=type(rule) is BP,
+            exact=declares(rule, "exact"),
             frozen=spec.scope == "frozen",
             penalty=spec.penalty,
             reader=spec.credit_site == "reader",
