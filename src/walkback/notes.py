@@ -34,4 +34,9 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "zero-credit-site": (
         "the credit of {samples} of {of} samples is zero at site {site}: they are counted as no alignment and no change"
     ),
+    "zero-credit-epochs": lambda note: (
+        f"the credit was zero for every sample in {note.values['epochs']} of {note.values['of']} epochs of training at "
+        f"site{'s' * (len(note.values['sites']) > 1)} {', '.join(map(str, note.values['sites']))}: what it should "
+        "train there learned nothing"
+    ),
 }

@@ -13,6 +13,7 @@ import json
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -30,7 +31,8 @@ from walkback.data.dataset import checked
 from walkback.diagnose import diagnose, measure
 from walkback.errors import InputError
 from walkback.measure import Measurements
-from walkback.progress import Show, epochs, quietly
+from walkback.notes import Note
+from walkback.progress import Show, epochs, quietly, say
 from walkback.rules.rule import Parts, Rule, declares, refuse_inexact, set_up
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
@@ -115,8 +117,13 @@ def _train(run: _Run, folder: Path) -> Bundle:
             if epoch > 1 and run.rows[-1].get("diverged"):
                 break
             with _drawn(run, epoch):
-                loss = _epoch(run, epoch, show)
-                run.rows.append(_row(run, epoch, loss))
+                loss, without_credit = _epoch(run, epoch, show)
+                row = _row(run, epoch, loss)
+            if without_credit:
+                if all(earlier.get("zero_credit") != without_credit for earlier in run.rows):
+                    say(_no_credit(run, epoch, without_credit), alarm=True)
+                row["zero_credit"] = without_credit
+            run.rows.append(row)
             _checkpoint(run, folder, epoch)
             _progress(run, folder, (time.monotonic() - clock) / (epoch - done))
             show(epoch, _numbers(run.rows))
@@ -245,7 +252,8 @@ def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     return windows[torch.arange(batch, device=x.device), :, shift[:, 0], shift[:, 1]]
 
 
-def _epoch(run: _Run, epoch: int, show: Show) -> float:
+def _epoch(run: _Run, epoch: int, show: Show) -> tuple[float, list[int]]:
+    """Train one epoch; return its mean loss and the sites whose credit was used and zero for every sample."""
     o = run.spec.optimiser
     share = (epoch - 1) / run.spec.epochs
     lr = o.lr * (0.5 * (1 + math.cos(math.pi * share)) if o.schedule == "cosine" else 1.0)
@@ -262,7 +270,38 @@ def _epoch(run: _Run, epoch: int, show: Show) -> float:
         total += step(x, y).to(total.dtype) * len(x)
         run.optimiser.step()
         count += len(x)
-    return float(total) / count
+    return float(total) / count, step.largest.zero_sites()
+
+
+def _no_credit(run: _Run, epoch: int, sites: list[int]) -> str:
+    """The warning: which sites went without credit, and what may help."""
+    where = f"site{'s' if len(sites) > 1 else ''} {', '.join(map(str, sites))}"
+    what = f"{run.spec.rule} gave zero credit to every sample of epoch {epoch} at {where}"
+    advice = (
+        f" A relaxation reaches one more site with each step: here it needs {len(run.parts.blocks) + 1} steps or more. "
+        "In a stream that has grown, rounding can take its credit too."
+    )
+    advice = advice if declares(run.rule, "relaxes") else ""
+    return f"warning: {what}: what it should train there learns nothing.{advice}"
+
+
+def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
+    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
+
+    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit": [0]}, {"epoch": 2, "zero_credit": [0, 1]}]
+    >>> [dict(note.values) for note in zero_credit_notes(rows)]
+    [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
+    """
+    trained = [row for row in rows if row["epoch"] > 0]
+    count = Counter(site for row in trained for site in row.get("zero_credit", ()))
+    return [
+        Note(
+            "zero-credit-epochs",
+            None,
+            {"sites": sorted(s for s in count if count[s] == epochs), "epochs": epochs, "of": len(trained)},
+        )
+        for epochs in sorted(set(count.values()), reverse=True)
+    ]
 
 
 @torch.no_grad()
@@ -423,7 +462,8 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     write(folder / "weights.safetensors", save(tensors))
     ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
     where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
-    report = replace(report, run=extra, conditions=where, advisories=(*ended, *report.advisories))
+    silent = tuple(note.text for note in zero_credit_notes(run.rows))
+    report = replace(report, run=extra, conditions=where, advisories=(*ended, *silent, *report.advisories))
     write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)
