@@ -115,7 +115,7 @@ def report(request) -> Report:
 
 
 def schema() -> dict:
-    return json.loads(files("walkback").joinpath("schemas/report-1.json").read_text(encoding="utf-8"))
+    return json.loads(files("walkback").joinpath("schemas/report-2.json").read_text(encoding="utf-8"))
 
 
 def test_every_report_is_valid_under_the_schema(report):
@@ -457,6 +457,6 @@ def test_the_schema_is_in_the_wheel(tmp_path):
 
     (wheel,) = WheelBuilder(str(root)).build(directory=str(tmp_path), versions=["standard"])
     with ZipFile(wheel) as archive:
-        packed = json.loads(archive.read("walkback/schemas/report-1.json"))
+        packed = json.loads(archive.read("walkback/schemas/report-2.json"))
         assert packed == schema()
         assert {"protocol/__init__.py", "protocol/smoke_test.py", "walkback/py.typed"} <= set(archive.namelist())

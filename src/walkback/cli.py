@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from walkback.report import Report
     from walkback.training.bundle import Bundle
 
-EXIT = {"trustworthy": 0, "walked back": 1, "inconclusive": 3}
+EXIT = {"passes": 0, "walked back": 1, "undecided": 3}
 USAGE = 2
 
 app = App(
     name="walkback",
     help="Which of your feedback-alignment results would you have to walk back?\n\n"
-    "`diagnose` and `judge` exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input.",
+    "`diagnose` and `judge` exit with 0 (passes), 1 (walked back), 3 (undecided); 2 is a wrong call or input.",
     version=__version__,
     suppress_keyboard_interrupt=False,  # `run` says that it stopped
 )

@@ -25,9 +25,10 @@ from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, InputError
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
+from walkback.notes import Note
 from walkback.prints import prints_of
 from walkback.stacks import BY_ORDER
-from walkback.tokens import NOT_READ, few_tokens, only, read_at, read_still
+from walkback.tokens import few_tokens, only, read_at, read_still
 from walkback.untouched import untouched
 from walkback.values import (
     first_tensor,
@@ -49,10 +50,6 @@ from walkback.values import (
 )
 
 _FEW = 16  # samples that show what blocks return
-_DRAWS = (
-    "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another gradient, "
-    "and the numbers are those of one draw per batch"
-)
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ class Tracer:
         self.read_tokens: list[int] | None = None  # where the readout averages over a few of them
         self._found_pool = False
         self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]  # a run shows whether that is right
-        self.notes: list[str] = [f"guessed: {text}" for text in self.guesses]
+        self.notes: list[Note] = [Note("guessed", None, {"what": text}) for text in self.guesses]
         self._used_next_token = False
         self.next_token = loss is None and is_causal(self.model)
         self.per_sample = True  # False once a custom loss has returned a mean
@@ -497,8 +494,9 @@ class Tracer:
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
         drawn = None if self._checked else random_state(self._device)
         output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
-        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, random_state(self._device)):
-            self.notes.append(_DRAWS)
+        draws = Note("random-forward")
+        if drawn is not None and draws not in self.notes and not torch.equal(drawn, random_state(self._device)):
+            self.notes.append(draws)
         return output
 
     def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
@@ -704,7 +702,7 @@ class Tracer:
             deepest = self._batch_first(grads[-1])
             self.pool, self._found_pool = read_at(deepest), True
             if not bool((deepest != 0).any()):
-                self.notes.append(NOT_READ)
+                self.notes.append(Note("token-not-found"))
             if self.pool == "mean" and logits_of(output).ndim == 2:
                 self.read_tokens = few_tokens(deepest)
         if states[-1].ndim == 3 and isinstance(self.pool, int):
@@ -733,9 +731,7 @@ class Tracer:
         """Labels of padding count, as they do in the model's own loss; that should be said."""
         mask = real_tokens(x, len(y))
         if self.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
-            self.notes.append(
-                "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"
-            )
+            self.notes.append(Note("padding-labels"))
 
     def _find_branch(self, declared: Sequence[Tensor] | None, needed: bool = True) -> bool | None:
         votes: list[bool] = []
@@ -809,12 +805,8 @@ class Tracer:
         last = len(self.blocks)
         right = found.get(last)
         if self.branch and (right is None or right.numel() != grads[last].numel()):
-            self.notes.insert(
-                0,
-                f"h_{last} is taken for h_{last - 1} + what block {last} ({self._name(last - 1)}) returns, but no sum "
-                f"of the two is seen in the network: ‖h‖, ‖g‖ and cosines of site {last} are right only if it adds the "
-                "branch as it is. Wrap the block so that it returns the new state",
-            )
+            unseen = Note("unseen-sum", last, {"before": last - 1, "block": self._name(last - 1)})
+            self.notes.insert(0, unseen)
         for site, right in found.items():
             ours = grads[site]
             if not self.branch or right is None or right.numel() != ours.numel():
@@ -858,10 +850,7 @@ class Tracer:
     def _compare_declared(self, declared: Sequence[Tensor], states: tuple[Tensor, ...]) -> None:
         """`return_hidden` is what scripts log; say so when it is not what the network computes with."""
         if len(declared) != len(states):
-            self.notes.append(
-                f"return_hidden gives {len(declared)} states, the network has {len(states)} sites; "
-                "measured on what the blocks received and returned"
-            )
+            self.notes.append(Note("hidden-count", None, {"states": len(declared), "sites": len(states)}))
             return
         for site, (said, is_) in enumerate(zip(declared, states)):
             same = said.shape == is_.shape and bool(
@@ -869,10 +858,7 @@ class Tracer:
                 or torch.allclose(said[:_FEW], is_[:_FEW].to(said.dtype), rtol=1e-2, atol=0, equal_nan=True)
             )
             if not same:
-                self.notes.append(
-                    f"return_hidden does not show the stream the network uses (first at site {site}): a script "
-                    "that logs it reports other norms; measured on what the blocks received and returned"
-                )
+                self.notes.append(Note("hidden-differs", site))
                 return
 
     # -- running on from a changed site (for probes) ---------------------------------------------------

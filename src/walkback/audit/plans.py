@@ -116,8 +116,8 @@ PLANS: dict[str, dict[str, Any]] = {
         ],
     },
     "as-published": {
-        "about": "the papers' conventions as far as they are decoded: BP, FA, DFA and the bridges on ResMLP d=256 L=4 and "
-        "d=512 L=2, and on CIFAR-100",
+        "about": "the papers' conventions as far as they are decoded: BP, FA, DFA and the bridges on ResMLP d=256 L=4; "
+        "BP, FA, DFA on d=512 L=2 and on CIFAR-100",
         "grid": [
             {**IMAGES, **fields, **where}
             for where in ({}, {"net_options": {"width": 512, "depth": 2}}, {"data": "cifar100"})

@@ -30,7 +30,7 @@ class Predictor(nn.Module):
 
 
 class PlainPredictor(nn.Module):
-    """G(h, t) = MLP(h, t) with one hidden layer, of the state as it is: nothing keeps it from following explosions."""
+    """G(h, t) = MLP(h, t) with one hidden layer, of the state as it is: it follows an explosion of the stream."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()

@@ -15,7 +15,6 @@ from walkback.training.frozen import Build, FrozenBaseline, Train, train_frozen
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
-
 NO_LOCAL_LOSS = {"penalty", "penalty_over", "penalty_stem", "credit_site"}
 
 

@@ -92,7 +92,7 @@ def train(
     >>> with tempfile.TemporaryDirectory() as store:
     ...     run = train(spec, store, data=mine, quiet=True)
     ...     [row["epoch"] for row in run.trajectory()], run.report().verdict
-    ([1, 2], 'trustworthy')
+    ([1, 2], 'undecided')
     """
     folder = Path(out) / spec.name
     if (done := reopen(folder, spec)) is not None:
@@ -335,8 +335,12 @@ def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
         "weights": weight_growth(run),
         "reasons": {k: m.reasons[k] for k in (*ROW_LISTS, *ROW_VALUES, "aggregates") if k in m.reasons},
     }
+    shapes = m.conditions["state_shapes"]
+    if any(shape != shapes[0] for shape in shapes):  # growth is taken within stages: whoever reads the row must know
+        row["conditions"] = {"state_shapes": shapes}
     if diverged:
-        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0] if m.nonfinite else 'training loss not finite'}"
+        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0].text if m.nonfinite else 'training loss not finite'}"
+        row["nonfinite"] = [{**note.values, "site": note.site} for note in m.nonfinite]
     return _rounded(row)
 
 
@@ -460,10 +464,10 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     rows = [json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]]
     write(folder / "trajectory.jsonl", "".join(rows))
     write(folder / "weights.safetensors", save(tensors))
-    ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
+    ended = () if extra["diverged"] is None else (Note("diverged", None, {"where": extra["diverged"]}),)
     where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
-    silent = tuple(note.text for note in zero_credit_notes(run.rows))
-    report = replace(report, run=extra, conditions=where, advisories=(*ended, *silent, *report.advisories))
+    silent = zero_credit_notes(run.rows)
+    report = replace(report, run=extra, conditions=where, notes=(*ended, *silent, *report.notes))
     write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy
 from walkback.checks import DiagnosticThresholds, accuracies
-from walkback.diagnose import NULLS, PRECISION, measure
+from walkback.diagnose import NULLS, PRECISION, SHIFTED, measure
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError, WalkbackError
 from walkback.judge import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, judge, measurements, plain, position, standing
@@ -41,15 +41,15 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 DEFAULT_OVERHEAD = 0.02
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", "zero_credit", *SHIFTED, *NULLS, *PRECISION)
 _VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
 _CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
                "probe_hash", "state_shape", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy",
                "reference", "chunk")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
-         "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead", *_LISTS,
-         *_VALUES)  # fmt: skip
+         "walked_back", "conditions", "reasons", "advisories", "notes", "nonfinite", "altered",
+         "doubted", "seconds", "elapsed", "overhead", *_LISTS, *_VALUES)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -418,6 +418,7 @@ class Watch:
         verdict = decide(m, Claim(), self.thresholds, self.edition)
         checks = [f for f in verdict.findings[:-1] if f.title != "direction stability"]
         elapsed = now - self._start
+        said = [note for note in (*m.nonfinite, m.altered, m.doubted, *m.notes) if note is not None]
         return plain(
             {
                 "schema": WATCH_SCHEMA,
@@ -431,7 +432,13 @@ class Watch:
                 "values": {name: getattr(m, name) for name in _VALUES},
                 "aggregates": m.aggregates,
                 "reasons": {k: v for k, v in m.reasons.items() if not getattr(m, k, None)},
-                "advisories": [*m.nonfinite, *m.notes],
+                "advisories": [note.text for note in said],
+                "notes": [note.to_dict() for note in m.notes],
+                "nonfinite": [{**note.values, "site": note.site} for note in m.nonfinite],
+                **{
+                    k: None if n is None else dict(n.values)
+                    for k, n in (("altered", m.altered), ("doubted", m.doubted))
+                },
                 "conditions": {name: m.conditions[name] for name in _CONDITIONS},
                 "seconds": now - began,
                 "elapsed": elapsed,
