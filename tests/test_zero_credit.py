@@ -13,7 +13,7 @@ from torch import Tensor
 import walkback as wb
 from walkback import rules
 from walkback.data import Dataset, Split
-from walkback.notes import Note
+from walkback.notes import Note, coded
 from walkback.rules.rule import Parts, set_up
 from walkback.training import loop
 from walkback.training.loop import zero_credit_notes
@@ -40,10 +40,10 @@ def warnings(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("warning: ")]
 
 
-def said(bundle: wb.Bundle) -> list[str]:
+def said(bundle: wb.Bundle) -> list[Note]:
     report = bundle.report()
     assert report is not None
-    return [str(note) for note in report.advisories if "epochs of training" in str(note)]
+    return coded(report.notes, "zero-credit-epochs")
 
 
 class Masked(rules.Rule):
@@ -91,13 +91,11 @@ def test_two_steps_of_ep_are_named_everywhere(tmp_path: Path, capsys: pytest.Cap
         "warning: ep gave zero credit to every sample of epoch 1 at sites 0, 1: what it should train"
     )
     assert "here it needs 4 steps or more" in line
-    assert [row["zero_credit"] for row in bundle.trajectory()] == [[0, 1], [0, 1]]
-    assert said(bundle) == [
-        "the credit was zero for every sample in 2 of 2 epochs of training at sites 0, 1: what it should train there "
-        "learned nothing"
-    ]
+    assert [row["zero_credit_sites"] for row in bundle.trajectory()] == [[0, 1], [0, 1]]
+    assert said(bundle) == [Note("zero-credit-epochs", None, {"sites": [0, 1], "epochs": 2, "of": 2})]
     report = bundle.report()
     assert report is not None
+    assert "note: the credit was zero for every sample in 2 of 2 epochs of training at sites 0, 1: " in str(report)
     assert report.run["rule"]["zero_credit_sites"] == [0, 1]
     assert report.run["rule"]["steps_needed"] == DEPTH + 1
     # What it says is so: without weight decay, what writes these sites is where it was.
@@ -115,7 +113,7 @@ def test_credit_at_every_site_is_not_named(
 ) -> None:
     bundle = train(tmp_path, rule=rule, rule_options=options)
     assert warnings(capsys.readouterr().err) == []
-    assert not any("zero_credit" in row for row in bundle.trajectory())
+    assert not any("zero_credit_sites" in row for row in bundle.trajectory())
     assert said(bundle) == []
     assert "steps_needed" not in bundle.report().run["rule"]
 
@@ -124,7 +122,7 @@ def test_samples_without_credit_are_not_sites_without_credit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = train(tmp_path, rule="test_zero_credit:Masked")
-    assert [row["zero_credit"] for row in bundle.trajectory()] == [[1], [1]]
+    assert [row["zero_credit_sites"] for row in bundle.trajectory()] == [[1], [1]]
     (line,) = warnings(capsys.readouterr().err)
     assert "Masked gave zero credit to every sample of epoch 1 at site 1: " in line
     assert "relaxation" not in line
@@ -135,7 +133,7 @@ def test_one_tiny_credit_in_one_batch_is_credit_and_so_is_nan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], rule: str
 ) -> None:
     bundle = train(tmp_path, rule=f"test_zero_credit:{rule}")
-    assert not any("zero_credit" in row for row in bundle.trajectory())
+    assert not any("zero_credit_sites" in row for row in bundle.trajectory())
     assert warnings(capsys.readouterr().err) == []
 
 
@@ -143,7 +141,7 @@ def test_quiet_training_says_nothing_and_writes_the_same(tmp_path: Path, capsys:
     spec = RunSpec(**FIELDS, rule="ep", rule_options={"steps": 1}, optimiser=OPTIMISER)
     bundle = wb.train(spec, tmp_path, data=task(), quiet=True)
     assert capsys.readouterr().err == ""
-    assert [row["zero_credit"] for row in bundle.trajectory()] == [[0, 1, 2], [0, 1, 2]]
+    assert [row["zero_credit_sites"] for row in bundle.trajectory()] == [[0, 1, 2], [0, 1, 2]]
 
 
 # -- only what trains something ------------------------------------------------------------------------------------
@@ -153,7 +151,7 @@ def test_quiet_training_says_nothing_and_writes_the_same(tmp_path: Path, capsys:
 def test_of_frozen_blocks_only_the_stem_counts(tmp_path: Path, steps: int) -> None:
     bundle = train(tmp_path, rule="ep", rule_options={"steps": steps}, scope="frozen")
     expected = [[0], [0]] if steps <= DEPTH else [None, None]
-    assert [row.get("zero_credit") for row in bundle.trajectory()] == expected
+    assert [row.get("zero_credit_sites") for row in bundle.trajectory()] == expected
 
 
 class OnlyTheTop(rules.Rule):
@@ -172,7 +170,7 @@ class AllButTheTop(rules.Rule):
 def test_readers_do_not_use_the_last_site(tmp_path: Path, rule: str, writer, reader) -> None:
     for site, expected in (("writer", writer), ("reader", reader)):
         bundle = train(tmp_path, rule=f"test_zero_credit:{rule}", credit_site=site, epochs=1)
-        assert bundle.trajectory()[0].get("zero_credit") == expected
+        assert bundle.trajectory()[0].get("zero_credit_sites") == expected
 
 
 # -- counting ------------------------------------------------------------------------------------------------------
@@ -182,14 +180,12 @@ def test_every_new_set_of_sites_is_a_warning_and_each_site_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bundle = train(tmp_path, rule="test_zero_credit:Waning", epochs=3)
-    assert [row.get("zero_credit") for row in bundle.trajectory()] == [None, [3], [2, 3]]
+    assert [row.get("zero_credit_sites") for row in bundle.trajectory()] == [None, [3], [2, 3]]
     lines = warnings(capsys.readouterr().err)
     assert [line.partition(" at ")[2].partition(":")[0] for line in lines] == ["site 3", "sites 2, 3"]
-    assert [
-        text.partition(":")[0].removeprefix("the credit was zero for every sample in ") for text in said(bundle)
-    ] == [
-        "2 of 3 epochs of training at site 3",
-        "1 of 3 epochs of training at site 2",
+    assert [note.values for note in said(bundle)] == [
+        {"sites": [3], "epochs": 2, "of": 3},
+        {"sites": [2], "epochs": 1, "of": 3},
     ]
 
 
@@ -217,7 +213,8 @@ def _stop(*_: object) -> None:
 
 def test_notes_are_counted_from_the_rows() -> None:
     def rows(*sites: list[int]) -> list[dict]:
-        return [{"epoch": 0}, *({"epoch": i, **({"zero_credit": s} if s else {})} for i, s in enumerate(sites, 1))]
+        told = ({"zero_credit_sites": s} if s else {} for s in sites)
+        return [{"epoch": 0}, *({"epoch": i, **more} for i, more in enumerate(told, 1))]
 
     assert zero_credit_notes(rows([], [])) == []
     assert zero_credit_notes(rows([0, 1], [0, 1])) == [
@@ -290,7 +287,7 @@ def test_a_record_with_zero_credit_is_read_as_any_other(tmp_path: Path) -> None:
     bundle = wb.train(spec, tmp_path, data=task(), quiet=True)
     record = read_records(tmp_path).find(spec)
     assert record is not None
-    assert [row["zero_credit"] for row in record.rows] == [[0, 1], [0, 1]]
+    assert [row["zero_credit_sites"] for row in record.rows] == [[0, 1], [0, 1]]
     judged = wb.judge(bundle.path / "trajectory.jsonl")
     assert judged.values["growth"] == pytest.approx(bundle.trajectory()[-1]["values"]["growth"])
     assert all(a["epoch"] < b["epoch"] for a, b in itertools.pairwise(bundle.trajectory()))

@@ -120,9 +120,9 @@ def _train(run: _Run, folder: Path) -> Bundle:
                 loss, without_credit = _epoch(run, epoch, show)
                 row = _row(run, epoch, loss)
             if without_credit:
-                if all(earlier.get("zero_credit") != without_credit for earlier in run.rows):
+                if all(earlier.get("zero_credit_sites") != without_credit for earlier in run.rows):
                     say(_no_credit(run, epoch, without_credit), alarm=True)
-                row["zero_credit"] = without_credit
+                row["zero_credit_sites"] = without_credit
             run.rows.append(row)
             _checkpoint(run, folder, epoch)
             _progress(run, folder, (time.monotonic() - clock) / (epoch - done))
@@ -288,12 +288,12 @@ def _no_credit(run: _Run, epoch: int, sites: list[int]) -> str:
 def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
     """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
 
-    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit": [0]}, {"epoch": 2, "zero_credit": [0, 1]}]
+    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit_sites": [0]}, {"epoch": 2, "zero_credit_sites": [0, 1]}]
     >>> [dict(note.values) for note in zero_credit_notes(rows)]
     [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
     """
     trained = [row for row in rows if row["epoch"] > 0]
-    count = Counter(site for row in trained for site in row.get("zero_credit", ()))
+    count = Counter(site for row in trained for site in row.get("zero_credit_sites", ()))
     return [
         Note(
             "zero-credit-epochs",
