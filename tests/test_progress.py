@@ -19,7 +19,7 @@ import torch
 
 from walkback import cli
 from walkback.data import Dataset, Split
-from walkback.progress import epochs, quietly, track
+from walkback.progress import epochs, quietly, say, track
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
@@ -136,6 +136,33 @@ def test_training_shows_a_bar_with_all_it_should_say(tmp_path: Path) -> None:
     assert re.fullmatch(rf" *0/3 epochs  {NUMBERS}  -:--:-- left", bars[0])
     assert re.fullmatch(rf"━+ 3/3 epochs  {NUMBERS}  0:00:00 left", bars[-1])
     assert terminal.text().rindex(SHOW) > terminal.text().rindex(HIDE)
+
+
+def test_a_line_is_said_above_the_bar_and_not_where_it_is_quiet() -> None:
+    terminal = Terminal()
+    with sitting_at(terminal), epochs("a run", 0, 2, "acc 0.5") as show:
+        say("warning: above the bar", alarm=True)
+        with quietly():
+            say("never seen")
+        with quietly(False):
+            say("and once more")
+        show(1, "acc 0.6")
+    lines = terminal.drawn()
+    assert lines.count("warning: above the bar") == lines.count("and once more") == 1
+    assert "never seen" not in terminal.text()
+    assert re.fullmatch(r"[━╸ ]* 1/2 epochs  acc 0\.6  \S+ left", lines[-1])
+    silent = Terminal()
+    with sitting_at(silent), quietly(), epochs("a run", 0, 2, "acc 0.5"):
+        say("never seen")
+    assert silent.text() == ""
+
+
+def test_zero_credit_is_a_warning_above_the_bar(tmp_path: Path) -> None:
+    terminal = Terminal()
+    with sitting_at(terminal):
+        train(RunSpec(**RUN, rule="ep", rule_options={"steps": 2}), tmp_path, data=task())
+    assert sum(line.startswith("warning: ep gave zero credit") for line in terminal.drawn()) == 1
+    assert re.fullmatch(rf"━+ 3/3 epochs  {NUMBERS}  0:00:00 left", terminal.drawn()[-1])
 
 
 def test_the_bar_moves_within_an_epoch_and_the_time_left_is_of_this_process(clock: Clock) -> None:

@@ -287,6 +287,11 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     ),
     "older-norms": "the {kinds} norms judged are those of {row}: no later row has any",
     "torn-line": "the last line of {file} is incomplete, as a run that was killed leaves it: left out",
+    "zero-credit-epochs": lambda note: (
+        f"the credit was zero for every sample in {note.values['epochs']} of {note.values['of']} epochs of training at "
+        f"site{'s' * (len(note.values['sites']) > 1)} {', '.join(map(str, note.values['sites']))}: what it should "
+        "train there learned nothing"
+    ),
 }
 
 # What judging says anew from the numbers, so it is not carried over from a report.

@@ -12,7 +12,7 @@ from walkback.rules.credit_bridge import CreditBridge
 from walkback.rules.dfa import DFA
 from walkback.rules.ep import EP
 from walkback.rules.fa import FA
-from walkback.rules.rule import Parts, Rule, set_up
+from walkback.rules.rule import Parts, Rule, declares, set_up
 from walkback.rules.state_bridge import StateBridge
 
 RULES: dict[str, type[Rule]] = {
@@ -24,7 +24,20 @@ RULES: dict[str, type[Rule]] = {
     "ep": EP,
 }
 
-__all__ = ["BP", "DFA", "EP", "FA", "RULES", "CreditBridge", "Parts", "Rule", "StateBridge", "make", "set_up"]
+__all__ = [
+    "BP",
+    "DFA",
+    "EP",
+    "FA",
+    "RULES",
+    "CreditBridge",
+    "Parts",
+    "Rule",
+    "StateBridge",
+    "declares",
+    "make",
+    "set_up",
+]
 
 
 def make(name: str, /, **options: Any) -> Rule:
