@@ -645,7 +645,7 @@ def calibrate(
 def pitfalls(
     action: Literal["run"] | None = None, name: str | None = None, *, seed: int = 0, json: Flag = False
 ) -> int:
-    """Fourteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
+    """Fifteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
 
     Parameters
     ----------
