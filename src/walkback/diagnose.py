@@ -183,11 +183,7 @@ def measure(
     return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, altered=altered, **extra)
 
 
-_UNSUSPECTED = BackwardCheck(
-    None,
-    why="not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
-    "that leave torch",
-)
+_UNSUSPECTED = BackwardCheck("cannot-tell", "not-needed")
 _REFERENCES = {
     "own": "the network's own backward pass",
     "derived": "derived from the forward pass alone",
@@ -203,7 +199,7 @@ UNCHECKED = "the forward pass has something that can alter its gradient, and thi
 
 def _unchecked(tracer: Tracer, check: BackwardCheck) -> str:
     """What to say of a reference that should have been checked and could not be."""
-    if not tracer.suspect or check.error is not None:
+    if not tracer.suspect or check.answer != "cannot-tell":
         return ""
     if tracer.reference != "own":
         return f"the reference is {_REFERENCES[tracer.reference]}, and could not be checked: {check.why}"
@@ -219,7 +215,7 @@ def _altered(check: BackwardCheck) -> str:
     sites = ", ".join(map(str, check.sites)) or "all together"
     return (
         f"{ALTERED} (finite differences disagree by "
-        f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
+        f"{check.error:.2%}, limit {check.limit:.2%}; sites {sites}): every g_l and every cosine here refers to an "
         'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
     )
 
@@ -246,14 +242,14 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
             else "Its backward pass is altered too: build it from plain layers."
         )
         raise InputError(
-            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
-            f"(limit {check.limit:.1%}). {remedy}"
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.2%} "
+            f"(limit {check.limit:.2%}). {remedy}"
         )
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
-            "sample, or give the credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. {check.remedy}, or give the credits as a function of the "
+            "trace."
         )
 
 
