@@ -44,9 +44,7 @@ def again(path: Path, data: wb.data.Dataset) -> Report:
     diverged = old.run.get("diverged")
     ended = () if diverged is None else (Note("diverged", None, {"where": diverged}),)
     where = {**new.conditions, "credit_site": old.conditions["credit_site"]}
-    return replace(
-        new, run={**old.run, "rule": rule.describe()}, conditions=where, notes=(*ended, *new.notes)
-    )
+    return replace(new, run={**old.run, "rule": rule.describe()}, conditions=where, notes=(*ended, *new.notes))
 
 
 def main() -> None:

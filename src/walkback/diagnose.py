@@ -209,11 +209,7 @@ def measure(
     )
 
 
-_UNSUSPECTED = BackwardCheck(
-    None,
-    why="not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
-    "that leave torch",
-)
+_UNSUSPECTED = BackwardCheck("cannot-tell", "not-needed")
 _REFERENCES = {
     "own": "the network's own backward pass",
     "derived": "derived from the forward pass alone",
@@ -223,19 +219,20 @@ _REFERENCES = {
 
 def _unchecked(tracer: Tracer, check: BackwardCheck) -> Note | None:
     """The network's own backward pass, where it should have been checked and could not be."""
-    doubtful = tracer.suspect and check.error is None and tracer.reference == "own"
-    return Note("unchecked-backward", None, {"why": check.why}) if doubtful else None
+    doubtful = tracer.suspect and check.answer == "cannot-tell" and tracer.reference == "own"
+    return Note("unchecked-backward", None, {"cause": check.cause, "why": check.why}) if doubtful else None
 
 
 def _unchecked_reference(tracer: Tracer, check: BackwardCheck) -> list[dict[str, str]]:
     """The same of a reference that was derived or given."""
-    if not tracer.suspect or check.error is not None or tracer.reference == "own":
+    if not tracer.suspect or check.answer != "cannot-tell" or tracer.reference == "own":
         return []
-    return [{"reference": _REFERENCES[tracer.reference], "why": check.why}]
+    return [{"reference": _REFERENCES[tracer.reference], "cause": check.cause, "why": check.why}]
 
 
 def _altered(check: BackwardCheck) -> Note:
-    return Note("altered-backward", None, {"error": check.error, "limit": check.limit, "sites": list(check.sites)})
+    values = {"error": check.error, "limit": check.limit, "sites": list(check.sites), "cause": check.cause}
+    return Note("altered-backward", None, values)
 
 
 def _checked(parts: Iterable[Trace], tracer: Tracer, recorded: bool, checks: list[BackwardCheck]) -> Iterator[Trace]:
@@ -260,14 +257,14 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
             else "Its backward pass is altered too: build it from plain layers."
         )
         raise InputError(
-            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
-            f"(limit {check.limit:.1%}). {remedy}"
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.2%} "
+            f"(limit {check.limit:.2%}). {remedy}"
         )
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
-            "sample, or give the credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. {check.remedy}, or give the credits as a function of the "
+            "trace."
         )
 
 

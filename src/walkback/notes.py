@@ -71,7 +71,7 @@ def _altered(note: Note) -> str:
     v = note.values
     sites = ", ".join(map(str, v.get("sites") or ())) or "all together"
     measured = (
-        f" (finite differences disagree by {v['error']:.1%}, limit {v['limit']:.1%}; sites {sites})"
+        f" (finite differences disagree by {v['error']:.2%}, limit {v['limit']:.2%}; sites {sites})"
         if v.get("error") is not None
         else ""
     )

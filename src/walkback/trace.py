@@ -9,7 +9,7 @@ taken when the tensor is made, so blocks may write the stream in place afterward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
@@ -575,6 +575,16 @@ class Tracer:
             )
 
     @property
+    def source(self) -> Tracer:
+        """The tracer whose backward pass gives g_l: that of the twin, or this one."""
+        return self if self._twin is None else self._twin
+
+    @property
+    def has_custom_loss(self) -> bool:
+        """Whether the loss is the user's."""
+        return self._loss is not None
+
+    @property
     def loss_name(self) -> str:
         """The loss in words, for the conditions."""
         if self._loss is not None:
@@ -863,21 +873,41 @@ class Tracer:
 
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
-    @torch.no_grad()
     def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
         """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
+        with torch.no_grad():
+            return widened(self.losses(self.logits_at(x, deltas, weights), y))
 
+    @torch.no_grad()
+    def logits_at(self, x: Inputs, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+        """Return what the network answers with `deltas[site]` (shaped like h_site) added to the stream at each site."""
+        self._refuse_outside("logits_at")
+        with self.moved(deltas, weights):
+            return logits_of(self._run(mapped(x, lambda t: t.detach().clone()), weights, self._required()))
+
+    @contextmanager
+    def moved(self, deltas: Mapping[int, Tensor], weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Add `deltas[site]` (shaped like h_site) to the stream of one pass inside, with or without gradients."""
         own = tuple(weights.values()) if weights else tuple(self._own)
         past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
+        done: list[int] = []  # activation checkpointing runs block 1 again, on the stream as it was changed
 
         def at_stem(delta: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = stream_of(module, args, kwargs)
                 assert stream is not None
                 if not fragile(stream, own):
-                    stream.add_(delta)  # in place: the skip connection must carry it too
+                    if not done:
+                        done.append(0)
+                        # In place: the skip connection must carry it too, and what checkpointing has kept of it.
+                        stream.data.add_(delta)
                     return None
+                if self.branch and self._recording:
+                    raise InputError(
+                        "Expected a stream that can be moved while gradients are taken, but it starts as a parameter "
+                        "or buffer of the network and goes past block 1."
+                    )
                 if self.branch:
                     past.append(delta)
                 changed = stream + delta
@@ -908,19 +938,17 @@ class Tracer:
                 else:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)
-            x = mapped(x, lambda t: t.detach().clone())
-            output = self._run(x, weights, self._required())
-        return widened(self.losses(logits_of(output), y))
+            yield
 
     # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
 
-    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor]) -> Trace:
+    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor] | None) -> Trace:
         """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
 
         Args:
             x: (B, ...) inputs, of the dtype and on the device of `weights`.
             y: labels, on the device of `weights`.
-            weights: every parameter and buffer of the model.
+            weights: every parameter and buffer of the model; None: its own.
         """
         self._refuse_outside("again")
         kept, self._weights = (self._weights, self._copy, self._widen), weights
