@@ -152,7 +152,7 @@ def measure(
     with Tracer(model, anatomy, loss, reference) as tracer:
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
-            credit = credit.bound(tracer.anatomy, tracer.losses)
+            credit = credit.bound(tracer.anatomy, tracer.losses, tracer.notes)
         probing = Probing(asked, tracer, credit)
         second = None if precise is None else IntrinsicMeter(tracer, precise)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):

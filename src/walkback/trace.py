@@ -278,7 +278,9 @@ class Tracer:
                 )
             if (shapes := several(output)) is not None:
                 self._returned[i] = shapes
-            handed = self._safe(made if made.requires_grad else self._seed(made))
+            # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
+            cut = not made.requires_grad and self._tape is not None
+            handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
             if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
             self._mark(i + 1, handed)
