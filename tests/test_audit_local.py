@@ -19,7 +19,7 @@ import torch
 
 import walkback as wb
 from halting import DOORS, arrived, open_door
-from patience import PATIENCE, until
+from patience import PATIENCE, alive, until
 from test_audit_store import FIELDS, small
 from walkback.audit import Plan, audit, executors, store
 from walkback.audit import run as running
@@ -157,13 +157,6 @@ def weights(out: Path, which: RunSpec) -> bytes:
 
 def pids(log: Path) -> list[int]:
     return [int(n) for n in re.findall(r"process (\d+) on", log.read_text())] if log.exists() else []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # -- one worker ----------------------------------------------------------------------------------------------
