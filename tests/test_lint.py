@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import walkback as wb
+from patience import PATIENCE
 from walkback import cli, pitfalls
 
 ROOT = Path(__file__).parent.parent
@@ -614,5 +615,5 @@ def test_several_paths_are_scanned_in_their_order(tmp_path: Path, capsys: pytest
 def test_linting_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("n = h.norm(-1)\n", encoding="utf-8")
     code = f"import sys; from walkback import cli; cli.run(['lint', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.splitlines()[-1] == "False"

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 import walkback as wb
+from patience import PATIENCE
 from walkback.checks import DiagnosticThresholds
 from walkback.report import SCHEMA, Report
 
@@ -505,7 +506,7 @@ def test_latex_compiles_where_there_is_a_compiler(tmp_path):
         return
     run = subprocess.run(
         [compiler, "-interaction=nonstopmode", "-halt-on-error", "all.tex"],
-        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-2000:]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import walkback as wb
+from patience import PATIENCE
 from walkback import cli
 from walkback.training.watch import Fired, Watch, _on, scalars
 
@@ -547,7 +548,7 @@ def test_every_row_is_on_disk_when_the_process_dies(tmp_path):
         "for step in range(3): watch.step()\n"
         "os._exit(9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=PATIENCE)
     assert done.returncode == 9
     assert [row["step"] for row in lines_of(tmp_path / "runs/history.jsonl")] == [1, 2, 3]
 
@@ -829,7 +830,7 @@ def test_two_processes_make_one_measurement_and_agree(tmp_path):
         subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)], env=env, stderr=subprocess.PIPE)
         for rank in (0, 1)
     ]
-    errors = [rank.communicate(timeout=180)[1].decode() for rank in ranks]
+    errors = [rank.communicate(timeout=PATIENCE)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     a, b = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert a["measured"] == a["rows"] + 1  # one batch at the start
