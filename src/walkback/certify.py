@@ -18,7 +18,7 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.rules.rule import Parts, Rule, declares
 from walkback.trace import Trace, Tracer
 from walkback.training.step import Step
@@ -169,7 +169,7 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
     """
     if not isinstance(rule, Rule):
         raise InputError(
-            f"Expected rule to be a walkback.rules.Rule that was set up for the network, but got {rule!r:.60}. Make "
+            f"Expected rule to be a walkback.rules.Rule that was set up for the network, but got {shown(rule)}. Make "
             "one with walkback.rules.make, or from a function with a class of your own: class Own(Rule), whose "
             "credits(self, trace) calls it."
         )
@@ -235,10 +235,10 @@ def _refuse_batch(batch: object) -> None:
     pair = batch if isinstance(batch, (tuple, list)) else ()
     tensors = [t for t in pair if isinstance(t, Tensor) and t.ndim]
     if len(pair) != 2 or len(tensors) != 2 or not 0 < len(tensors[0]) == len(tensors[1]):
-        shown = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in pair]
+        kinds = shown([tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in pair])
         raise InputError(
             "Expected batch to be a pair of tensors, inputs (B, …) and labels (B,), but got "
-            f"{type(batch).__name__}{f' of {shown}' if pair else ''}. Pass batch=(x, y), or none for one that is drawn."
+            f"{type(batch).__name__}{f' of {kinds}' if pair else ''}. Pass batch=(x, y), or none for one that is drawn."
         )
 
 

@@ -23,7 +23,7 @@ from walkback.anatomy import Anatomy, unwrap
 from walkback.asked import Asked
 from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, cut, shown
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
 from walkback.notes import Note
 from walkback.prints import prints_of
@@ -126,11 +126,11 @@ class Tracer:
             known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):
                 raise InputError(
-                    f"Expected anatomy to name {', '.join(known)}, but got {', '.join(map(str, anatomy))}."
+                    f"Expected anatomy to name {', '.join(known)}, but got {cut(', '.join(map(str, anatomy)))}."
                 )
             anatomy = Anatomy.of(self.model, **anatomy)
         if anatomy is not None and not isinstance(anatomy, Anatomy):
-            raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {anatomy!r}.")
+            raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {shown(anatomy)}.")
         self.anatomy = Anatomy.of(self.model) if anatomy is None else anatomy.resolve(self.model)
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
@@ -171,7 +171,7 @@ class Tracer:
         if not isinstance(twin, nn.Module):
             raise InputError(
                 'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
-                f"{twin!r}."
+                f"{shown(twin)}."
             )
         names = tuple(self._name(i) for i in range(len(self.blocks)))
         return Tracer(twin, Anatomy(None, names, (), self.pool, self.branch), self._loss)

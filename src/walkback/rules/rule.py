@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy, unwrap
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, shown
 from walkback.loss import cross_entropy
 from walkback.trace import Trace
 from walkback.values import widened
@@ -133,7 +133,7 @@ def of_length(credits: Sequence[Tensor], length: str) -> Sequence[Tensor]:
     if length == "raw":
         return credits
     if length not in LENGTHS:
-        raise InputError(f"Expected the length of a credit to be one of {', '.join(LENGTHS)}, but got {length!r}.")
+        raise InputError(f"Expected the length of a credit to be one of {', '.join(LENGTHS)}, but got {shown(length)}.")
     return [_unit_rows(a.flatten(1)).mul(a[0].numel() ** 0.5 if length == "rms" else 1.0).view_as(a) for a in credits]
 
 
@@ -159,7 +159,7 @@ TARGETS = ("all", "readout")
 def check_target(target: str) -> str:
     """One of TARGETS, or an InputError."""
     if target not in TARGETS:
-        raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {target!r}.")
+        raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {shown(target)}.")
     return target
 
 

@@ -29,7 +29,7 @@ from walkback import __version__, nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.data.dataset import checked
 from walkback.diagnose import diagnose, measure
-from walkback.errors import InputError
+from walkback.errors import InputError, cut, shown
 from walkback.measure import Measurements
 from walkback.notes import Note
 from walkback.progress import Show, epochs, quietly, say
@@ -176,8 +176,10 @@ def usable(device: str | torch.device) -> torch.device:
         one.item()  # which a device without values, such as meta, refuses
         return one.device
     except (RuntimeError, AssertionError) as error:
-        text = str(error).splitlines()[0]
-        raise InputError(f"Expected a device of this machine (cpu, cuda, mps), but {device!r} is not: {text}") from None
+        text = cut(str(error).splitlines()[0], 300)
+        raise InputError(
+            f"Expected a device of this machine (cpu, cuda, mps), but {shown(device)} is not: {text}"
+        ) from None
 
 
 def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
