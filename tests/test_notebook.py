@@ -11,16 +11,23 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from patience import PATIENCE
+
 CELLS = [
     "import walkback as wb",
     "wb.diagnose(wb.selftest.exploded(), wb.selftest.batches(2), 0.31, 0.35, method_name='<script>alert(1)</script>')",
 ]
-# In a process of its own: Jupyter's client has warnings and an event loop of its own.
+# In a process of its own: Jupyter's client has warnings and an event loop of its own. It talks to the kernel through
+# sockets in this folder: a TCP port that is free when it is looked for may be another program's when it is used.
 RUN = """
 import sys, nbformat
 from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": "."}}).execute()
+from traitlets.config import Config
+notebook, patience = nbformat.read(sys.argv[1], as_version=4), float(sys.argv[2])
+client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": "."}},
+                        timeout=patience, startup_timeout=patience, iopub_timeout=patience)
+client.config = Config({"KernelManager": {"transport": "ipc", "ip": "kernel"}})
+client.execute()
 nbformat.write(notebook, sys.argv[1])
 """
 
@@ -36,8 +43,8 @@ def output(tmp_path_factory) -> dict:
     nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "report.ipynb")
     env = {**os.environ, "JUPYTER_PATH": str(folder / "share" / "jupyter"), "IPYTHONDIR": str(folder / "ipython")}
     env |= {"JUPYTER_RUNTIME_DIR": str(folder / "runtime"), "JUPYTER_PLATFORM_DIRS": "1"}
-    command = [sys.executable, "-c", RUN, "report.ipynb"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=280)
+    command = [sys.executable, "-c", RUN, "report.ipynb", str(PATIENCE)]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     (shown,) = nbformat.read(folder / "report.ipynb", as_version=4).cells[-1].outputs
     assert shown.output_type == "execute_result"

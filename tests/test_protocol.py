@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import walkback as wb
+from patience import PATIENCE
 from protocol.smoke_test import main
 from walkback import selftest
 
@@ -143,7 +144,7 @@ def test_the_model_interface_of_the_readme_is_read():
 
 def test_the_smoke_test_passes_as_a_command():
     done = subprocess.run(
-        [sys.executable, "-m", "protocol.smoke_test"], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-m", "protocol.smoke_test"], capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
@@ -163,7 +164,7 @@ selftest.cases = lambda: [replace(case, three_check=("D1",))]
 selftest.shipped_cases = lambda: []
 runpy.run_module("protocol.smoke_test", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[-1] == "1 verdicts differ from the known ones"
 
@@ -203,8 +204,8 @@ def test_the_shipped_bundles_measure_as_they_did_and_are_small():
         assert (now.failed, now.verdict) == (then.failed, then.verdict)
         for key in ("growth", "g_norm_deepest"):
             assert now.values[key] == pytest.approx(then.values[key], rel=1e-2, abs=0), key
-        assert now.values["deep_cosine"] == pytest.approx(then.values["deep_cosine"], abs=1e-3)
-        assert now.per_layer["cosine"] is not None
+        # EP's credit is a difference of states: at the lower sites rounding, and so the processor, decides it.
+        assert now.per_layer["cosine"][-2:] == pytest.approx(then.per_layer["cosine"][-2:], abs=1e-3)
 
 
 def test_a_shipped_bundle_with_other_weights_is_a_miss(capsys, monkeypatch):

@@ -1,19 +1,20 @@
-"""The names of the published README, in its four-diagnostic edition. Everything is done by `walkback`."""
+"""The names of the published README, in its four-diagnostic edition and its words. `walkback` does everything."""
 
 from typing import Any as _Any
 
 from walkback import diagnose as _diagnose
-from walkback.report import Report as DiagnosticReport
+from walkback.report import DiagnosticReport
 
 
 def diagnose(*args: _Any, **kwargs: _Any) -> DiagnosticReport:
     """`walkback.diagnose` in the four-diagnostic edition; the same arguments.
 
     >>> from walkback import selftest
-    >>> diagnose(model=selftest.exploded(), eval_batches=selftest.batches(8), headline_acc=0.31).failed
-    ('a', 'b')
+    >>> report = diagnose(model=selftest.exploded(), eval_batches=selftest.batches(8), headline_acc=0.31)
+    >>> report.failed, report.verdict_line
+    (('a', 'b'), 'VERDICT: needs walk-back: a, b')
     """
-    return _diagnose(*args, **{"edition": "four-diagnostic", **kwargs})
+    return DiagnosticReport.of(_diagnose(*args, **{"edition": "four-diagnostic", **kwargs}))
 
 
 __all__ = ["DiagnosticReport", "diagnose"]

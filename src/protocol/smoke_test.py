@@ -9,6 +9,7 @@ import torch
 
 from walkback import selftest
 from walkback.diagnose import diagnose
+from walkback.report import DiagnosticReport
 
 
 def main() -> int:
@@ -18,7 +19,9 @@ def main() -> int:
         for edition, known in (("three-check", case.three_check), ("four-diagnostic", case.four_diagnostic)):
             batches = case.eval_batches or selftest.batches()
             report = diagnose(case.model, batches, case.headline_acc, case.frozen_acc, case.credit, edition=edition)
-            verdict = "walked back" if known else "trustworthy"
+            if edition == "four-diagnostic":  # in its own words
+                report = DiagnosticReport.of(report)
+            verdict = "walked back" if known else "trustworthy" if edition == "four-diagnostic" else "passes"
             right = (report.failed, report.verdict) == (known, verdict) and case.submode in (None, report.submode)
             misses += not right
             said = ", ".join(report.failed) or report.verdict

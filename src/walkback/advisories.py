@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import isfinite, sqrt
@@ -20,6 +19,7 @@ from walkback.editions import Claim
 from walkback.errors import WalkbackError
 from walkback.loss import cross_entropy
 from walkback.measure import PUBLISHED_BATCH, Measurements, deep_sites
+from walkback.notes import Note, coded
 from walkback.trace import Trace, Tracer
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
@@ -27,15 +27,11 @@ REPEATED = 0.05  # share of samples that occur more than once
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
 APART = 5.0  # standard errors between the accuracy that is claimed and the one on the probe
 NEARLY = 0.99  # cosine at every deep site from which a credit may as well be the gradient with noise
+BETTER = 0.02  # by how much a mean cosine with a neighbouring site must at least exceed that with the own one
 SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
-# Notes that judging writes anew from the numbers, so they are not carried over from a report.
-RENEWED = re.compile(
-    "the headline accuracy|every ‖h‖ is the same|the credit (has|is against|is nearly) the direction"
-    "|judged with other thresholds|seeds without spread|the frozen control is below chance"
-)
 
 
-def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> str | None:
+def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
     """Whether consecutive groups of samples have other labels than the whole, as sorted ones have.
 
     A χ² test of independence of group and label; Wilson and Hilferty's cube root makes it normal.
@@ -46,14 +42,11 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> str | None:
 
     >>> class_sorted(torch.arange(1024) % 10) is None
     True
-    >>> class_sorted(torch.arange(1024) // 128)
-    'samples are sorted by class: ...'
+    >>> class_sorted(torch.arange(1024) // 128).code
+    'sorted-classes'
     """
     if len(labels) and len(labels) >= group and len(labels.unique()) == 1:
-        return (
-            f"all {len(labels)} samples are of class {int(labels[0])}: their gradients share a direction, so stability "
-            "and accuracy say nothing about the other classes; shuffle the test set"
-        )
+        return Note("one-class", None, {"samples": len(labels), "label": int(labels[0])})
     _, classes = labels.unique(return_inverse=True)
     groups, kinds = len(labels) // group, int(classes.max()) + 1 if len(labels) else 0
     if groups < 2 or kinds < 2:
@@ -70,10 +63,7 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> str | None:
     if (ratio ** (1 / 3) - (1 - spread)) / sqrt(spread) < SORTED:
         return None
     typical = int((seen > 0).sum(1).median())
-    return (
-        f"samples are sorted by class: groups of {group} hold {typical} of {seen.shape[1]} classes, typically, and not "
-        "the mix of the whole; their mean gradients then fake or hide a drifting reference; shuffle the test set"
-    )
+    return Note("sorted-classes", None, {"group": group, "typical": typical, "classes": seen.shape[1]})
 
 
 class Witness:
@@ -127,7 +117,7 @@ class Witness:
         """Share of the samples whose class is the largest logit; None for tokens and other tasks."""
         return self._right / self._samples if sum(map(len, self._labels)) == self._samples else None
 
-    def notes(self, tracer: Tracer, given: object, distinct: int) -> tuple[str, ...]:
+    def notes(self, tracer: Tracer, given: object, distinct: int) -> tuple[Note, ...]:
         """What to say, inside the session that measured.
 
         Args:
@@ -144,23 +134,18 @@ class Witness:
             None if factor is None else _saturated(self._span / self._samples),
             _left_out(tracer, given),
         ]
-        return tuple(text for text in found if text)
+        return tuple(note for note in found if note)
 
 
-def _too_few(batches: int, samples: int) -> str | None:
+def _too_few(batches: int, samples: int) -> Note | None:
     if samples >= ENOUGH:
         return None
-    return (
-        f"measured on {samples} samples in {batches} batch{'es' * (batches != 1)}: the protocol asks for at least 8 "
-        f"disjoint batches of about {PUBLISHED_BATCH}"
-    )
+    return Note("few-samples", None, {"samples": samples, "batches": batches, "batch_size": PUBLISHED_BATCH})
 
 
-def _repeated(samples: int, distinct: int) -> str | None:
+def _repeated(samples: int, distinct: int) -> Note | None:
     share = 1 - distinct / samples
-    if share <= REPEATED:
-        return None
-    return f"{share:.0%} of the samples occur more than once: intervals and stability need disjoint batches"
+    return Note("repeated-samples", None, {"share": share}) if share > REPEATED else None
 
 
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
@@ -184,25 +169,18 @@ def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | N
     return factor if fits else None
 
 
-def _loss_units(factor: float | None) -> str | None:
+def _loss_units(factor: float | None) -> Note | None:
     """How a loss relates to cross-entropy, which the published floor belongs to."""
     if factor is None:
-        return "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
-    if abs(factor - 1) < 1e-3:
-        return None
-    return f"the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
+        return Note("loss-not-cross-entropy")
+    return None if abs(factor - 1) < 1e-3 else Note("loss-scaled", None, {"factor": factor})
 
 
-def _saturated(span: float) -> str | None:
-    if not span > SATURATED:  # NaN is a finding of its own
-        return None
-    return (
-        f"logits span {span:.3g} on average, so the softmax is saturated: a head or temperature of this size lifts ‖g‖ "
-        "over the floor of D2 whatever the stream does; read growth and the float64 cosines"
-    )
+def _saturated(span: float) -> Note | None:
+    return Note("saturated", None, {"span": span}) if span > SATURATED else None  # NaN is a finding of its own
 
 
-def _left_out(tracer: Tracer, given: object) -> str | None:
+def _left_out(tracer: Tracer, given: object) -> Note | None:
     if given is None:
         return None
     try:
@@ -211,11 +189,11 @@ def _left_out(tracer: Tracer, given: object) -> str | None:
         return None
     named = {id(block) for block in tracer.blocks}
     if len(named) < len(whole) and named <= {id(block) for block in whole}:
-        return f"the anatomy that was given names {len(named)} of {len(whole)} blocks: the others are not measured"
+        return Note("blocks-left-out", None, {"named": len(named), "of": len(whole)})
     return None
 
 
-def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[str, ...]:
+def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[Note, ...]:
     """What is odd about a claim and the numbers it is judged on."""
     found = [
         _other_accuracy(m.conditions, claim),
@@ -223,12 +201,13 @@ def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) ->
         _below_chance(m.conditions, claim),
         _constant(m.h_norm),
         _same_direction(m),
+        _shifted(m),
         _other_limits(thresholds),
     ]
-    return tuple(text for text in found if text)
+    return tuple(note for note in found if note)
 
 
-def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> str | None:
+def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> Note | None:
     measured, samples = conditions.get("probe_accuracy"), conditions.get("samples")
     if claim.headline is None or not isinstance(measured, float) or not isinstance(samples, int) or samples < 1:
         return None
@@ -237,13 +216,10 @@ def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> str | None:
     error = sqrt(max(middle * (1 - middle), 1 / samples) / samples)
     if abs(said - measured) <= max(APART * error, 0.01):
         return None
-    return (
-        f"the headline accuracy {said:.3f} is not that of these batches, {measured:.3f} of {samples} samples: another "
-        "split, epoch or network, or batches that were picked"
-    )
+    return Note("other-accuracy", None, {"claimed": said, "measured": measured, "samples": samples})
 
 
-def _no_spread(claim: Claim) -> str | None:
+def _no_spread(claim: Claim) -> Note | None:
     """Several seeds with one number: of the network, of its control, or as the gain between them."""
     given = {"headline_acc": claim.headline, "frozen_baseline_acc": claim.frozen}
     seeds = {name: accuracies(name, value) for name, value in given.items() if value is not None}
@@ -252,14 +228,11 @@ def _no_spread(claim: Claim) -> str | None:
     same = {name: row for name, row in seeds.items() if len(row) > 1 and max(row) - min(row) < 1e-9}
     if not same:
         return None
-    told = ", ".join(f"{name} is {row[0]:.3f}" for name, row in same.items())
-    return (
-        f"seeds without spread: {told} for all {len(next(iter(same.values())))} of them; one run told several times "
-        "is not several seeds, and an interval from it has no width"
-    )
+    told = {name: row[0] for name, row in same.items()}
+    return Note("no-spread", None, {"same": told, "seeds": len(next(iter(same.values())))})
 
 
-def _below_chance(conditions: dict[str, Any], claim: Claim) -> str | None:
+def _below_chance(conditions: dict[str, Any], claim: Claim) -> Note | None:
     """A control under half of chance; where the number of classes is not known, one that is never right."""
     if claim.frozen is None:
         return None
@@ -267,14 +240,10 @@ def _below_chance(conditions: dict[str, Any], claim: Claim) -> str | None:
     chance = 1 / classes if isinstance(classes, int) and classes > 1 else None
     if (lowest > 0) if chance is None else (lowest >= chance / 2):
         return None
-    beside = "" if chance is None else f", and chance is {chance:.3f}"
-    return (
-        f"the frozen control is below chance: frozen_baseline_acc is {lowest:.3f}{beside}; a readout on random blocks "
-        "reaches chance at least, so this is no control and the margin over it says nothing"
-    )
+    return Note("below-chance", None, {"frozen": lowest, "chance": chance})
 
 
-def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[float | None]) -> str | None:
+def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[float | None]) -> Note | None:
     """Whether an accuracy is that of an earlier epoch than the last: the best one, usually.
 
     >>> print(earlier_epoch(0.41, [1, 2, 3], [0.30, 0.41, 0.35]))
@@ -285,46 +254,57 @@ def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[f
         return None
     for epoch, accuracy in zip(epochs, logged):
         if accuracy is not None and abs(accuracy - claimed) < 5e-4:
-            return (
-                f"the headline accuracy {claimed:.3f} is that of epoch {epoch}, not of the last, {last:.3f}: take the "
-                "last epoch's, never the best"
-            )
+            return Note("earlier-epoch", None, {"claimed": claimed, "epoch": epoch, "last": last})
     return None
 
 
-def _constant(norms: Sequence[float | None]) -> str | None:
+def _constant(norms: Sequence[float | None]) -> Note | None:
     known = [n for n in norms if n]
     if len(norms) < 3 or len(known) < len(norms) or max(known) - min(known) > 1e-3 * max(known):
         return None
-    return (
-        f"every ‖h‖ is the same, {known[0]:.3g}: a stream that was normalised (or blocks that add nothing) can't show "
-        "growth; log the norms as they are"
-    )
+    return Note("constant-norm", None, {"norm": known[0]})
 
 
-def _same_direction(m: Measurements) -> str | None:
+def _same_direction(m: Measurements) -> Note | None:
+    """Whether the credit is the BP gradient in all but name. Of an altered reference nothing follows."""
     known = [c for c in m.cosine if c is not None]
-    if len(known) < 2 or len(known) < len(m.cosine) or any("bit for bit" in note for note in m.notes):
+    if len(known) < 2 or len(known) < len(m.cosine) or coded(m.notes, "bp-itself") or m.altered or m.doubted:
         return None
     if min(known) > 1 - 1e-6:
-        return (
-            "the credit has the direction of the BP gradient at every site: this is BP, or a rule that fell back to it"
-        )
+        return Note("bp-direction")
     if max(known) < -1 + 1e-6:
-        return "the credit is against the direction of the BP gradient at every site: BP with the sign changed"
+        return Note("bp-against")
     deep = [m.cosine[site] or 0.0 for site in deep_sites(m.cosine)]
-    if deep and min(deep) > NEARLY:
-        return (
-            f"the credit is nearly the direction of the BP gradient, {min(deep):.5f} or more at every deep site: does "
-            "the rule reach it by itself, as equilibrium propagation can, or is it BP with noise? Ask walkback.certify"
-        )
-    return None
+    return Note("bp-nearly", None, {"least": min(deep)}) if deep and min(deep) > NEARLY else None
 
 
-def _other_limits(thresholds: DiagnosticThresholds) -> str | None:
+def _shifted(m: Measurements) -> Note | None:
+    """Whether the credits fit the gradients of the next or the previous site better than those of their own.
+
+    The mean of cos(a_l, g_{l±1}) − cos(a_l, g_l) over the sites that have both must be more than chance makes it: a
+    credit that has nothing to do with either has the null band of its cosine times ‖ĝ_{l±1} − ĝ_l‖ there, which is
+    √(2 − 2 cos(g_l, g_{l±1})). A credit that is exactly the gradient of a neighbour, and not of its own site, is enough
+    by itself.
+    """
+    band = m.null_high or [None] * len(m.cosine)
+    found = []
+    for fits, values, apart in (
+        ("next", m.cosine_above, m.gradient_next),
+        ("previous", m.cosine_below, [None, *m.gradient_next[:-1]]),
+    ):
+        rows = list(zip(m.cosine, values, band, apart or [None] * len(values)))
+        both = [(c, s, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0)))) for c, s, b, p in rows if None not in (c, s)]
+        if not both:
+            continue
+        n = len(both)
+        own, shifted = (sum(side) / n for side in list(zip(*both))[:2])
+        exact = any(s > 1 - 1e-6 and c < 1 - 1e-4 for c, s, _ in both)
+        if exact or shifted - own > max(BETTER, sqrt(sum(b * b for *_, b in both)) / n):
+            found.append((exact, shifted - own, {"fits": fits, "own": own, "shifted": shifted}))
+    return Note("shifted-pairing", None, max(found, key=lambda one: one[:2])[2]) if found else None
+
+
+def _other_limits(thresholds: DiagnosticThresholds) -> Note | None:
     published = asdict(DiagnosticThresholds())
-    changed = {k: v for k, v in asdict(thresholds).items() if v != published[k]}
-    if not changed:
-        return None
-    told = ", ".join(f"{name} {value:g} (published {published[name]:g})" for name, value in changed.items())
-    return f"judged with other thresholds than the published ones: {told}"
+    changed = {k: [v, published[k]] for k, v in asdict(thresholds).items() if v != published[k]}
+    return Note("other-thresholds", None, {"changed": changed}) if changed else None

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from torch import nn
 
-from walkback.errors import AnatomyError
+from walkback.errors import AnatomyError, shown
 from walkback.stacks import (
     BY_ORDER,
     Stack,
@@ -149,7 +149,7 @@ class Anatomy:
                 "several times writes several sites that hooks can't tell apart; give each site its own module."
             )
         if not (self.pool is None or self.pool in ("mean", "readout") or isinstance(self.pool, int)):
-            raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {self.pool!r}.')
+            raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {shown(self.pool)}.')
         parts = (*stems, *blocks, *readout)
         return replace(
             self,
@@ -236,7 +236,7 @@ def _one_or_many(stem: Part | Iterable[Part] | None) -> Part | tuple[Part, ...] 
     if stem is None or isinstance(stem, (nn.Module, str)):
         return stem
     if not isinstance(stem, Iterable):
-        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {stem!r}.")
+        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {shown(stem)}.")
     return tuple(stem)
 
 
@@ -250,7 +250,7 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
     if isinstance(part, nn.Module):
         return part
     if not isinstance(part, str):
-        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {part!r}.")
+        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {shown(part)}.")
     if any(c in part for c in "*?[") and (found := matching(model, part)):
         return nn.ModuleList(module for _, module in found)
     try:
@@ -263,7 +263,7 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
     if isinstance(value, Iterable) and all(isinstance(b, nn.Module) for b in list(value)):
         return nn.ModuleList(list(value))
     raise AnatomyError(
-        f"Expected {part!r} to be the dotted path of a module, but the model has none there. It has:\n"
+        f"Expected {shown(part)} to be the dotted path of a module, but the model has none there. It has:\n"
         f"{_tree(model, find_stacks(model))}"
     )
 

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from walkback.errors import InputError
+from walkback.errors import InputError, cut, shown
 
 Inputs = Tensor | Mapping[str, Any]
 
@@ -36,8 +36,9 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor]]:
     for index, batch in enumerate(batches):
         if isinstance(batch, Mapping):
             if LABELS not in batch:
+                keys = cut(", ".join(map(str, batch)))
                 raise InputError(
-                    f"Expected batch {index} to have {LABELS!r}, but the dict has {', '.join(map(str, batch))}. Pass "
+                    f"Expected batch {index} to have {LABELS!r}, but the dict has {keys}. Pass "
                     "(dict, labels) pairs, or for a causal language model {'input_ids': ids, 'labels': ids}."
                 )
             yield {key: value for key, value in batch.items() if key != LABELS}, batch[LABELS]
@@ -106,7 +107,8 @@ def check_batch(x: Inputs, y: Tensor, index: int, device: torch.device | None) -
     if isinstance(x, Mapping):
         inputs = tensors(x)
         if not inputs:
-            raise InputError(f"Expected the inputs of batch {index} to have tensors, but got {list(x) or 'nothing'}.")
+            got = shown(list(x)) if x else "nothing"
+            raise InputError(f"Expected the inputs of batch {index} to have tensors, but got {got}.")
     else:
         inputs = {"": x}
     for name, value in (*inputs.items(), (LABELS, y)):
@@ -117,9 +119,9 @@ def check_batch(x: Inputs, y: Tensor, index: int, device: torch.device | None) -
             )
     lengths = {t.shape[0] for t in inputs.values() if t.ndim}
     if len(y) == 0 or len(y) not in lengths:
-        shown = lengths.pop() if len(lengths) == 1 else sorted(lengths)
+        given = lengths.pop() if len(lengths) == 1 else sorted(lengths)
         raise InputError(
-            f"Expected as many labels as inputs, and at least one, but batch {index} has {shown} inputs and "
+            f"Expected as many labels as inputs, and at least one, but batch {index} has {given} inputs and "
             f"{len(y)} labels."
         )
     for name, value in inputs.items():

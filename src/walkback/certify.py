@@ -18,11 +18,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from walkback.errors import InputError
-from walkback.rules.bp import BP
-from walkback.rules.ep import EP
-from walkback.rules.fa import FA
-from walkback.rules.rule import Parts, Rule
+from walkback.errors import InputError, shown
+from walkback.rules.rule import Parts, Rule, declares
 from walkback.trace import Trace, Tracer
 from walkback.training.step import Step
 from walkback.untouched import untouched
@@ -81,8 +78,9 @@ class Certificate:
     Args:
         rule: its class.
         groups: stem, blocks, readout.
-        entitled: the groups that may have exact credit: the readout; the last block of FA, of a rule with
-            `exact_top = True`, and of one without feedback and networks of its own; all of BP.
+        entitled: the groups that may have exact credit: the readout; the last block of a rule that says
+            `exact_top = True`, as FA does, and of one without feedback and networks of its own; all of a rule that
+            says `exact = True`, as BP does.
         two_faced: where the rule trains with one credit and is measured with another.
 
     >>> import torch, walkback as wb
@@ -171,7 +169,7 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
     """
     if not isinstance(rule, Rule):
         raise InputError(
-            f"Expected rule to be a walkback.rules.Rule that was set up for the network, but got {rule!r:.60}. Make "
+            f"Expected rule to be a walkback.rules.Rule that was set up for the network, but got {shown(rule)}. Make "
             "one with walkback.rules.make, or from a function with a class of your own: class Own(Rule), whose "
             "credits(self, trace) calls it."
         )
@@ -201,31 +199,32 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
                 _redraw(twin, own, generator)
             if scramble:
                 _scramble(twin, networks, generator)
-            return _gradients(parts, twin, batch, seed)
+            return _gradients(parts, twin, batch, seed, declares(rule, "exact"))
 
-        exact = _gradients(parts, BP(), batch, seed)
+        exact = _gradients(parts, rule, batch, seed, exact=True)
         ours = found(False, False)
         redrawn = [found(True, False) for _ in range(2 * feedback)]
         scrambled = [found(False, True) for _ in range(2 * bool(networks))]
         both = [found(feedback, bool(networks)) for _ in range(DRAWS * (feedback or bool(networks)))]
-        two_faced = () if isinstance(rule, BP) else _two_faced(rule, net, parts, batch, seed)
+        two_faced = _two_faced(rule, net, parts, batch, seed)
     groups = tuple(
         _judge(group, ours[group], exact[group], *([d[group] for d in draws] for draws in (redrawn, scrambled, both)))
         for group in exact
     )
-    if type(rule) is EP:  # after few steps its residuals may point exactly along the gradient: that is relaxation
+    if declares(rule, "relaxes"):  # after few steps residuals may point exactly along the gradient
         groups = tuple(replace(c, kind=COMPUTED) if c.kind == EXACT and c.group != "readout" else c for c in groups)
     names = tuple(exact)
-    top = isinstance(rule, FA) or getattr(rule, "exact_top", False) or not (feedback or networks)
-    entitled = names if type(rule) is BP else names[-2:] if top else names[-1:]
+    top = declares(rule, "exact_top") or not (feedback or networks)
+    entitled = names if declares(rule, "exact") else names[-2:] if top else names[-1:]
     return Certificate(type(rule).__name__, groups, entitled, two_faced)
 
 
 def _refuse_frozen(parts: Parts, rule: Rule) -> None:
-    """A step needs something that trains: anywhere for BP, in the stem and in every block for local rules."""
+    """A step needs something that trains: anywhere for exact rules, in the stem and every block for local ones."""
     groups = {"stem": parts.stem, **{f"block {i}": block for i, block in enumerate(parts.blocks, 1)}}
     still = [name for name, module in groups.items() if not any(p.requires_grad for p in module.parameters())]
-    if still and (not isinstance(rule, BP) or (len(still) == len(groups) and not parts.readout_parameters())):
+    nothing = len(still) == len(groups) and not parts.readout_parameters()
+    if nothing or (still and not declares(rule, "exact")):
         raise InputError(
             "Expected a network whose stem and blocks have parameters that train, but none requires a gradient in: "
             f"{', '.join(still)}. Certify it as it is trained: call net.requires_grad_(True) first."
@@ -236,10 +235,10 @@ def _refuse_batch(batch: object) -> None:
     pair = batch if isinstance(batch, (tuple, list)) else ()
     tensors = [t for t in pair if isinstance(t, Tensor) and t.ndim]
     if len(pair) != 2 or len(tensors) != 2 or not 0 < len(tensors[0]) == len(tensors[1]):
-        shown = [tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in pair]
+        kinds = shown([tuple(t.shape) if isinstance(t, Tensor) else type(t).__name__ for t in pair])
         raise InputError(
             "Expected batch to be a pair of tensors, inputs (B, …) and labels (B,), but got "
-            f"{type(batch).__name__}{f' of {shown}' if pair else ''}. Pass batch=(x, y), or none for one that is drawn."
+            f"{type(batch).__name__}{f' of {kinds}' if pair else ''}. Pass batch=(x, y), or none for one that is drawn."
         )
 
 
@@ -287,13 +286,15 @@ def _changes(ours: Tensor, draws: list[Tensor | None]) -> bool:
     return any(d is None or not torch.allclose(d, ours, rtol=1e-4) for d in draws)
 
 
-def _gradients(parts: Parts, rule: Rule, batch: tuple[Tensor, Tensor], seed: int) -> dict[str, Tensor | None]:
+def _gradients(
+    parts: Parts, rule: Rule, batch: tuple[Tensor, Tensor], seed: int, exact: bool
+) -> dict[str, Tensor | None]:
     groups = {"stem": [parts.stem], **{f"block {i}": [b] for i, b in enumerate(parts.blocks, 1)}}
     groups["readout"] = list(parts.readout_modules)
     for p in (p for modules in groups.values() for m in modules for p in m.parameters()):
         p.grad = None
     torch.manual_seed(seed)  # the same dropout every time
-    Step(parts, rule, isinstance(rule, BP), frozen=False, penalty=0.0, reader=False)(*batch)
+    Step(parts, rule, exact)(*batch)
     out: dict[str, Tensor | None] = {}
     for name, modules in groups.items():
         grads = [p.grad for m in modules for p in m.parameters() if p.grad is not None]
@@ -312,11 +313,13 @@ def _two_faced(
         torch.manual_seed(seed)
         # Credits of a stochastic rule are drawn from the same seed as in a step.
         trace = tracer.trace(*batch, credit=lambda t: _seeded(measured, t, seed))
-    _mode(net, True)
     out: dict[int, TwoFaced] = {}
     for mode in (False, True):
         _mode(net, mode)
-        states, credits = _step_credits(_twin(rule, net), parts, batch, seed)
+        if declares(rule, "exact"):  # its steps know no credits: they train with the gradient itself
+            states, credits = trace.states, list(trace.grads)
+        else:
+            states, credits = _step_credits(_twin(rule, net), parts, batch, seed)
         if any(_apart(a, b) > 1e-3 for a, b in zip(states, trace.states)):
             continue  # batch norm or dropout: other states have other credits
         for site, (a, b, g) in enumerate(zip(credits, trace.credits or (), trace.grads)):
@@ -344,7 +347,7 @@ def _step_credits(
         return seen[-1][1]
 
     twin.credits = credits
-    Step(parts, twin, False, frozen=False, penalty=0.0, reader=False)(*batch)
+    Step(parts, twin, exact=False)(*batch)
     return seen[-1][0].states, seen[-1][1]
 
 

@@ -78,7 +78,9 @@ class DiagnosticThresholds:
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's answer. `flagged` is None when it could not be tested, and then `reason` says why."""
+    """One check's answer. `flagged` is None when it could not be decided; then `cause` says why as a code (CAUSES),
+    and `reason` in words. A flag that rests on something else than its value has a cause too.
+    """
 
     check: str
     title: str
@@ -88,7 +90,23 @@ class Finding:
     flagged: bool | None
     reason: str = ""
     interval: tuple[float, float] | None = None
+    cause: str = ""
 
+    @property
+    def straddles(self) -> bool:
+        """Was it tested, with an interval that has the limit inside?"""
+        return self.cause == "straddles"
+
+
+CAUSES = {
+    "not-given": "what it needs was not given",
+    "not-measured": "what it needs could not be measured",
+    "straddles": "its interval has the limit inside",
+    "task": "BP itself does not beat frozen blocks on this task",
+    "nonfinite": "a state or gradient is not finite",
+    "altered": "the reference is not the derivative of the loss",
+    "partial": "the value is a lower bound: some of it is missing",
+}
 
 # The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
 CONCENTRATED = 0.5
@@ -105,17 +123,20 @@ def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Fin
     """
     limit = t.h_norm_explosion_ratio
     if "state" in m.nonfinite_kinds:
-        return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, _first_nonfinite(m, "state"))
+        why = _first_nonfinite(m, "state")
+        return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, why, cause="nonfinite")
+    shapes = stream_shapes(m.conditions, len(m.h_norm))
     if m.growth is None:
-        shapes = stream_shapes(m.conditions, len(m.h_norm))
         least = max(block_growth(m.h_norm, shapes).values(), default=0.0)
         if least > limit:
             why = f"at least: {growth(m.h_norm, shapes)[2]}"
             value = min(least, float_info.max)  # a ratio that overflows can't be written in JSON
-            return Finding(check, "scale stability", value, limit, f"> {limit:g}", True, why)
+            return Finding(check, "scale stability", value, limit, f"> {limit:g}", True, why, cause="partial")
     flagged = None if m.growth is None else m.growth > limit
-    why = "" if flagged is not None else m.reasons.get("growth", "no state norms were given")
-    return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why)
+    cause = _missing(flagged, m.h_norm)
+    told = "no state norms were given" if cause == "not-given" else growth(m.h_norm, shapes)[2]
+    why = "" if flagged is not None else m.reasons.get("growth", told)
+    return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why, cause=cause)
 
 
 def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
@@ -123,12 +144,14 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
     deepest = m.g_norm[-1] if m.g_norm else None
     if m.nonfinite_kinds:
         why = _first_nonfinite(m, "gradient")
-        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, why)
+        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, why, cause="nonfinite")
     if m.altered:
-        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, NOT_THE_GRADIENT)
+        why = NOT_THE_GRADIENT
+        return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", True, why, cause="altered")
     flagged = None if deepest is None else deepest < floor
     why = "" if flagged is not None else m.reasons.get("g_norm", "no gradient norms were given")
-    return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why)
+    cause = _missing(flagged, m.g_norm)
+    return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why, cause=cause)
 
 
 def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds) -> Finding:
@@ -136,17 +159,23 @@ def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds) ->
     limit, title = t.cosine_error_limit, "reference precision"
     error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
     if m.nonfinite_kinds:
-        return Finding(check, title, error, limit, f"> {limit:g}", True, _first_nonfinite(m, "gradient"))
+        why = _first_nonfinite(m, "gradient")
+        return Finding(check, title, error, limit, f"> {limit:g}", True, why, cause="nonfinite")
     if m.altered:
-        return Finding(check, title, error, limit, f"> {limit:g}", True, NOT_THE_GRADIENT)
+        return Finding(check, title, error, limit, f"> {limit:g}", True, NOT_THE_GRADIENT, cause="altered")
     if error is None:
         why = m.reasons.get("float64_disagreement", "the reference was not computed again in float64")
-        return Finding(check, title, None, limit, f"> {limit:g}", None, why)
+        return Finding(check, title, None, limit, f"> {limit:g}", None, why, cause="not-measured")
     return Finding(check, title, error, limit, f"> {limit:g}", error > limit)
 
 
 def _first_nonfinite(m: Measurements, kind: str) -> str:
-    return next((text for text in m.nonfinite if text.startswith(kind)), m.nonfinite[0])
+    return next((note for note in m.nonfinite if note.values["kind"] == kind), m.nonfinite[0]).text
+
+
+def _missing(flagged: bool | None, given: Sequence[float | None]) -> str:
+    """Why a check of norms could not be tested: they were not given, or they can't be read."""
+    return "" if flagged is not None else "not-measured" if any(n is not None for n in given) else "not-given"
 
 
 def dtype_floor(m: Measurements, t: DiagnosticThresholds) -> float:
@@ -159,7 +188,8 @@ def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds) ->
     limit = t.stability_drift_ceiling
     flagged = None if m.stability is None else m.stability > limit
     why = "" if flagged is not None else m.reasons.get("stability", "no stability was given")
-    return Finding(check, "direction stability", m.stability, limit, f"> {limit:g}", flagged, why)
+    cause = "" if flagged is not None else "not-measured"
+    return Finding(check, "direction stability", m.stability, limit, f"> {limit:g}", flagged, why, cause=cause)
 
 
 def depth_utility(
@@ -181,20 +211,21 @@ def depth_utility(
     title, when = "depth utility", f"< {limit:g} pp"
     if headline is None or frozen is None:
         missing = [n for n, v in (("headline_acc", headline), ("frozen_baseline_acc", frozen)) if v is None]
-        return Finding(check, title, None, limit, when, None, f"not tested: {' and '.join(missing)} not given")
+        why = f"not tested: {' and '.join(missing)} not given"
+        return Finding(check, title, None, limit, when, None, why, cause="not-given")
     margin, interval = paired_margin(headline, frozen, correct)
     if bp is not None:
         theirs = accuracies("frozen_baseline_acc", frozen if bp_frozen is None else bp_frozen)
         gain = round(100 * (_mean(accuracies("bp_acc", bp)) - _mean(theirs)), 10)
         if gain < limit:
             why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
-            return Finding(check, title, margin, limit, when, None, why, interval)
+            return Finding(check, title, margin, limit, when, None, why, interval, "task")
     if interval is None:
         return Finding(check, title, margin, limit, when, margin < limit)
     low, high = interval
     if low < limit <= high:
-        why = f"inconclusive: the 95 % interval {low:+.1f}…{high:+.1f} pp straddles the margin of {limit:g} pp"
-        return Finding(check, title, margin, limit, when, None, why, interval)
+        why = f"the 95 % interval {low:+.1f}…{high:+.1f} pp straddles the margin of {limit:g} pp"
+        return Finding(check, title, margin, limit, when, None, why, interval, "straddles")
     return Finding(check, title, margin, limit, when, margin < limit, "", interval)
 
 

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from walkback.report import Report
     from walkback.training.bundle import Bundle
 
-EXIT = {"trustworthy": 0, "walked back": 1, "inconclusive": 3}
+EXIT = {"passes": 0, "walked back": 1, "undecided": 3}
 USAGE = 2
 
 app = App(
     name="walkback",
     help="Which of your feedback-alignment results would you have to walk back?\n\n"
-    "`diagnose` and `judge` exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input.",
+    "`diagnose` and `judge` exit with 0 (passes), 1 (walked back), 3 (undecided); 2 is a wrong call or input.",
     version=__version__,
     suppress_keyboard_interrupt=False,  # `run` says that it stopped
 )
@@ -56,6 +56,7 @@ def diagnose(
     thresholds: Path | None = None,
     probes: Probes = (),
     chunk: int | None = None,
+    pairing: Literal["site", "shifted"] | None = None,
     method: str = "",
     notes: str = "",
     out: Path | None = None,
@@ -91,6 +92,9 @@ def diagnose(
         Extra measurements: perturbation, nudging, fresh-b, intrinsic.
     chunk
         Run batches in parts of at most so many samples: the same numbers in less memory.
+    pairing
+        site (the default), or shifted: the credit of each site with the gradient of the one below, for comparing with
+        published figures of FA.
     method
         Name shown in the report.
     notes
@@ -118,6 +122,7 @@ def diagnose(
             ("edition", edition),
             ("probes", probes),
             ("chunk", chunk),
+            ("pairing", pairing),
             ("method_name", method),
             ("notes", notes),
         ):
@@ -640,7 +645,7 @@ def calibrate(
 def pitfalls(
     action: Literal["run"] | None = None, name: str | None = None, *, seed: int = 0, json: Flag = False
 ) -> int:
-    """Fourteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
+    """Fifteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
 
     Parameters
     ----------

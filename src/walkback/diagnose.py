@@ -19,6 +19,7 @@ from walkback.checks import (
     DiagnosticThresholds,
     dtype_floor,
     paired_counts,
+    reference_precision,
     reference_validity,
 )
 from walkback.editions import Claim, decide, is_concentrated
@@ -35,7 +36,9 @@ from walkback.report import Report
 from walkback.trace import Credit, Trace, Tracer
 
 # Per-layer fields of Measurements beyond the published ones, by where they come from.
-SHIFTED = ("cosine_above", "cosine_below")
+PUBLISHED = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
+SHIFTED = ("cosine_above", "cosine_below", "gradient_next")
+PAIRINGS = ("site", "shifted")
 NULLS = ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
 PRECISION = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
 
@@ -58,6 +61,7 @@ def diagnose(
     reference: nn.Module | str | None = None,
     correct: Correct | None = None,
     bp_frozen_acc: Accuracy = None,
+    pairing: str = "site",
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -86,6 +90,9 @@ def diagnose(
         correct: for one seed, (N,) which test samples the network gets right and (N,) which its frozen control does:
             D3 is then judged on the binomial error of the pair.
         bp_frozen_acc: of BP's own frozen control, where `frozen_baseline_acc` has a stem trained otherwise.
+        pairing: "site" compares the credit of every site with the gradient of the same site. "shifted" compares the
+            credit of site l + 1 with the gradient of site l, as published figures of FA seem to do, and is there for
+            comparing with them: see pitfall 15.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
@@ -107,6 +114,7 @@ def diagnose(
         probes=asked,
         chunk=chunk,
         reference=reference,
+        pairing=pairing,
     )
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
@@ -121,6 +129,7 @@ def measure(
     probes: Sequence[str | Probe] = (),
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
+    pairing: str = "site",
 ) -> Measurements:
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
 
@@ -133,6 +142,8 @@ def measure(
     asked = [probe for probe in wanted(probes) if not isinstance(probe, Intrinsic)]
     if chunk is not None:
         whole_numbers(chunk=chunk)
+    if pairing not in PAIRINGS:
+        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {pairing!r:.60}.")
     recorded = isinstance(credit, Recorded)
     if recorded and reference is None:
         reference = "derived"
@@ -146,6 +157,8 @@ def measure(
         second = None if precise is None else IntrinsicMeter(tracer, precise)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
+            if pairing == "shifted":
+                parts = map(_shifted, parts)
             meter.add(_seen(parts, probing, witness, *([] if second is None else [second])))
         if not meter.batches:
             raise InputError(
@@ -164,6 +177,7 @@ def measure(
         "guessed": tracer.guesses,
         "tokens_read": tracer.read_tokens,
         "chunk": chunk,
+        "pairing": pairing,
         "loss": tracer.loss_name,
         "reference": _REFERENCES[tracer.reference],
         "backward_error": backward.error,
@@ -177,19 +191,25 @@ def measure(
     reasons = {**m.reasons, **found.pop("reasons", {}), **extra.pop("reasons", {})}
     if backward.error is None:
         reasons["backward_error"] = backward.why
-    altered = "" if backward.agrees is not False else _altered(backward)
-    doubt = altered or _unchecked(tracer, backward)
-    told = [note for note in m.notes if not (_is_doubted([doubt]) and "bit for bit" in note)]  # the same g_l, not BP
-    seen = [note.text if isinstance(note, Note) else note for note in tracer.notes]
-    notes = (*([doubt] if doubt else []), *seen, *told, *odd, *extra.pop("notes", ()))
-    return replace(m, conditions=conditions, reasons=reasons, probes=found, notes=notes, altered=altered, **extra)
+    altered = _altered(backward) if backward.agrees is False else None
+    doubted = _unchecked(tracer, backward)
+    said = [Note("unchecked-reference", None, values) for values in _unchecked_reference(tracer, backward)]
+    # Where g_l may be another signal than the gradient, a credit that equals it is not BP for that.
+    own = [note for note in m.notes if note.code != "bp-itself" or not (altered or doubted)]
+    notes = (*said, *tracer.notes, *own, *odd, *extra.pop("notes", ()))
+    return replace(
+        m,
+        conditions=conditions,
+        reasons=reasons,
+        probes=found,
+        notes=notes,
+        altered=altered,
+        doubted=doubted,
+        **extra,
+    )
 
 
-_UNSUSPECTED = BackwardCheck(
-    None,
-    why="not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
-    "that leave torch",
-)
+_UNSUSPECTED = BackwardCheck("cannot-tell", "not-needed")
 _REFERENCES = {
     "own": "the network's own backward pass",
     "derived": "derived from the forward pass alone",
@@ -197,33 +217,22 @@ _REFERENCES = {
 }
 
 
-ALTERED = "the network's own backward pass is not the derivative of its loss"
+def _unchecked(tracer: Tracer, check: BackwardCheck) -> Note | None:
+    """The network's own backward pass, where it should have been checked and could not be."""
+    doubtful = tracer.suspect and check.answer == "cannot-tell" and tracer.reference == "own"
+    return Note("unchecked-backward", None, {"cause": check.cause, "why": check.why}) if doubtful else None
 
 
-UNCHECKED = "the forward pass has something that can alter its gradient, and this could not be checked"
+def _unchecked_reference(tracer: Tracer, check: BackwardCheck) -> list[dict[str, str]]:
+    """The same of a reference that was derived or given."""
+    if not tracer.suspect or check.answer != "cannot-tell" or tracer.reference == "own":
+        return []
+    return [{"reference": _REFERENCES[tracer.reference], "cause": check.cause, "why": check.why}]
 
 
-def _unchecked(tracer: Tracer, check: BackwardCheck) -> str:
-    """What to say of a reference that should have been checked and could not be."""
-    if not tracer.suspect or check.error is not None:
-        return ""
-    if tracer.reference != "own":
-        return f"the reference is {_REFERENCES[tracer.reference]}, and could not be checked: {check.why}"
-    return f"{UNCHECKED}: {check.why}"
-
-
-def _is_doubted(notes: Iterable[str]) -> bool:
-    """Is g_l another signal than the gradient, for all that is known? Then nothing that equals it is BP for that."""
-    return any(note.startswith((ALTERED, UNCHECKED)) for note in notes)
-
-
-def _altered(check: BackwardCheck) -> str:
-    sites = ", ".join(map(str, check.sites)) or "all together"
-    return (
-        f"{ALTERED} (finite differences disagree by "
-        f"{check.error:.1%}, limit {check.limit:.1%}; sites {sites}): every g_l and every cosine here refers to an "
-        'altered gradient. Measure with reference="derived", or with reference=twin, a plain network with its weights'
-    )
+def _altered(check: BackwardCheck) -> Note:
+    values = {"error": check.error, "limit": check.limit, "sites": list(check.sites), "cause": check.cause}
+    return Note("altered-backward", None, values)
 
 
 def _checked(parts: Iterable[Trace], tracer: Tracer, recorded: bool, checks: list[BackwardCheck]) -> Iterator[Trace]:
@@ -248,14 +257,14 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
             else "Its backward pass is altered too: build it from plain layers."
         )
         raise InputError(
-            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
-            f"(limit {check.limit:.1%}). {remedy}"
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.2%} "
+            f"(limit {check.limit:.2%}). {remedy}"
         )
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
-            "sample, or give the credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. {check.remedy}, or give the credits as a function of the "
+            "trace."
         )
 
 
@@ -285,7 +294,7 @@ def make_report(
         **{f"deep_{name}": _deep(m, name) for name in ("perturbation", "nudging", "nudging_relative", "nudging_rms")},
     }
     per_layer = {
-        **{name: getattr(m, name) or None for name in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")},
+        **{name: getattr(m, name) or None for name in (*PUBLISHED, "zero_credit")},
         **{name: m.probes.get(name) for name in ("perturbation", "nudging", "nudging_relative", "nudging_rms")},
         **{name: getattr(m, name) or None for name in (*SHIFTED, *NULLS, *PRECISION)},
     }
@@ -295,32 +304,33 @@ def make_report(
             reasons[name] = "not measured"
     if depth.reason and depth.value is None:
         reasons["depth_margin_pp"] = depth.reason
-    claims = on_claim(m, claim, thresholds)
-    if _is_doubted(m.notes):
-        claims = tuple(text for text in claims if "the direction of the BP gradient" not in text)
-    advisories = [*m.nonfinite, *m.notes, *claims]
+    of_reference = [note for note in (m.altered, m.doubted) if note is not None]
+    told = [*m.nonfinite, *of_reference, *m.notes, *on_claim(m, claim, thresholds)]
     if v.measurement_valid is False and not v.failed:
-        advisories.append(
-            "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
-        )
-    if edition == "intrinsic":
-        advisories += _beside_published(m, thresholds)
+        told.append(Note("reference-under-floor"))
+    told += [*editions_differ(m, thresholds, edition), *_clamp_decides(m, edition)]
     if is_concentrated(m):
-        advisories.append(f"one site carries {m.gamma_concentration:.0%} of Γ: report the cosine per layer")
+        told.append(Note("concentrated", _loudest(m), {"share": m.gamma_concentration}))
+    remark = [Note("remark", None, {"text": str(notes)})] if notes else []
     return Report(
         edition=v.edition,
         verdict=v.verdict,
         failed=v.failed,
         measurement_valid=v.measurement_valid,
+        clamped_readable=clamped_readable(m, thresholds),
+        unclamped_exact=unclamped_exact(m, thresholds),
         depth_used=v.depth_used,
         submode=v.submode,
+        nonfinite=tuple({**note.values, "site": note.site} for note in m.nonfinite),
+        altered=None if m.altered is None else dict(m.altered.values),
+        doubted=None if m.doubted is None else dict(m.doubted.values),
         values=values,
         per_layer=per_layer,
         thresholds=asdict(thresholds),
         chain=tuple(asdict(step) for step in v.chain),
         findings=tuple({**asdict(f), "interval": None if f.interval is None else list(f.interval)} for f in v.findings),
         method=method,
-        notes=notes,
+        notes=(*remark, *told),
         headline_acc=_plain(claim.headline),
         frozen_baseline_acc=_plain(claim.frozen),
         bp_acc=_plain(claim.bp),
@@ -329,7 +339,6 @@ def make_report(
         run=dict(run or {}),
         conditions=_conditions(m, claim),
         reasons=reasons,
-        advisories=tuple(advisories),
     )
 
 
@@ -341,30 +350,53 @@ def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
     return measured | {k: v for k, v in judging.items() if v is not None}
 
 
-def _beside_published(m: Measurements, thresholds: DiagnosticThresholds) -> list[str]:
-    """Where the intrinsic reading and the published one differ, and what a clamped cosine would have said."""
-    said: list[str] = []
-    d2 = reference_validity("D2", m, dtype_floor(m, thresholds))
-    if m.nonfinite_kinds or d2.value is None:
-        return said
-    error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
-    off = None if error is None else error > thresholds.cosine_error_limit
-    if d2.flagged and off is False:
-        said.append(
-            f"the published D2 would flag (‖g_L‖ = {d2.value:.2g} < {d2.limit:.2g}), but no cosine is off by more than "
-            f"{error:.1g}: the reference is small, not wrong"
-        )
-    if d2.flagged is False and off:
-        said.append(f"the published D2 would not flag (‖g_L‖ = {d2.value:.2g}), but rounding decides the reference")
+def editions_differ(m: Measurements, thresholds: DiagnosticThresholds, edition: str) -> list[Note]:
+    """Where the published reading of the reference and the intrinsic one differ, and both were taken."""
+    if m.nonfinite or m.altered:
+        return []
+    floor = thresholds.g_norm_floor if edition == "four-diagnostic" else dtype_floor(m, thresholds)
+    published = reference_validity("D2", m, floor)
+    exact = reference_precision("D2", m, thresholds)
+    if None in (published.flagged, exact.flagged) or published.flagged == exact.flagged:
+        return []
+    values = {"edition": edition, "exact": not exact.flagged, "error": exact.value}
+    return [Note("editions-differ", None, {**values, "g_norm": published.value, "floor": floor})]
+
+
+def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
+    """What a clamped cosine would have said, in the edition that does not judge by its floor."""
     both = enumerate(zip(m.cosine, m.cosine_clamped))
-    off_by_clamp = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
-    clamp, site = max(off_by_clamp, default=(0.0, 0))
-    if clamp > 0.005:
-        said.append(
-            f"F.cosine_similarity would report a cosine off by {clamp:.2g} at site {site}, from its ε alone: multiply "
-            "the loss by a constant, or leave ε out"
-        )
-    return said
+    off = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
+    error, site = max(off, default=(0.0, 0))
+    if edition != "intrinsic" or m.nonfinite or error <= 0.005:
+        return []
+    return [Note("clamp-decides", site, {"error": error})]
+
+
+def clamped_readable(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
+    """Is the cosine as scripts compute it, with ε in its denominator, readable in this dtype? None: not measured."""
+    finding = reference_validity("D2", m, dtype_floor(m, thresholds))
+    return None if finding.flagged is None else not finding.flagged
+
+
+def unclamped_exact(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
+    """Is the cosine without a clamp the one that float64 gives? None where that was not asked."""
+    finding = reference_precision("D2", m, thresholds)
+    return None if finding.flagged is None else not finding.flagged
+
+
+def _loudest(m: Measurements) -> int:
+    """The site that carries most of Γ."""
+    return max(range(len(m.cosine) - 1), key=lambda site: abs(m.cosine[site] or 0.0))
+
+
+def _shifted(trace: Trace) -> Trace:
+    """The same trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
+    if trace.credits is None:
+        raise InputError('Expected a credit with pairing="shifted", but none was given.')
+    if any(a.shape != trace.credits[0].shape for a in trace.credits):
+        raise InputError('Expected a stream of one shape with pairing="shifted", but it changes its shape on the way.')
+    return replace(trace, credits=(*trace.credits[1:], trace.credits[-1]))
 
 
 def _seen(parts: Iterable[Trace], *lookers: Probing | Witness | IntrinsicMeter) -> Iterator[Trace]:

@@ -23,7 +23,7 @@ from walkback.checks import (
 from walkback.errors import InputError
 from walkback.measure import Measurements, cosine_error
 
-TRUSTWORTHY, WALKED_BACK, INCONCLUSIVE = "trustworthy", "walked back", "inconclusive"
+PASSES, WALKED_BACK, UNDECIDED = "passes", "walked back", "undecided"
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,7 @@ def three_check(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdi
     if d3.flagged:
         failed += ["D3"]
     valid = None if d2.flagged is None else not d2.flagged
-    # One half of "D1 and D2" alone, because the other was not tested, is neither a failure nor a pass.
-    half = (d1.flagged is None and d2.flagged) or (d2.flagged is None and d1.flagged)
-    return _verdict("three-check", m, claim, t, (d1, d2, d3), failed, valid, bool(half))
+    return _verdict("three-check", m, claim, t, (d1, d2, d3), failed, valid)
 
 
 def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
@@ -109,10 +107,7 @@ def four_diagnostic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> V
     d = _depth("d", claim, t)
     failed = [f.check for f in (a, b, d) if f.flagged]
     valid = False if a.flagged or b.flagged else None if None in (a.flagged, b.flagged) else True
-    # As in three-check, what was never given is left out; norms that were given and decide nothing are no pass.
-    given = ((a, m.h_norm), (b, m.g_norm))
-    half = any(f.flagged is None and any(n is not None for n in norms) for f, norms in given)
-    return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid, half)
+    return _verdict("four-diagnostic", m, claim, t, (a, b, c, d), failed, valid)
 
 
 def intrinsic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict:
@@ -127,7 +122,7 @@ def intrinsic(m: Measurements, claim: Claim, t: DiagnosticThresholds) -> Verdict
     failed = [f.check for f in (d2, d3) if f.flagged]
     valid = None if d2.flagged is None else not d2.flagged
     m = replace(m, stability=m.stability_distinct)
-    return _verdict("intrinsic", m, claim, t, (d1, d2, d3), failed, valid, half=d2.flagged is None)
+    return _verdict("intrinsic", m, claim, t, (d1, d2, d3), failed, valid)
 
 
 def _depth(check: str, claim: Claim, t: DiagnosticThresholds) -> Finding:
@@ -161,13 +156,12 @@ def _verdict(
     findings: tuple[Finding, ...],
     failed: list[str],
     valid: bool | None,
-    half: bool = False,
 ) -> Verdict:
     growth, reference, depth = findings[0], findings[1], findings[-1]
     depth_used = None if depth.flagged is None else not depth.flagged
-    undecided = depth.interval is not None and depth.flagged is None and "inconclusive" in depth.reason
-    untested = all(f.flagged is None for f in (growth, reference, depth))  # nothing was passed either
-    outcome = WALKED_BACK if failed else INCONCLUSIVE if undecided or untested or half else TRUSTWORTHY
+    # (c) names the sub-mode and decides nothing; every other check that was not decided leaves the verdict open.
+    undecided = any(f.flagged is None for f in findings if f.title != "direction stability")
+    outcome = WALKED_BACK if failed else UNDECIDED if undecided else PASSES
     submode = None
     if valid is False and m.stability is not None and not m.nonfinite_kinds and not m.altered:
         submode = "drift-dominated" if m.stability > t.stability_drift_ceiling else "noise-dominated"
@@ -239,7 +233,7 @@ def _step_depth(depth: Finding, used: bool | None) -> Step:
     if depth.value is None:
         return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
     interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
-    why = depth.reason.partition(":")[0] if depth.reason.startswith("inconclusive") else depth.reason
+    why = "undecided" if depth.straddles else depth.reason
     text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:.3g} pp"
     return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {why}" if why else text, used)
 

@@ -8,22 +8,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from walkback.errors import InputError, WalkbackError
+from walkback.errors import InputError, WalkbackError, cut, shown
 
 
-def is_entry(text: str) -> bool:
+def is_entry(text: object) -> bool:
     """Does it look like `package.module:function`?
 
     >>> is_entry("mymodels:trained"), is_entry("runs/abc")
     (True, False)
     """
-    return re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
+    return isinstance(text, str) and re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
 
 
 def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:
     """Import `module:function` (the current folder is searched first) and call it."""
     if not is_entry(text):
-        raise InputError(f"Expected an entry like mymodule:function, but got {text!r}.")
+        raise InputError(f"Expected an entry like mymodule:function, but got {shown(text)}.")
     module_name, _, name = text.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -31,10 +31,11 @@ def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:
     try:
         value: Any = import_module(module_name)
     except (Exception, SystemExit) as error:  # a script without a main guard may end the process
-        raise InputError(f"Expected to import {module_name}, but: {type(error).__name__}: {error}.") from error
+        what = f"{type(error).__name__}: {shown(error, 300)}"
+        raise InputError(f"Expected to import {cut(module_name)}, but: {what}.") from error
     for step in name.split("."):
         if not hasattr(value, step):
-            raise InputError(f"Expected {module_name} to have {name!r}, but it has not.")
+            raise InputError(f"Expected {module_name} to have {shown(name)}, but it has not.")
         value = getattr(value, step)
     if not callable(value):
         raise InputError(f"Expected {text} to be a function, but it is a {type(value).__name__}.")
@@ -43,4 +44,5 @@ def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:
     except WalkbackError:
         raise
     except (Exception, SystemExit) as error:
-        raise InputError(f"Expected {text} to run, but it raised {type(error).__name__}: {error}.") from error
+        what = f"{type(error).__name__}: {shown(error, 300)}"
+        raise InputError(f"Expected {text} to run, but it raised {what}.") from error

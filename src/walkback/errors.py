@@ -5,9 +5,14 @@ WalkbackError
 ├── AnatomyError   the network's stem, blocks or readout can't be found or read
 ├── CreditError    the credit signal does not belong to this pass
 └── FormatError    a file is missing, damaged or of another version
+
+What the user handed in is quoted by `shown`: one line, whatever it is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 
 class WalkbackError(Exception):
@@ -33,3 +38,62 @@ class CreditError(WalkbackError, ValueError):
 
 class FormatError(WalkbackError, ValueError):
     """A file is missing, damaged, or of a version this release does not read."""
+
+
+def shown(value: object, width: int = 80) -> str:
+    """Return a value as a message quotes it: its `repr` on one line, cut to `width` characters. Never raises.
+
+    Tensors and arrays are told by type, shape and dtype, in lists and dicts too; an exception by what it says.
+
+    >>> shown("dfa"), shown([0.5, None]), shown(range(3))
+    ("'dfa'", '[0.5, None]', 'range(0, 3)')
+    >>> shown(list(range(10**6)), width=20)
+    '[0, 1, 2, 3, 4, 5, …'
+    """
+    try:
+        return cut(_quoted(value, width), width)
+    except Exception:  # a repr is the user's code, and may do anything
+        return cut(f"<{type(value).__name__}, which can't be printed>", width)
+
+
+def cut(text: str, width: int = 80) -> str:
+    r"""Return text on one line of at most `width` characters.
+
+    >>> cut("one line\n  and more of it", 14)
+    'one line and …'
+    """
+    text = " ".join(line.strip() for line in text.splitlines())
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def _quoted(value: Any, room: int) -> str:
+    """The repr of a value, in full where it fits into `room`, and somewhat longer than that where it does not."""
+    if room <= 0:
+        return "…"
+    if isinstance(value, BaseException):
+        return str(value)
+    if isinstance(value, (str, bytes)):
+        return repr(value[: room + 1])  # with its quotes it is too long if it was cut, and is cut again
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape and hasattr(value, "dtype"):
+        return f"{type(value).__name__} of shape {tuple(shape)}, {value.dtype}"
+    if type(value) in (list, tuple):
+        start, end = ("[", "]") if isinstance(value, list) else ("(", ",)" if len(value) == 1 else ")")
+        return _joined(start, end, ((v,) for v in value), room)
+    if isinstance(value, dict):
+        start, end = ("{", "}") if type(value) is dict else (f"{type(value).__name__}({{", "})")
+        return _joined(start, end, value.items(), room)
+    return repr(value)
+
+
+def _joined(start: str, end: str, items: Iterable[tuple[Any, ...]], room: int) -> str:
+    """Items between brackets, as many as fit into `room` and one more: a list of millions is not walked through."""
+    text = start
+    for i, item in enumerate(items):
+        if len(text) > room:
+            return text
+        text += ", " if i else ""
+        for j, part in enumerate(item):
+            text += ": " if j else ""
+            text += _quoted(part, room - len(text))
+    return text + end

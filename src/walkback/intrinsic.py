@@ -40,6 +40,7 @@ from walkback.measure import (
     some,
     to_float64_device,
 )
+from walkback.notes import Note
 from walkback.trace import Trace, Tracer
 from walkback.values import has_float64, no_autocast, places
 
@@ -237,10 +238,7 @@ class IntrinsicMeter:
         told |= {"instead of float64 because": self.why} if self.why else {}
         notes = []
         if self.method == PERTURBED:
-            notes.append(
-                "the reference is compared with a second pass under perturbed rounding, not with float64 "
-                f"({self.why}): its disagreement is a lower bound"
-            )
+            notes.append(Note("perturbed-rounding", None, {"why": self.why}))
         return {
             **found,
             "stability_distinct": stability,

@@ -13,18 +13,19 @@ from itertools import pairwise
 from math import isclose, isfinite
 from numbers import Real
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 
-from walkback.advisories import RENEWED, earlier_epoch
+from walkback import report_1
+from walkback.advisories import earlier_epoch
 from walkback.checks import Accuracy, DiagnosticThresholds, Finding, read_table
-from walkback.diagnose import ALTERED, NULLS, PRECISION, make_report
+from walkback.diagnose import NULLS, PRECISION, SHIFTED, make_report
 from walkback.editions import Claim, decide
 from walkback.errors import FormatError, InputError
 from walkback.measure import (
     PUBLISHED_BATCH,
-    STAGES,
     Measurements,
     Numbers,
     block_growth,
@@ -34,13 +35,15 @@ from walkback.measure import (
     mean,
     stream_shapes,
 )
+from walkback.notes import RENEWED, Note
 from walkback.report import SCHEMA, Report
 
 # One row of what `walkback.Watch` writes.
 WATCH_SCHEMA = "walkback.watch/1"
 
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
-_PROBES = ("perturbation", "nudging", "nudging_relative")
+_BESIDE = ("cosine_clamped", "below_eps", "zero_credit", *SHIFTED, *NULLS, *PRECISION)
+_LISTS = ("h_norm", "g_norm", "cosine", *_BESIDE)
+_PROBES = ("perturbation", "nudging", "nudging_relative", "nudging_rms")
 _SCALARS = (
     "growth",
     "growth_total",
@@ -60,16 +63,11 @@ _ACCURACIES = {
 # Quantities with a range of their own; a logged number outside it is something else.
 _RANGES = {
     **dict.fromkeys(("cosine", "cosine_clamped", "perturbation", "stability", "gamma", "deep_cosine"), (-1.0, 1.0)),
-    **dict.fromkeys(("null_low", "null_high", "stability_distinct"), (-1.0, 1.0)),
-    **dict.fromkeys(("below_eps", "gamma_concentration", "epsilon_share"), (0.0, 1.0)),
+    **dict.fromkeys(("null_low", "null_high", "stability_distinct", *SHIFTED), (-1.0, 1.0)),
+    **dict.fromkeys(("below_eps", "gamma_concentration", "epsilon_share", "zero_credit"), (0.0, 1.0)),
     **dict.fromkeys(("null_dimension", "float64_disagreement", "absorption"), (0.0, float("inf"))),
     **dict.fromkeys(("h_norm", "g_norm", "growth", "growth_total", "g_norm_deepest"), (0.0, float("inf"))),
 }
-_NOT_FINITE = re.compile(r"(state|gradient) not finite\b")
-# Notes that judging writes anew, so they are not carried over from a report.
-_RENEWED = re.compile(
-    r"the reference is under the floor|one site carries|the published D2 would|F\.cosine_similarity would"
-)
 
 Named = tuple[Mapping[str, Any], str]  # a row and where it stands
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
@@ -123,7 +121,7 @@ def judge(
 
 def _judge_rows(
     rows: Sequence[Named],
-    torn: tuple[str, ...],
+    torn: tuple[Note, ...],
     edition: str | None,
     thresholds: DiagnosticThresholds | None,
     given: Mapping[str, Accuracy],
@@ -132,7 +130,7 @@ def _judge_rows(
 ) -> Report:
     rows, sorted_note = _in_order(rows)
     last, where = rows[-1]
-    ours = last if last.get("schema") == SCHEMA else {}
+    ours = last if last.get("schema") in (SCHEMA, report_1.SCHEMA) else {}
     limits = thresholds or DiagnosticThresholds.of(ours.get("thresholds") or {}, f"thresholds in {where}")
     by = edition or str(ours.get("edition") or "three-check")
     decide(Measurements(), Claim(), limits, by)
@@ -148,10 +146,18 @@ def _judge_rows(
         told = earlier_epoch(claim.headline, named, [_logged_accuracy(row) for row, _ in rows])
         m = m if told is None else replace(m, notes=(*m.notes, told))
     method = method_name or str(last.get("method") or "")
-    return make_report(m, claim, limits, by, method, notes or str(last.get("notes") or ""), run)
+    return make_report(m, claim, limits, by, method, notes or _remark(last), run)
 
 
-def _in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[str, ...]]:
+def _remark(row: Mapping[str, Any]) -> str:
+    """What the user wrote into a report or a row of numbers: a Note of its own since report/2."""
+    said = row.get("notes")
+    if row.get("schema") == SCHEMA or (isinstance(said, list) and all(isinstance(one, Mapping) for one in said)):
+        return " ".join(Note.of(note).text for note in said or () if note.get("code") == "remark")
+    return str(said or "")
+
+
+def _in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[Note, ...]]:
     """Rows in ascending order of their epochs or steps, where every row has one, and a note where they were not."""
     counts = _counts([row for row, _ in rows])
     keys = list(zip(*counts.values()))
@@ -163,7 +169,7 @@ def _in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[str, ...]]:
     twice = next((i for i, key in enumerate(keys) if often[key] > 1), None)
     if twice is None:
         first, last = _label(*rows[0]), _label(*rows[-1])
-        said = f"rows are not in ascending order of {unit} (first {first}, last {last}): sorted before they were judged"
+        said = Note("rows-sorted", None, {"unit": unit, "first": first, "last": last})
         return [rows[i] for i in sorted(range(len(rows)), key=keys.__getitem__)], (said,)
     if keys[-1] == max(keys):  # a run that was resumed from an earlier point: its last row stands
         return rows, ()
@@ -175,7 +181,7 @@ def _in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[str, ...]]:
     )
 
 
-def _last_norms(rows: Sequence[Named], numbers: Sequence[Measurements]) -> tuple[Measurements, tuple[str, ...]]:
+def _last_norms(rows: Sequence[Named], numbers: Sequence[Measurements]) -> tuple[Measurements, tuple[Note, ...]]:
     """The numbers of the last row with norms, each kind from the last row that has it, and a note where it is older."""
     at: dict[str, int] = {}
     for i, m in enumerate(numbers):
@@ -189,14 +195,13 @@ def _last_norms(rows: Sequence[Named], numbers: Sequence[Measurements]) -> tuple
             m,
             **{name: getattr(h, name) for name in ("h_norm", "growth", "growth_total")},
             g_norm=g.g_norm,
-            nonfinite=tuple(t for of, kind in ((h, "state"), (g, "gradient")) for t in of.nonfinite if kind in t),
-            nonfinite_kinds=(h.nonfinite_kinds & {"state"}) | (g.nonfinite_kinds & {"gradient"}),
+            nonfinite=tuple(
+                n for of, kind in ((h, "state"), (g, "gradient")) for n in of.nonfinite if n.values["kind"] == kind
+            ),
             reasons=m.reasons | {k: v for k, v in h.reasons.items() if k in ("h_norm", "growth", "growth_total")},
         )
     older = {i: " and ".join(kind for kind in at if at[kind] == i) for i in at.values() if i < len(rows) - 1}
-    return m, tuple(
-        f"the {kinds} norms judged are those of {_label(*rows[i])}: no later row has any" for i, kinds in older.items()
-    )
+    return m, tuple(Note("older-norms", None, {"kinds": kinds, "row": _label(*rows[i])}) for i, kinds in older.items())
 
 
 def _label(row: Mapping[str, Any], where: str) -> str:
@@ -275,9 +280,9 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
     >>> culprit(decide(m, Claim(), DiagnosticThresholds(), "three-check").findings[0], m)
     2
     """
-    bad = re.search(r"not finite at site (\d+)", finding.reason)
-    if bad is not None:
-        return int(bad[1])
+    if finding.cause == "nonfinite":
+        kind = "state" if finding.title == "scale stability" else "gradient"
+        return next((n for n in m.nonfinite if n.values["kind"] == kind), m.nonfinite[0]).site
     if finding.title == "scale stability":
         ratios = block_growth(m.h_norm, stream_shapes(m.conditions, len(m.h_norm)))
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
@@ -331,7 +336,7 @@ def _shallow(numbers: Any) -> Iterator[None]:
         ) from None
 
 
-def _rows(numbers: Any) -> tuple[list[Named], tuple[str, ...]]:
+def _rows(numbers: Any) -> tuple[list[Named], tuple[Note, ...]]:
     """(rows with their names, what is to be said of how they were read)."""
     if isinstance(numbers, Report):
         numbers = numbers.to_dict()
@@ -371,7 +376,7 @@ def position(row: Mapping[str, Any], where: str = "") -> tuple[int, int]:
     return row.get("epoch") or 0, row.get("step") or 0
 
 
-def _read(path: Path) -> tuple[list[Named], tuple[str, ...]]:
+def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
     if path.is_dir():
         if not (path / "report.json").exists():
             raise FormatError(
@@ -398,7 +403,7 @@ def _read(path: Path) -> tuple[list[Named], tuple[str, ...]]:
             if torn and not rows:
                 raise FormatError(f"Expected line 1 of {path} to be JSON, but it is incomplete, and there is no other.")
             if torn:
-                notes = (f"the last line of {path.name} is incomplete, as a run that was killed leaves it: left out",)
+                notes = (Note("torn-line", None, {"file": path.name}),)
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
     named = [f"{path} row {i + 1}" if len(rows) > 1 else str(path) for i in range(len(rows))]
@@ -521,7 +526,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     per_layer, values = _part(row, "per_layer", where), _part(row, "values", where)
     conditions = {k: row[k] for k in ("g_norm_batch_size", "dtype") if row.get(k) is not None}
     conditions |= plain(_part(row, "conditions", where))
-    bad: dict[str, list[str]] = {}
+    bad: dict[str, list[tuple[int | None, str]]] = {}
     lists = {name: _numbers(per_layer.get(name, row.get(name)), name, where, bad) for name in (*_LISTS, *_PROBES)}
     logged = {name: _scalar(values.get(name, row.get(name)), name, where) for name in _SCALARS}
     reasons = {k: str(v) for k, v in _part(row, "reasons", where).items()}
@@ -530,7 +535,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     shapes = stream_shapes(conditions, len(h))
     derived, derived_total, why = growth(h, shapes)
     of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
-    if shapes is None and reasons.get("growth_total") == STAGES:  # shapes that the row does not tell
+    if shapes is None and report_1.changes_shape(reasons):  # shapes that the row does not tell
         of_lists |= {"growth": None, "growth_total": None}
     elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
         least = max(block_growth(h, shapes).values(), default=0.0)
@@ -541,7 +546,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         if number is not None and said is not None:
             _same(name, number, of, said, where)
         elif number is not None and not isfinite(number) and of in finite:
-            bad.setdefault(of, []).append(f"({name} = {number})")
+            bad.setdefault(of, []).append((None, f"{name} = {number}"))
     scalars = {name: _finite(v) for name, v in logged.items()}
     if not g and scalars["g_norm_deepest"] is not None:  # only the last site's was logged
         g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
@@ -568,7 +573,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         )
     for name in lists:
         if name not in ("h_norm", "g_norm") and name in bad:
-            reasons.setdefault(name, f"not finite {', '.join(bad[name])}, as logged")
+            reasons.setdefault(name, f"not finite {', '.join(f'at site {site}' for site, _ in bad[name])}, as logged")
     rho, total = scalars["growth"], scalars["growth_total"]
     if rho is None and h:
         rho = derived
@@ -576,20 +581,18 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         if rho is None:
             reasons["growth"] = why
     kinds = {"h_norm": "state", "g_norm": "gradient"}
-    nonfinite = [f"{kind} not finite {place}, as logged" for name, kind in kinds.items() for place in bad.get(name, ())]
-    ours = row.get("schema") in (SCHEMA, WATCH_SCHEMA)
-    said = [str(text) for text in row.get("advisories") or ()] if ours else []
-    nonfinite += [text for text in said if _NOT_FINITE.match(text)]
-    if not ours:  # rows of a run say it in their reasons
-        told = [text for name in kinds for text in reasons.get(name, "").split("; ")]
-        nonfinite += [text for text in told if _NOT_FINITE.match(text)]
+    logged_bad = [
+        _nonfinite({"kind": kind, "site": site, "logged": said})
+        for name, kind in kinds.items()
+        for site, said in bad.get(name, ())
+    ]
+    facts = _facts(row, reasons, where)
     m = Measurements(
         h_norm=h,
         g_norm=g,
         cosine=cosine,
-        **{name: lists[name] for name in ("cosine_clamped", "below_eps", *NULLS, *PRECISION)},
+        **{name: lists[name] for name in _BESIDE},
         stability_distinct=scalars["stability_distinct"],
-        altered=next((text for text in said if text.startswith(ALTERED)), ""),
         growth=rho,
         growth_total=total,
         stability=scalars["stability"],
@@ -603,16 +606,53 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             **{k: _numbers(v, k, where, {}) for k, v in _part(row, "controls", where).items()},
             **{name: lists[name] for name in _PROBES if lists[name]},
         },
-        nonfinite=tuple(nonfinite),
-        nonfinite_kinds=frozenset(text.split()[0] for text in nonfinite),
+        nonfinite=(*logged_bad, *facts["nonfinite"]),
+        altered=facts["altered"],
+        doubted=facts["doubted"],
         dtype=_dtype(conditions),
         conditions=conditions,
         reasons=reasons,
-        notes=tuple(t for t in said if not any(p.match(t) for p in (_NOT_FINITE, _RENEWED, RENEWED))),
+        notes=facts["notes"],
     )
     if m.deep_cosine is None and cosine:
         m = replace(m, deep_cosine=mean([cosine[site] for site in deep_sites(cosine)]))
     return m
+
+
+def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> dict[str, Any]:
+    """What a row says of its reference, and its notes: from fields, or of an older row from its sentences."""
+    ours = row.get("schema") in (SCHEMA, report_1.SCHEMA, WATCH_SCHEMA)
+    if row.get("schema") == SCHEMA or "nonfinite" in row:
+        said: dict[str, Any] = {k: row.get(k) for k in ("nonfinite", "altered", "doubted", "notes")}
+        said["notes"] = said["notes"] if ours else []
+    else:
+        said = report_1.notes(row.get("advisories") if ours else ())
+        if not ours:  # rows of a run say it in their reasons
+            said["nonfinite"] = report_1.nonfinite_reasons(reasons)
+    for name in ("nonfinite", "notes"):
+        if not isinstance(said[name], (list, tuple, NoneType)) or not all(
+            isinstance(x, Mapping) for x in said[name] or ()
+        ):
+            raise InputError(f"Expected {name} in {where} to be a list of objects, but got {said[name]!r:.60}.")
+    try:
+        nonfinite = tuple(_nonfinite(one) for one in said["nonfinite"] or ())
+        notes = tuple(note for note in map(Note.of, said["notes"] or ()) if note.code not in RENEWED)
+        altered, doubted = (None if said[k] is None else dict(said[k]) for k in ("altered", "doubted"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {error!r:.60}.") from None
+    return {
+        "nonfinite": nonfinite,
+        "altered": None if altered is None else Note("altered-backward", None, altered),
+        "doubted": None if doubted is None else Note("unchecked-backward", None, doubted),
+        "notes": notes,
+    }
+
+
+def _nonfinite(one: Mapping[str, Any]) -> Note:
+    if one["kind"] not in ("state", "gradient"):
+        raise ValueError(f"kind {one['kind']}")
+    values = {"kind": one["kind"], "batch": one.get("batch")}
+    return Note("nonfinite", one.get("site"), values | {k: one[k] for k in ("logged",) if one.get(k)})
 
 
 def _same(name: str, number: float, of: str, derived: float, where: str) -> None:
@@ -635,7 +675,7 @@ def _part(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     return part
 
 
-def _numbers(values: Any, name: str, where: str, bad: dict[str, list[str]]) -> Numbers:
+def _numbers(values: Any, name: str, where: str, bad: dict[str, list[tuple[int | None, str]]]) -> Numbers:
     """A list over sites; where it is not finite is added to `bad`, and that entry is None."""
     values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, torch, JAX
     if values is None:
@@ -646,7 +686,7 @@ def _numbers(values: Any, name: str, where: str, bad: dict[str, list[str]]) -> N
     for site, value in enumerate(values):
         number = _scalar(value, f"{name}[{site}]", where)
         if number is not None and not isfinite(number):
-            bad.setdefault(name, []).append(f"at site {site}")
+            bad.setdefault(name, []).append((site, ""))
             number = None
         out.append(number)
     return out

@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from walkback.notes import Note, why_no_cosine
 from walkback.nulls import SAMPLES as NULL_SAMPLES
 from walkback.nulls import Coupling, null_half, student
 from walkback.prints import prints_of
@@ -31,10 +32,6 @@ PUBLISHED_BATCH = 128
 COSINE_EPS = 1e-8
 # One sample may carry this share of a mean norm before it is said.
 OUTLIER = 0.1
-NO_CREDIT = (
-    "the credit is zero at every site, for every sample: it teaches the blocks nothing. If it is a difference of "
-    "states, as EP's is, measure a copy in float64 (net.double()) to see whether rounding took it"
-)
 STAGES = "the stream changes shape; growth is taken within stages"
 # Squares of smaller norms, and products of two of them, leave the range of float64.
 _SQUARABLE = 1e-140
@@ -261,8 +258,10 @@ class Measurements:
     cosine: Numbers = field(default_factory=list)
     cosine_clamped: Numbers = field(default_factory=list)
     below_eps: Numbers = field(default_factory=list)
+    zero_credit: Numbers = field(default_factory=list)  # share of samples without credit: counted as cosine 0
     cosine_above: Numbers = field(default_factory=list)  # of a_l with g_{l+1}: would a shift by one fit better?
     cosine_below: Numbers = field(default_factory=list)  # of a_l with g_{l-1}
+    gradient_next: Numbers = field(default_factory=list)  # of g_l with g_{l+1}: how alike the two are
     cosine_low: Numbers = field(default_factory=list)  # 95 % interval over samples and batches
     cosine_high: Numbers = field(default_factory=list)
     null_low: Numbers = field(default_factory=list)  # 95 % band of the same credit, turned at random: see nulls.py
@@ -281,13 +280,18 @@ class Measurements:
     deep_cosine: float | None = None
     aggregates: dict[str, float | None] = field(default_factory=dict)
     probes: dict[str, Numbers] = field(default_factory=dict)
-    nonfinite: tuple[str, ...] = ()
-    nonfinite_kinds: frozenset[str] = frozenset()
-    altered: str = ""  # how the reference was found not to be the derivative of the loss
+    nonfinite: tuple[Note, ...] = ()  # where states or gradients are not finite, first batch first
+    altered: Note | None = None  # how the reference was found not to be the derivative of the loss
+    doubted: Note | None = None  # why it could not be checked, where something could have altered it
     dtype: torch.dtype = torch.float32
     conditions: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def nonfinite_kinds(self) -> frozenset[str]:
+        """What is not finite: "state", "gradient", both or nothing."""
+        return frozenset(note.values["kind"] for note in self.nonfinite)
 
 
 # -- adding up --------------------------------------------------------------------------------------------
@@ -405,14 +409,17 @@ class Meter:
         h = [some(v / n) if n else None for v in h.tolist()]
         g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
         nonfinite = tuple(
-            f"{kind} not finite at site {site}, first in batch {batch}"
+            Note("nonfinite", site, {"kind": kind, "batch": batch})
             for (kind, site), batch in sorted(self._bad.items(), key=lambda item: (item[1], item[0][1], item[0][0]))
         )
         for name, values, kind in (("h_norm", h, "state"), ("g_norm", g, "gradient")):
             if None in values:
-                reasons[name] = "; ".join(text for text in nonfinite if text.startswith(kind))
+                reasons[name] = "; ".join(note.text for note in nonfinite if note.values["kind"] == kind)
         if not n:
-            reasons["h_norm"] = f"{self._unread(self.samples)}. Name it: Anatomy.of(model, ..., pool=0)"
+            reasons["h_norm"] = (
+                f"{self.samples} of {self.samples} samples have no gradient at the last site, so the token they are "
+                "read at is unknown. Name it: Anatomy.of(model, ..., pool=0)"
+            )
         rho, total, why = growth(h, self.shapes)
         if why:
             reasons.update({k: why for k, v in (("growth", rho), ("growth_total", total)) if v is None})
@@ -421,12 +428,13 @@ class Meter:
             reasons["stability"] = why
         if self._credit is None:
             names = ("cosine", "cosine_clamped", "below_eps", "gamma", "gamma_concentration", "deep_cosine")
-            names += ("cosine_above", "cosine_below")
+            names += ("cosine_above", "cosine_below", "gradient_next", "zero_credit")
             names += ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
         found = {} if self._credit is None else self._credit.result(self.dtype, reasons, self._repeated())
-        left_out = [f"{self._unread(samples - n)}: ‖h‖ and growth leave them out"] if 0 < n < samples else []
+        unread = {"samples": samples - n, "of": self.samples}
+        left_out = [Note("unread-samples", None, unread)] if 0 < n < samples else []
         notes = (*found.pop("notes", ()), *left_out, *self._outliers())
         return Measurements(
             h_norm=h,
@@ -436,7 +444,6 @@ class Meter:
             growth_total=total,
             stability=stability,
             nonfinite=nonfinite,
-            nonfinite_kinds=frozenset(kind for kind, _ in self._bad),
             dtype=self.dtype,
             reasons=reasons,
             conditions={
@@ -472,25 +479,16 @@ class Meter:
             total, largest = (torch.stack([getattr(p, k).chunk(2)[side] for p in parts]) for k in ("sum", "largest"))
             yield total.sum(0), sum(part.n for part in parts), largest.amax(0)
 
-    def _unread(self, count: int) -> str:
-        return (
-            f"{count} of {self.samples} samples have no gradient at the last site, so the token they are read at is "
-            "unknown"
-        )
-
     def _repeated(self) -> float:
         """The share of samples that had been added before."""
         return 1 - self._distinct() / self.samples
 
-    def _outliers(self) -> Iterator[str]:
+    def _outliers(self) -> Iterator[Note]:
         """Where one sample makes up much of a mean norm, and with it growth or the reference's size."""
         for what, (total, n, largest) in zip(("‖h‖", "‖g‖"), self._totals()):
             share, site = (largest / total).nan_to_num(0.0).max(0)
             if n >= 1 / OUTLIER**2 and float(share) > OUTLIER:
-                yield (
-                    f"one of {n} samples carries {float(share):.0%} of {what} at site {int(site)}: means "
-                    "over samples, and what is judged by them, are mostly that sample's; look at it, or leave it out"
-                )
+                yield Note("outlier", int(site), {"of": n, "share": float(share), "what": what})
 
     def _distinct(self) -> int:
         """How many different samples were added."""
@@ -535,19 +533,26 @@ class _CreditMeter:
         self._means, self._n_means = Groups(), 0
         self._samples = self._n_groups = 0
         self._same = True
+        self._alike: list[bool] = []  # of sites l and l + 1: have they one shape?
 
     def add(self, credits: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
         dtype = grads[-1].dtype
-        cos, above, below, na, ng = neighbouring_cosines(credits, grads)
+        cos, above, below, beside, na, ng = neighbouring_cosines(credits, grads)
         cos = torch.where((na == 0) | (ng == 0), 0.0, cos)
         # Written so that NaN stays in: it is not finite, which is another finding than an underflow.
         usable = ~(ng < least_norm(dtype))
         directed = ~(na < _SQUARABLE)
         valid = usable & directed
-        for name, shifted, other in (("above", above, usable.roll(-1, 0)), ("below", below, usable.roll(1, 0))):
-            counted = directed & other & ~torch.isnan(shifted)
-            self._sum[name] += torch.stack([torch.where(counted, shifted, 0.0).sum(1), counted.sum(1)])
+        self._alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
+        alike = torch.tensor(self._alike, device=cos.device)
+        for name, shifted, by in (("above", above, -1), ("below", below, 1)):
+            # A sample without credit counts as no alignment; where there is no such neighbour, nothing is counted.
+            there = usable.roll(by, 0) & pad(alike, (0, 1) if by < 0 else (1, 0))[:, None]
+            given = there & directed
+            self._sum[name] += torch.stack([torch.where(given, shifted, 0.0).sum(1), there.sum(1), given.sum(1)])
+        both = usable & usable.roll(-1, 0) & pad(alike, (0, 1))[:, None]
+        self._sum["next"] += torch.stack([torch.where(both, beside, 0.0).sum(1), both.sum(1), both.sum(1)])
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
         cosines = torch.where(valid, cos, 0.0)
@@ -558,8 +563,10 @@ class _CreditMeter:
             valid.sum(1),
             (~usable).sum(1),
             torch.where(torch.isnan(ng), torch.nan, (ng * scale < eps).double()).sum(1),
+            usable.sum(1),
+            (~directed).sum(1),
         ])  # fmt: skip
-        for total, n in (group.chunk(2) for group in self._means.add(torch.cat([cosines, valid]).T)):
+        for total, n in (group.chunk(2) for group in self._means.add(torch.cat([cosines, usable]).T)):
             self._sum["mean"] += total / n
             self._sum["square"] += (total / n) ** 2
             self._n_means += 1
@@ -570,10 +577,11 @@ class _CreditMeter:
                 coupling.add(a, g, by)
         # The other orders of averaging, over the sites of Γ: 0…L−1.
         (a, top_a), (g, top_g) = by_largest(na[:-1].T), by_largest(ng[:-1].T)
-        whole = ~(a.norm(dim=1) * top_a < _SQUARABLE) & ~(g.norm(dim=1) * top_g < _SQUARABLE)
-        by_sample = torch.where(whole, (cos[:-1].T * a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), 0.0)
+        whole = ~(g.norm(dim=1) * top_g < _SQUARABLE)
+        given = whole & ~(a.norm(dim=1) * top_a < _SQUARABLE)
+        by_sample = torch.where(given, (cos[:-1].T * a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), 0.0)
         d, aa, gg = (cos * na * ng)[:-1].sum(), (na[:-1] ** 2).sum(), (ng[:-1] ** 2).sum()
-        self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), d, aa, gg])
+        self._sum["orders"] += torch.stack([by_sample.sum(), whole.sum(), given.sum(), d, aa, gg])
         if not self._groups:
             self._groups = [(Groups(), Groups()) for _ in credits[:-1]]
         per_site = [
@@ -586,39 +594,49 @@ class _CreditMeter:
 
     def result(self, dtype: torch.dtype, reasons: dict[str, str], repeated: float) -> dict[str, Any]:
         """Fields of Measurements; what can't be given is None, with its reason added to `reasons`."""
-        totals, clamped, valid, lost, below = self._sum["per_site"].tolist()
+        totals, clamped, valid, lost, below, counted, zero = self._sum["per_site"].tolist()
         cosine: Numbers = []
-        why, notes = [], []
-        floor = f"{least_norm(dtype):.1e}"
-        for site, (total, n) in enumerate(zip(totals, valid)):
-            cosine.append(some(total / n) if n else None)
-            what = "the credit is zero"
-            if lost[site]:
-                what = f"the reference is zero or underflowed (norm below {floor} in {dtype})"
+        why: list[str] = []
+        notes: list[Note] = []
+        values = {"floor": f"{least_norm(dtype):.1e}", "dtype": str(dtype), "of": self._samples}
+        for site, (total, n, all_) in enumerate(zip(totals, valid, counted)):
+            cosine.append(some(total / all_) if n else None)
+            cause = "nonfinite" if n and cosine[site] is None else "reference" if lost[site] else "credit"
             if cosine[site] is None:
-                what = f"{what} for every sample" if not n else "credit or reference is not finite"
-                notes.append(f"no cosine at site {site}: {what}")
-                why.append(f"site {site}: {what}")
-            elif n < self._samples:
-                missing = int(self._samples - n)
-                notes.append(f"cosine at site {site} leaves out {missing} of {self._samples} samples: {what}")
+                notes.append(Note("no-cosine", site, {**values, "cause": cause}))
+                every = "" if cause == "nonfinite" else " for every sample"
+                why.append(f"site {site}: {why_no_cosine({**values, 'cause': cause})}{every}")
+                continue
+            if lost[site]:
+                left = {**values, "cause": cause, "samples": int(lost[site])}
+                notes.append(Note("cosine-left-out", site, left))
+            if zero[site]:
+                notes.append(Note("zero-credit-site", site, {"samples": int(zero[site]), "of": self._samples}))
         if not any(valid) and not any(lost):
-            notes.append(NO_CREDIT)
+            notes.append(Note("zero-credit"))
         if why:
             reasons["cosine"] = "; ".join(why)
         shifted = {
-            f"cosine_{name}": [some(total / n) if n else None for total, n in self._sum[name].T.tolist()]
-            for name in ("above", "below")
+            name: [some(total / n) if given else None for total, n, given in self._sum[which].T.tolist()]
+            for name, which in (("cosine_above", "above"), ("cosine_below", "below"), ("gradient_next", "next"))
         }
         for name, values in shifted.items():
-            if None in (values[:-1] if name == "cosine_above" else values[1:]):
-                reasons[name] = reasons.get("cosine", "the stream changes shape there, or the neighbour has no gradient")
+            missing = [
+                f"the stream changes shape between sites {site} and {site + 1}"
+                for site, alike in enumerate(self._alike)
+                if not alike
+            ]
+            found = zip(values[1:] if name == "cosine_below" else values[:-1], self._alike)
+            if any(value is None and alike for value, alike in found):
+                missing.append(reasons.get("cosine", "no sample has a direction at both of two neighbouring sites"))
+            if missing:
+                reasons[name] = "; ".join(missing)
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
         deep = mean([cosine[site] for site in deep_sites(cosine)])
-        by_sample, n_by_sample, d, aa, gg = self._sum["orders"].tolist()
+        by_sample, n_by_sample, given, d, aa, gg = self._sum["orders"].tolist()
         aggregates: dict[str, float | None] = {
             "layers": gamma,
-            "samples": some(by_sample / n_by_sample) if n_by_sample else None,
+            "samples": some(by_sample / n_by_sample) if given else None,
             "batches": some(float(self._sum["by_batch"]) / self._n_groups) if self._n_groups else None,
             "flattened": some(d / (aa**0.5 * gg**0.5)) if 0 < aa < inf and 0 < gg < inf else None,
         }
@@ -636,16 +654,14 @@ class _CreditMeter:
             otherwise = f"fewer than {PUBLISHED_BATCH} samples, a batch mean that is zero, or squares beyond float64"
             reasons["aggregates"] = f"{', '.join(missing)}: {reasons.get('cosine', otherwise)}"
         if self._same:
-            notes.append(
-                "the credit is the BP gradient bit for bit at every site: this is BP itself, or a rule that fell back "
-                "to it"
-            )
+            notes.append(Note("bp-itself"))
         return {
             "cosine": cosine,
             "cosine_clamped": [some(c / self._samples) for c in clamped],
             "below_eps": [some(c / self._samples) for c in below],
+            "zero_credit": [some(c / self._samples) for c in zero],
             **shifted,
-            **self._nulls(cosine, valid, reasons),
+            **self._nulls(cosine, valid, counted, reasons),
             **self._intervals(cosine, reasons, repeated),
             "gamma": gamma,
             "gamma_concentration": share,
@@ -654,10 +670,14 @@ class _CreditMeter:
             "notes": tuple(notes),
         }
 
-    def _nulls(self, cosine: Numbers, valid: Sequence[float], reasons: dict[str, str]) -> dict[str, Numbers]:
+    def _nulls(
+        self, cosine: Numbers, valid: Sequence[float], counted: Sequence[float], reasons: dict[str, str]
+    ) -> dict[str, Numbers]:
         """The band of the same credit turned at random, and the effective dimension it comes from, by site."""
         known = [c is not None for c in cosine]
         sizes = [one.dimension(n) if ok else None for one, n, ok in zip(self._couplings, valid, known)]
+        # Samples without credit count as 0 in the mean, whatever way the credit is turned: its band is as much smaller.
+        sizes = [None if k is None else k * (all_ / n) ** 2 for k, n, all_ in zip(sizes, valid, counted)]
         half = [None if k is None else null_half(k) for k in sizes]
         if None in half:
             why = reasons.get("cosine", "credit and reference never move together")
@@ -709,14 +729,13 @@ def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "
     return rows / top[:, None], top
 
 
-def neighbouring_cosines(
-    credits: Sequence[Tensor], grads: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Per site and sample cos(a_l, g_l), cos(a_l, g_{l+1}), cos(a_l, g_{l-1}), ‖a_l‖ and ‖g_l‖: five (sites, B).
+def neighbouring_cosines(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Per site and sample cos(a_l, g_l), cos(a_l, g_{l+1}), cos(a_l, g_{l-1}), cos(g_l, g_{l+1}), ‖a_l‖, ‖g_l‖.
 
-    NaN where there is no such neighbour, or one of another shape. Two sites at a time are held in float64.
+    Six (sites, B) tensors; NaN where there is no such neighbour, or one of another shape. Two sites at a time are held
+    in float64.
     """
-    own, above, below, norms_a, norms_g = [], [], [], [], []
+    own, above, below, beside, norms_a, norms_g = [], [], [], [], [], []
     last: tuple[Tensor, Tensor] | None = None
     for a, g in zip(credits, grads):
         (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
@@ -727,12 +746,14 @@ def neighbouring_cosines(
         alike = last is not None and last[0].shape == unit_a.shape
         if last is not None:
             above.append((last[0] * unit_g).sum(1) if alike else nowhere)
+            beside.append((last[1] * unit_g).sum(1) if alike else nowhere)
         below.append((unit_a * last[1]).sum(1) if last is not None and alike else nowhere)
         last = unit_a, unit_g
         norms_a.append(na * top_a)
         norms_g.append(ng * top_g)
-    above.append(torch.full_like(norms_a[-1], torch.nan))
-    return torch.stack(own), torch.stack(above), torch.stack(below), torch.stack(norms_a), torch.stack(norms_g)
+    for upward in (above, beside):
+        upward.append(torch.full_like(norms_a[-1], torch.nan))
+    return tuple(map(torch.stack, (own, above, below, beside, norms_a, norms_g)))
 
 
 def _cosine_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,22 +6,24 @@ No code reads a sentence. Whatever decides something (a verdict, a column, anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Note:
-    """One thing to be said: its code (kebab-case, see SENTENCES), the site it is about, and the values in it.
+    """One thing to be said: its code (kebab-case, a key of SENTENCES), the site it is about, and the values in it.
 
-    >>> Note("zero-credit-site", 2, {"samples": 3, "of": 8}).text
-    'the credit of 3 of 8 samples is zero at site 2: they are counted as no alignment and no change'
+    >>> Note("concentrated", 2, {"share": 0.75}).text
+    'one site carries 75% of Γ: report the cosine per layer'
     """
 
     code: str
     site: int | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -29,25 +31,131 @@ class Note:
         sentence = SENTENCES[self.code]
         return sentence(self) if callable(sentence) else sentence.format(site=self.site, **self.values)
 
+    def __str__(self) -> str:
+        return self.text
 
-SENTENCES: dict[str, str | Callable[[Note], str]] = {
-    "zero-credit-site": (
-        "the credit of {samples} of {of} samples is zero at site {site}: they are counted as no alignment and no change"
-    ),
-    "unproven-credit": lambda note: _unproven(**note.values),
-    "inner-feedback": (
-        "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
-        "their gradient from there, and the credit of site {site} trains the others"
-    ),
-    "added-gradient": lambda note: (
-        f"{note.values['share']:.0%} of a gradient in the weights of {note.values['module']} does not come from the "
-        f"credit of site {note.site}: a loss or penalty inside it"
-    ),
-    "other-writer": (
-        "{module}, named as the writer of site {site}, writes neither the state nor what is added to it: its signal is "
-        "compared with the gradient of another value"
-    ),
-}
+    def to_dict(self) -> dict[str, Any]:
+        """{code, site, values, text}: as reports store it. Reading takes the first three only."""
+        return {"code": self.code, "site": self.site, "values": dict(self.values), "text": self.text}
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> Note:
+        """The inverse of `to_dict`. A code of another version is shown with the text that was stored beside it."""
+        code, site, values = str(data["code"]), data.get("site"), data.get("values") or {}
+        if code not in SENTENCES:
+            return Note("said", site, {"code": code, "text": str(data.get("text", code))})
+        return Note(code, site, values)
+
+
+def coded(notes: Iterable[Note], *codes: str) -> list[Note]:
+    """The notes with one of these codes, in their order.
+
+    >>> [note.site for note in coded([Note("zero-credit"), Note("concentrated", 1)], "concentrated")]
+    [1]
+    """
+    return [note for note in notes if note.code in codes]
+
+
+# -- sentences -------------------------------------------------------------------------------------------------
+
+
+def _nonfinite(note: Note) -> str:
+    place = "" if note.site is None else f" at site {note.site}"
+    if note.values.get("batch") is not None:
+        return f"{note.values['kind']} not finite{place}, first in batch {note.values['batch']}"
+    said = f" ({note.values['logged']})" if note.values.get("logged") else ""
+    return f"{note.values['kind']} not finite{place}{said}, as logged"
+
+
+def _altered(note: Note) -> str:
+    v = note.values
+    sites = ", ".join(map(str, v.get("sites") or ())) or "all together"
+    measured = (
+        f" (finite differences disagree by {v['error']:.2%}, limit {v['limit']:.2%}; sites {sites})"
+        if v.get("error") is not None
+        else ""
+    )
+    return (
+        f"the network's own backward pass is not the derivative of its loss{measured}: every g_l and every cosine here "
+        'refers to an altered gradient. Measure with reference="derived", or with reference=twin, a plain network with '
+        "its weights"
+    )
+
+
+def _few_samples(note: Note) -> str:
+    v = note.values
+    return (
+        f"measured on {v['samples']} samples in {v['batches']} batch{'es' * (v['batches'] != 1)}: the protocol asks "
+        f"for at least 8 disjoint batches of about {v['batch_size']}"
+    )
+
+
+def _left_out(note: Note) -> str:
+    v = note.values
+    return f"cosine at site {note.site} leaves out {v['samples']} of {v['of']} samples: {why_no_cosine(v)}"
+
+
+def why_no_cosine(values: Values) -> str:
+    """Why samples have no cosine, in words: the reference underflowed, something is not finite, the credit is zero."""
+    if values["cause"] == "reference":
+        return f"the reference is zero or underflowed (norm below {values['floor']} in {values['dtype']})"
+    return {"nonfinite": "credit or reference is not finite", "credit": "the credit is zero"}[values["cause"]]
+
+
+def _no_cosine(note: Note) -> str:
+    every = "" if note.values["cause"] == "nonfinite" else " for every sample"
+    return f"no cosine at site {note.site}: {why_no_cosine(note.values)}{every}"
+
+
+def _no_spread(note: Note) -> str:
+    told = ", ".join(f"{name} is {value:.3f}" for name, value in note.values["same"].items())
+    return (
+        f"seeds without spread: {told} for all {note.values['seeds']} of them; one run told several times is not "
+        "several seeds, and an interval from it has no width"
+    )
+
+
+def _below_chance(note: Note) -> str:
+    chance = note.values["chance"]
+    beside = "" if chance is None else f", and chance is {chance:.3f}"
+    return (
+        f"the frozen control is below chance: frozen_baseline_acc is {note.values['frozen']:.3f}{beside}; a readout on "
+        "random blocks reaches chance at least, so this is no control and the margin over it says nothing"
+    )
+
+
+def _other_thresholds(note: Note) -> str:
+    changed = note.values["changed"].items()
+    told = ", ".join(f"{name} {value:g} (published {published:g})" for name, (value, published) in changed)
+    return f"judged with other thresholds than the published ones: {told}"
+
+
+def _probe_left_out(note: Note) -> str:
+    v = note.values
+    some = ", ".join(f"{n} at site {site}" for site, n in v["left_out"].items())
+    return f"{', '.join(v['probes'])}: of {v['of']} samples, those where the loss does not change were left out: {some}"
+
+
+def _shifted(note: Note) -> str:
+    v = note.values
+    return (
+        f"the credit fits the gradient of the {v['fits']} site better than that of its own: mean cosine "
+        f"{v['shifted']:+.3f} against {v['own']:+.3f}. Neighbouring gradients of a residual stream are nearly "
+        "parallel, so an index that is off by one looks like alignment: check which site each credit belongs to"
+    )
+
+
+def _editions_differ(note: Note) -> str:
+    v = note.values
+    if v["exact"]:
+        said = f"no cosine is off float64 by more than {v['error']:.1g}: the reference is small, not wrong"
+        if v["edition"] == "intrinsic":
+            return f"the published D2 would flag (‖g_L‖ = {v['g_norm']:.2g} < {v['floor']:.2g}), but {said}"
+        return f"the intrinsic D2 would not flag: {said}"
+    if v["edition"] == "intrinsic":
+        return f"the published D2 would not flag (‖g_L‖ = {v['g_norm']:.2g}), but rounding decides the reference"
+    return f"the intrinsic D2 would flag: rounding puts a cosine off by {v['error']:.1g}"
+
 
 # Why a recorded credit could not be proven.
 UNPROVEN = {
@@ -74,3 +182,162 @@ def _unproven(proof: str, why: str, detail: str, sites: list[int]) -> str:
         "mode": "recorded credits, of eval mode, are those of training mode",
     }[proof]
     return f"it could not be proven that the {what}: {UNPROVEN[why]}{f' ({detail})' if detail else ''}"
+
+
+SENTENCES: dict[str, str | Callable[[Note], str]] = {
+    # of the user, and of reports in an older format
+    "remark": "{text}",
+    "said": "{text}",
+    "said-anew": "{text}",
+    # of the reference
+    "nonfinite": _nonfinite,
+    "altered-backward": _altered,
+    "unchecked-backward": (
+        "the forward pass has something that can alter its gradient, and this could not be checked: {why}"
+    ),
+    "unchecked-reference": "the reference is {reference}, and could not be checked: {why}",
+    "perturbed-rounding": (
+        "the reference is compared with a second pass under perturbed rounding, not with float64 ({why}): its "
+        "disagreement is a lower bound"
+    ),
+    "editions-differ": _editions_differ,
+    "clamp-decides": (
+        "F.cosine_similarity would report a cosine off by {error:.2g} at site {site}, from its ε alone: multiply the "
+        "loss by a constant, or leave ε out"
+    ),
+    "reference-under-floor": (
+        "the reference is under the floor, so Γ should not be read, although the published rule asks for D1 too"
+    ),
+    # of the network
+    "guessed": "guessed: {what}",
+    "random-forward": (
+        "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another "
+        "gradient, and the numbers are those of one draw per batch"
+    ),
+    "padding-labels": (
+        "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"
+    ),
+    "unseen-sum": (
+        "h_{site} is taken for h_{before} + what block {site} ({block}) returns, but no sum of the two is seen in the "
+        "network: ‖h‖, ‖g‖ and cosines of site {site} are right only if it adds the branch as it is. Wrap the block so "
+        "that it returns the new state"
+    ),
+    "hidden-count": (
+        "return_hidden gives {states} states, the network has {sites} sites; measured on what the blocks received and "
+        "returned"
+    ),
+    "hidden-differs": (
+        "return_hidden does not show the stream the network uses (first at site {site}): a script that logs it reports "
+        "other norms; measured on what the blocks received and returned"
+    ),
+    "token-not-found": (
+        "the gradient of the last site is zero at every token, so the readout's token can't be found; token norms are "
+        "averaged (name it with Anatomy.of(model, pool=0))"
+    ),
+    "blocks-left-out": "the anatomy that was given names {named} of {of} blocks: the others are not measured",
+    # of the credit
+    "bp-itself": (
+        "the credit is the BP gradient bit for bit at every site: this is BP itself, or a rule that fell back to it"
+    ),
+    "bp-direction": (
+        "the credit has the direction of the BP gradient at every site: this is BP, or a rule that fell back to it"
+    ),
+    "bp-against": ("the credit is against the direction of the BP gradient at every site: BP with the sign changed"),
+    "bp-nearly": (
+        "the credit is nearly the direction of the BP gradient, {least:.5f} or more at every deep site: does the rule "
+        "reach it by itself, as equilibrium propagation can, or is it BP with noise? Ask walkback.certify"
+    ),
+    "zero-credit": (
+        "the credit is zero at every site, for every sample: it teaches the blocks nothing. If it is a difference of "
+        "states, as EP's is, measure a copy in float64 (net.double()) to see whether rounding took it"
+    ),
+    "zero-credit-site": (
+        "the credit of {samples} of {of} samples is zero at site {site}: they are counted as no alignment and no change"
+    ),
+    "no-cosine": _no_cosine,
+    "cosine-left-out": _left_out,
+    "shifted-pairing": _shifted,
+    # of a recorded credit
+    "unproven-credit": lambda note: _unproven(**note.values),
+    "inner-feedback": (
+        "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
+        "their gradient from there, and the credit of site {site} trains the others"
+    ),
+    "added-gradient": lambda note: (
+        f"{note.values['share']:.0%} of a gradient in the weights of {note.values['module']} does not come from the "
+        f"credit of site {note.site}: a loss or penalty inside it"
+    ),
+    "other-writer": (
+        "{module}, named as the writer of site {site}, writes neither the state nor what is added to it: its signal is "
+        "compared with the gradient of another value"
+    ),
+    "concentrated": "one site carries {share:.0%} of Γ: report the cosine per layer",
+    # of the probe set, the loss, the probes
+    "few-samples": _few_samples,
+    "repeated-samples": (
+        "{share:.0%} of the samples occur more than once: intervals and stability need disjoint batches"
+    ),
+    "one-class": (
+        "all {samples} samples are of class {label}: their gradients share a direction, so stability and accuracy say "
+        "nothing about the other classes; shuffle the test set"
+    ),
+    "sorted-classes": (
+        "samples are sorted by class: groups of {group} hold {typical} of {classes} classes, typically, and not the "
+        "mix of the whole; their mean gradients then fake or hide a drifting reference; shuffle the test set"
+    ),
+    "loss-not-cross-entropy": (
+        "the loss is not cross-entropy: ‖g‖ is in its units, and the published floor of D2 is not"
+    ),
+    "loss-scaled": (
+        "the loss is {factor:.3g} times cross-entropy, so ‖g‖ is too, and the published floor of D2 is not"
+    ),
+    "saturated": (
+        "logits span {span:.3g} on average, so the softmax is saturated: a head or temperature of this size lifts ‖g‖ "
+        "over the floor of D2 whatever the stream does; read growth and the float64 cosines"
+    ),
+    "outlier": (
+        "one of {of} samples carries {share:.0%} of {what} at site {site}: means over samples, and what is judged by "
+        "them, are mostly that sample's; look at it, or leave it out"
+    ),
+    "unread-samples": (
+        "{samples} of {of} samples have no gradient at the last site, so the token they are read at is unknown: ‖h‖ "
+        "and growth leave them out"
+    ),
+    "probe-dtype": "probes run in {dtype}, not float64: {why}",
+    "probe-left-out": _probe_left_out,
+    # of the claim
+    "other-accuracy": (
+        "the headline accuracy {claimed:.3f} is not that of these batches, {measured:.3f} of {samples} samples: "
+        "another split, epoch or network, or batches that were picked"
+    ),
+    "earlier-epoch": (
+        "the headline accuracy {claimed:.3f} is that of epoch {epoch}, not of the last, {last:.3f}: take the last "
+        "epoch's, never the best"
+    ),
+    "no-spread": _no_spread,
+    "below-chance": _below_chance,
+    "constant-norm": (
+        "every ‖h‖ is the same, {norm:.3g}: a stream that was normalised (or blocks that add nothing) can't show "
+        "growth; log the norms as they are"
+    ),
+    "other-thresholds": _other_thresholds,
+    # of a run and of logged rows
+    "diverged": "training diverged in {where}",
+    "rows-sorted": (
+        "rows are not in ascending order of {unit} (first {first}, last {last}): sorted before they were judged"
+    ),
+    "older-norms": "the {kinds} norms judged are those of {row}: no later row has any",
+    "torn-line": "the last line of {file} is incomplete, as a run that was killed leaves it: left out",
+    "zero-credit-epochs": lambda note: (
+        f"the credit was zero for every sample in {note.values['epochs']} of {note.values['of']} epochs of training at "
+        f"site{'s' * (len(note.values['sites']) > 1)} {', '.join(map(str, note.values['sites']))}: what it should "
+        "train there learned nothing"
+    ),
+}
+
+# What judging says anew from the numbers, so it is not carried over from a report.
+RENEWED = frozenset(
+    ("said-anew", "other-accuracy", "constant-norm", "bp-direction", "bp-against", "bp-nearly", "other-thresholds",
+     "no-spread", "below-chance", "reference-under-floor", "concentrated", "editions-differ", "clamp-decides",
+     "shifted-pairing", "remark", "nonfinite", "altered-backward", "unchecked-backward")
+)  # fmt: skip

@@ -9,7 +9,7 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 
 def whole_numbers(least: int = 1, /, **values: Any) -> None:
@@ -21,28 +21,28 @@ def whole_numbers(least: int = 1, /, **values: Any) -> None:
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise InputError(f"Expected {name} to be a whole number >= {least}, but got {value!r}.")
+            raise InputError(f"Expected {name} to be a whole number >= {least}, but got {shown(value)}.")
 
 
 def positive(**values: Any) -> None:
     """Refuse what is not a finite number above 0."""
     for name, value in values.items():
         if not _is_number(value) or value <= 0:
-            raise InputError(f"Expected {name} to be a finite number > 0, but got {value!r}.")
+            raise InputError(f"Expected {name} to be a finite number > 0, but got {shown(value)}.")
 
 
 def not_negative(**values: Any) -> None:
     """Refuse what is not a finite number of at least 0."""
     for name, value in values.items():
         if not _is_number(value) or value < 0:
-            raise InputError(f"Expected {name} to be a finite number >= 0, but got {value!r}.")
+            raise InputError(f"Expected {name} to be a finite number >= 0, but got {shown(value)}.")
 
 
 def true_or_false(**values: Any) -> None:
     """Refuse what is not a bool: any text, "no" too, would count as true."""
     for name, value in values.items():
         if not isinstance(value, bool):
-            raise InputError(f"Expected {name} to be true or false, but got {value!r}.")
+            raise InputError(f"Expected {name} to be true or false, but got {shown(value)}.")
 
 
 def images(net: str, shape: tuple[int, ...]) -> None:
@@ -86,5 +86,5 @@ def known_options(what: str, name: str, made: Callable[..., Any], given: Mapping
         if key not in options:
             told = f"only {', '.join(options)}" if options else "nor any other"
             raise InputError(
-                f"Expected {what} that {name} knows, but: it has no {key!r}, {told}.{closest(key, options)}"
+                f"Expected {what} that {name} knows, but: it has no {shown(key)}, {told}.{closest(key, options)}"
             )

@@ -19,6 +19,7 @@ from walkback.batch import mapped
 from walkback.errors import InputError
 from walkback.intrinsic import Intrinsic
 from walkback.measure import Measurements, Meter, Numbers
+from walkback.notes import Note
 from walkback.nulls import student
 from walkback.options import whole_numbers
 from walkback.trace import Trace, Tracer
@@ -207,36 +208,37 @@ class _Run:
 
     def __init__(self, probe: Perturbation | Nudging) -> None:
         self.probe, self.samples = probe, 0
-        self.values: dict[str, list[list[tuple[Tensor, Tensor]]]] = {}
+        self.values: dict[str, list[list[tuple[Tensor, Tensor, Tensor]]]] = {}
         self.generator: torch.Generator | None = None
 
-    def keep(self, name: str, site: int, sites: int, values: Tensor, empty: Tensor) -> None:
-        """Of each sample its value, and whether it has none for want of a direction."""
-        self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, empty))
+    def keep(self, name: str, site: int, sites: int, values: Tensor, none: Tensor, left: Tensor) -> None:
+        """Of each sample its value, whether it has no signal, which counts as 0, and whether it can't count."""
+        self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, none, left))
 
-    def tell(self, found: dict[str, Any]) -> list[str]:
+    def tell(self, found: dict[str, Any]) -> list[Note]:
         """Add the means to what was found, with reasons; returns notes on samples that were left out."""
         perturbed = isinstance(self.probe, Perturbation)
-        zero, end = (
-            ("is zero, or the loss does not change,", "") if perturbed else ("is zero", ", so a step has no direction")
-        )
-        left: dict[str, list[str]] = {}  # how many, at which sites -> the numbers that are without them
+        zero = "is zero, or the loss does not change, at some sites"
+        zero = zero if perturbed else "is zero at some sites, so a step has no direction"
+        left: dict[tuple[tuple[int, int], ...], list[str]] = {}  # how many, at which sites -> the numbers without them
         for name, per_site in self.values.items():
-            means, empty = zip(*map(_mean_of, per_site))
+            means, empty, left_out = zip(*map(_mean_of, per_site))
             found[name] = list(means)
             missing = [site for site, mean in enumerate(means) if mean is None]
             broken = [str(site) for site in missing if empty[site] < self.samples]
             signal = "credit" if name == "perturbation" else "signal"
-            why = [f"the {signal} {zero} at some sites{end}"] if len(missing) > len(broken) else []
+            why = [f"the {signal} {zero}"] if len(missing) > len(broken) else []
             if broken:
                 why.append(f"the signal, or the loss after a step, is not finite at site {', '.join(broken)}")
             if why:
                 found["reasons"][name] = "; ".join(why)
-            some = [f"{n} at site {site}" for site, n in enumerate(empty) if n and site not in missing]
+            some = tuple((site, n) for site, n in enumerate(left_out) if n and site not in missing)
             if some:
-                left.setdefault(", ".join(some), []).append(name)
+                left.setdefault(some, []).append(name)
         return [
-            f"{', '.join(names)}: of {self.samples} samples, those where the signal {zero} were left out: {some}"
+            Note(
+                "probe-left-out", None, {"of": self.samples, "probes": names, "left_out": {str(s): n for s, n in some}}
+            )
             for some, names in left.items()
         ]
 
@@ -265,7 +267,9 @@ def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
             for name, unit in units.items():
                 predicted[name].append((unit * v).flatten(1).sum(1) * length)
         for name in signals:
-            run.keep(name, site, sites, *_pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1)))
+            found, flat = _pearson(torch.stack(predicted[name], 1), torch.stack(actual, 1))
+            none = (_norms(signals[name]) == 0) & (name == "perturbation")  # the controls need their signal
+            run.keep(name, site, sites, found, none, flat & ~none)
 
 
 def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
@@ -283,7 +287,8 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
             for suffix, length in ((suffix, probe.eta * step) for suffix, step in steps.items()):
                 change = replayer.losses(trace, site, unit * length) - base
                 change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
-                run.keep(name + suffix, site, sites, change, (norms == 0) & change.isfinite())
+                none = (norms == 0) & change.isfinite()
+                run.keep(name + suffix, site, sites, change, none, torch.zeros_like(none))
 
 
 def double_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -368,7 +373,8 @@ class _Replayer:
         self.dtype = str(native).removeprefix("torch.")
         if is_sharded(tracer.model):
             if native != torch.float64:
-                tracer.notes.append(f"probes run in {self.dtype}, not float64: that would gather a sharded network")
+                why = "that would gather a sharded network"
+                tracer.notes.append(Note("probe-dtype", None, {"dtype": self.dtype, "why": why}))
         elif has_float64(trace.losses.device) and native != torch.float64:
             self.weights = double_weights(tracer.model)
             try:
@@ -377,7 +383,8 @@ class _Replayer:
                 self.dtype = "float64"
             except RuntimeError as error:  # a network that fixes its dtype is measured in its own, and a note says so
                 self.weights = None
-                tracer.notes.append(f"probes run in {self.dtype}, not float64: {str(error).splitlines()[0]}")
+                why = str(error).splitlines()[0]
+                tracer.notes.append(Note("probe-dtype", None, {"dtype": self.dtype, "why": why}))
 
     def wide(self, tensor: Tensor) -> Tensor:
         """As float64 where the network can take it."""
@@ -423,9 +430,12 @@ def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> tuple[
     return (a * b).sum(1) / lengths, lengths == 0
 
 
-def _mean_of(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[float | None, int]:
-    """(the mean over samples that have a direction, how many have none); no mean where one is not finite."""
-    values, empty = (torch.cat(each).cpu() for each in zip(*parts))
-    kept = values.double()[~empty]
-    mean = float(kept.mean()) if len(kept) and bool(kept.isfinite().all()) else None
-    return mean, int(empty.sum())
+def _mean_of(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float | None, int, int]:
+    """(the mean over samples, how many have no value of their own, how many are left out).
+
+    A sample without a signal counts as 0. There is no mean where no sample has one, or where a value is not finite.
+    """
+    values, none, left = (torch.cat(each).cpu() for each in zip(*parts))
+    kept = values.double().where(~none, 0.0)[~left]
+    mean = float(kept.mean()) if bool((~none & ~left).any()) and bool(kept.isfinite().all()) else None
+    return mean, int((none | left).sum()), int(left.sum())

@@ -19,6 +19,7 @@ T = TypeVar("T")
 Show = Callable[[float, str], None]
 
 _quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+_above: ContextVar[Console | None] = ContextVar("above", default=None)  # of a bar: it prints lines above itself
 
 
 @contextmanager
@@ -29,26 +30,29 @@ def quietly(really: bool = True) -> Iterator[None]:
     ...     list(track([1, 2], "counting"))
     [1, 2]
     """
-    token = _quiet.set(_quiet.get() or really)
+    token, above = _quiet.set(_quiet.get() or really), _above.set(None if really else _above.get())
     try:
         yield
     finally:
+        _above.reset(above)
         _quiet.reset(token)
 
 
 def say(text: str, alarm: bool = False) -> None:
-    """One line on standard error at once; an alarm is red where the terminal has colours.
+    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours.
 
     >>> import contextlib, sys
     >>> with contextlib.redirect_stderr(sys.stdout):
     ...     say("epoch 1  growth 1.2")
     epoch 1  growth 1.2
     """
-    if _quiet.get():
-        return
     from rich.console import Console
 
-    console = Console(file=sys.stderr)
+    console = _above.get()
+    if console is None:
+        if _quiet.get():
+            return
+        console = Console(file=sys.stderr)
     text = text.replace("‖", "|") if console.options.ascii_only else text
     console.print(text, style="bold red" if alarm else None, highlight=False, markup=False, soft_wrap=True)
 
@@ -99,7 +103,7 @@ def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
     >>> with contextlib.redirect_stderr(sys.stdout), epochs("a run", 0, 2, "acc 0.1") as show:
     ...     show(0.5, "")
     ...     show(1, "acc 0.5")
-    a run  epoch 1/2  acc 0.5  0.0 s/epoch, 0 min left
+    a run  epoch 1/2  acc 0.5  ... s/epoch, 0 min left
     """
     start = time.monotonic()
 
@@ -125,7 +129,11 @@ def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
             yield line
             return
         with _epoch_bar(console, what, done, total, numbers, pace) as show, quietly():  # no bar paints over another
-            yield show
+            token = _above.set(console)
+            try:
+                yield show
+            finally:
+                _above.reset(token)
 
 
 @contextmanager

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import textwrap
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
+from walkback import report_1
 from walkback.errors import FormatError
+from walkback.notes import Note, coded
 from walkback.nulls import reads_as
 
-SCHEMA = "walkback.report/1"
+SCHEMA = "walkback.report/2"
 
 # Column of the per-layer table -> key in `per_layer`. Columns nobody measured are left out of the print.
 _COLUMNS = {
     "‖h‖": "h_norm",
     "‖g‖": "g_norm",
     "cosine": "cosine",
+    "zero credit": "zero_credit",
+    "with next": "cosine_above",
+    "with previous": "cosine_below",
     "clamped": "cosine_clamped",
     "under ε": "below_eps",
     "95 %": "cosine_low",
@@ -28,6 +34,7 @@ _COLUMNS = {
     "ρ_pert": "perturbation",
     "nudge": "nudging",
     "nudge rel.": "nudging_relative",
+    "nudge rms": "nudging_rms",
 }
 # A table of its own: only measured when asked.
 _PRECISION = {
@@ -39,6 +46,7 @@ _PRECISION = {
 _CONTROLS = {
     "perturbation_bp": "control, ρ_pert of the BP gradient by site",
     "perturbation_random": "control, ρ_pert of a random vector by site",
+    "nudging_bp_rms": "control, nudge by η√d along the BP gradient by site",
     "nudging_bp": "control, nudge along the BP gradient by site",
     "nudging_bp_relative": "control, relative nudge along the BP gradient by site",
     "fresh_mean": "control, mean cosine under fresh feedback by site",
@@ -59,7 +67,7 @@ _LATEX = {
 _SHAPES = {
     **dict.fromkeys(("edition", "verdict"), str),
     **dict.fromkeys(("values", "per_layer", "thresholds", "conditions", "reasons"), dict),
-    **dict.fromkeys(("failed", "chain", "findings", "advisories"), list),
+    **dict.fromkeys(("failed", "chain", "findings", "notes", "nonfinite"), list),
 }
 _JSON_NAMES = {str: "a string", dict: "an object", list: "a list"}
 
@@ -69,16 +77,20 @@ class Report:
     """A diagnosis: the numbers, the findings, the verdict, and why.
 
     Args:
-        verdict: "trustworthy", "walked back" or "inconclusive".
+        verdict: "passes", "walked back" or "undecided".
         failed: the checks that walk the claim back, such as ("D1", "D2").
-        measurement_valid: can the reference be measured? True, False, or None (not tested).
+        measurement_valid: is the reference valid by the edition's own check? True, False, or None (not tested).
+        clamped_readable: can the cosine be read as scripts compute it, with ε = 1e-8, in this dtype?
+        unclamped_exact: is the cosine without a clamp the one that float64 gives? None where that was not asked.
         depth_used: do trained blocks beat frozen ones? True, False, or None (not tested).
+        nonfinite, altered, doubted: what is wrong with the reference itself, as data.
+        notes: everything else that is to be said, as Notes; `advisories` has them as sentences.
         values: scalars; per_layer: lists over sites 0…L; reasons: why a field is None.
 
     >>> import walkback as wb
     >>> report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(8), 0.60, 0.35, method_name="BP")
     >>> report.verdict, report.failed
-    ('trustworthy', ())
+    ('passes', ())
     """
 
     edition: str
@@ -93,7 +105,12 @@ class Report:
     chain: tuple[dict[str, Any], ...]
     findings: tuple[dict[str, Any], ...]
     method: str = ""
-    notes: str = ""
+    notes: tuple[Note, ...] = ()
+    clamped_readable: bool | None = None
+    unclamped_exact: bool | None = None
+    nonfinite: tuple[dict[str, Any], ...] = ()
+    altered: dict[str, Any] | None = None
+    doubted: dict[str, Any] | None = None
     headline_acc: float | list[float] | None = None
     frozen_baseline_acc: float | list[float] | None = None
     bp_acc: float | list[float] | None = None
@@ -102,42 +119,67 @@ class Report:
     run: dict[str, Any] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    advisories: tuple[str, ...] = ()
     schema: str = SCHEMA
 
     # -- text ----------------------------------------------------------------------------------------
 
     @property
     def verdict_line(self) -> str:
-        """The published last line of a report."""
-        if self.failed:
-            return f"VERDICT: needs walk-back: {', '.join(self.failed)}"
-        if self.verdict == "inconclusive":
-            return f"VERDICT: inconclusive: {self._undecided()}"
-        return "VERDICT: trustworthy"
+        """The last line: the verdict, what decides it or would, what flags beside it, and where editions differ."""
+        decides = {"walked back": ", ".join(self.failed), "undecided": "; ".join(self._undecided())}
+        line = ": ".join(filter(None, ("VERDICT", self.verdict, decides.get(self.verdict))))
+        flagged = self._flagged_beside()
+        if flagged:
+            line += f"{', with' if self.verdict == 'passes' else ';'} {', '.join(flagged)}"
+        return "; ".join((line, *(_other_edition(note) for note in coded(self.notes, "editions-differ"))))
 
-    def _undecided(self) -> str:
-        reason = self.findings[-1]["reason"]
-        if reason.startswith("inconclusive: "):
-            return reason.removeprefix("inconclusive: ")
-        flagged = [f["check"] for f in self.findings if f["flagged"] and f["title"] != "direction stability"]
-        untested = [f["check"] for f in self.findings if f["flagged"] is None]
-        if not flagged:
-            tested = [f["check"] for f in self.findings if f["flagged"] is not None and f["check"] != "c"]
-            return f"{untested[0]} was not tested" if tested else "nothing was tested"
-        if self.edition == "intrinsic":
-            return "D2 was not tested"
-        return f"{flagged[0]} flags, but {next(c for c in untested if c in ('D1', 'D2'))} was not tested"
+    def _undecided(self) -> list[str]:
+        """Each check that the verdict waits for, and what would decide it."""
+        said = []
+        for f in self.findings:
+            if f["flagged"] is None and f["title"] == "depth utility":
+                given = {"not-given": "depth not tested (give frozen_acc)", "task": f"depth not tested: {f['reason']}"}
+                said.append(given.get(f["cause"], f"depth: {f['reason']}"))
+            elif f["flagged"] is None and f["title"] != "direction stability":
+                said.append(f"{f['check']} not tested: {f['reason']}")
+        return said
+
+    def _flagged_beside(self) -> list[str]:
+        """Checks that flag without deciding: growth alone, or in three-check a reference under its floor alone."""
+        alone = [f for f in self.findings if f["flagged"] and f["check"] not in self.failed]
+        needs = {"D1": "D2", "D2": "D1"} if self.edition == "three-check" else {}
+        said = []
+        for f in alone:
+            if f["title"] == "direction stability":
+                continue
+            value = (
+                "" if f["value"] is None else f"{_number(f['value'])}{'x' if f['title'] == 'scale stability' else ''}; "
+            )
+            other = (
+                f"it decides only together with {needs[f['check']]}"
+                if f["check"] in needs
+                else "it decides nothing alone"
+            )
+            said.append(f"{f['check']} flagged ({value}{other})")
+        return said
+
+    @property
+    def advisories(self) -> tuple[str, ...]:
+        """The notes as sentences, but for what the user wrote."""
+        return tuple(note.text for note in self.notes if note.code != "remark")
+
+    @property
+    def remark(self) -> str:
+        """What the user wrote under `notes`."""
+        return " ".join(note.text for note in coded(self.notes, "remark"))
 
     def __post_init__(self) -> None:
-        for name in ("method", "notes"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, "" if value is None else str(value))
+        object.__setattr__(self, "method", "" if self.method is None else str(self.method))
 
     def __str__(self) -> str:
         parts = [
             self._title(),
-            *([self.notes] if self.notes else []),
+            *([self.remark] if self.remark else []),
             self._conditions_line(),
             "",
             *(line for rows in self._layer_tables() for line in (_table(*rows, "simple"), "")),
@@ -147,11 +189,18 @@ class Report:
             "Walk-back chain",
             *(_wrap(f"{s['step']}. {_ask(s['title'])} {s['text']}.") for s in self.chain),
             "",
-            f"measurement valid: {_yes(self.measurement_valid)} · depth used: {self._depth_word()}"
-            + (f" · sub-mode: {self.submode}" if self.submode else ""),
+            " · ".join(f"{question}: {answer}" for question, answer in self.answers()),
             self.verdict_line,
         ]
         return "\n".join(parts)
+
+    def answers(self) -> list[tuple[str, str]]:
+        """The questions every report answers, with yes, no, not tested, undecided; and the sub-mode, if any."""
+        off = self.values.get("cosine_error")
+        exact = _yes(self.unclamped_exact) + ("" if off is None else f" (off float64 by {off:.1g})")
+        said = [("clamped cosine readable", _yes(self.clamped_readable)), ("unclamped cosine exact", exact)]
+        said.append(("depth used", self._depth_word()))
+        return [*said, ("sub-mode", self.submode)] if self.submode else said
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -176,7 +225,7 @@ class Report:
         return "\n".join(
             [
                 f"### {self._title()}",
-                *(["", self.notes] if self.notes else []),
+                *(["", self.remark] if self.remark else []),
                 "",
                 self._conditions_line(),
                 "",
@@ -187,8 +236,7 @@ class Report:
                 "",
                 *(f"{s['step']}. **{_ask(s['title'])}** {s['text']}." for s in self.chain),
                 "",
-                f"Measurement valid: {_yes(self.measurement_valid)}. Depth used: {self._depth_word()}."
-                + (f" Sub-mode: {self.submode}." if self.submode else ""),
+                " ".join(f"{question.capitalize()}: {answer}." for question, answer in self.answers()),
                 "",
                 f"**{self.verdict_line}**",
             ]
@@ -228,21 +276,13 @@ class Report:
     # -- data ----------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values in the shape of schema `walkback.report/1`."""
-        order = (
-            "schema",
-            "method",
-            "notes",
-            "edition",
-            "verdict",
-            "failed",
-            "measurement_valid",
-            "depth_used",
-        )
-        flat = asdict(self)
-        flat["failed"], flat["chain"] = list(self.failed), list(flat["chain"])
-        flat["findings"], flat["advisories"] = list(flat["findings"]), list(self.advisories)
-        return {**{k: flat.pop(k) for k in order}, **flat}
+        """Plain values in the shape of schema `walkback.report/2`."""
+        order = ("schema", "method", "edition", "verdict", "failed", "measurement_valid", "clamped_readable",
+                 "unclamped_exact", "depth_used", "submode", "nonfinite", "altered", "doubted")  # fmt: skip
+        flat = {f.name: getattr(self, f.name) for f in fields(self)}
+        flat |= {name: list(flat[name]) for name in ("failed", "chain", "findings", "nonfinite")}
+        flat["notes"] = [note.to_dict() for note in self.notes]
+        return copy.deepcopy({**{k: flat.pop(k) for k in order}, **flat})
 
     def to_json(self) -> str:
         """`to_dict` as JSON; what was not measured is null, never NaN."""
@@ -275,6 +315,8 @@ class Report:
     def from_dict(cls, data: object, where: str = "the report") -> Report:
         """The inverse of `to_dict`."""
         schema = data.get("schema") if isinstance(data, dict) else None
+        if isinstance(data, dict) and schema == report_1.SCHEMA:
+            data, schema = report_1.as_report_2(data, where), SCHEMA
         if not isinstance(data, dict) or schema != SCHEMA:
             raise FormatError(
                 f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
@@ -287,12 +329,13 @@ class Report:
                     f"Expected {where} to be a whole report of {SCHEMA}, with {name} as {_JSON_NAMES[kind]}, but got "
                     f"{got}."
                 )
-        fields: dict[str, Any] = dict(data)
-        for name in ("failed", "chain", "findings", "advisories"):
-            fields[name] = tuple(fields[name])
+        given: dict[str, Any] = dict(data)
+        for name in ("failed", "chain", "findings", "nonfinite"):
+            given[name] = tuple(given[name])
         try:
-            return cls(**fields)
-        except TypeError as error:
+            given["notes"] = tuple(Note.of(note) for note in given["notes"])
+            return cls(**given)
+        except (TypeError, KeyError, AttributeError) as error:
             raise FormatError(f"Expected {where} to have the fields of {SCHEMA}, but: {error}.") from None
 
     # -- rows ----------------------------------------------------------------------------------------
@@ -312,7 +355,7 @@ class Report:
         return line + "; ‖g‖ is the per-sample norm ÷ 128"
 
     def _depth_word(self) -> str:
-        undecided = self.depth_used is None and self.findings and "inconclusive" in self.findings[-1]["reason"]
+        undecided = self.depth_used is None and self.findings and self.findings[-1]["cause"] == "straddles"
         return "undecided" if undecided else _yes(self.depth_used)
 
     def _sites(self) -> int:
@@ -328,6 +371,10 @@ class Report:
         columns = {**_COLUMNS, **_PRECISION} if columns is None else columns
         lists = {head: self.per_layer.get(key) for head, key in columns.items()}
         lists = {head: values for head, values in lists.items() if values and any(v is not None for v in values)}
+        if not any(lists.get("zero credit") or ()):  # a column of its own where there are any
+            lists.pop("zero credit", None)
+        if not coded(self.notes, "shifted-pairing"):
+            lists = {head: values for head, values in lists.items() if not head.startswith("with ")}
         sites = self._sites()
         heads = ["site"]
         for head in lists:
@@ -354,9 +401,9 @@ class Report:
             return f"{value:+.3f}…{(self.per_layer.get('cosine_high') or [])[site]:+.3f}"
         if head == "null" and value is not None:
             return f"±{value:.3f}"
-        if head in ("under ε", "ε share"):
+        if head in ("under ε", "ε share", "zero credit"):
             return _share(value)
-        return _number(value, head in ("cosine", "clamped", "ρ_pert", "shift"))
+        return _number(value, head in ("cosine", "with next", "with previous", "clamped", "ρ_pert", "shift"))
 
     def reads_as(self, site: int) -> str | None:
         """The word signal where the cosine and its interval lie outside the null band of the site, else noise.
@@ -383,8 +430,8 @@ class Report:
                 else _number(f["value"])
             )
             said = {True: "FLAGGED", False: "ok", None: "not tested"}[f["flagged"]]
-            if f["flagged"] is None and "inconclusive" in f["reason"]:
-                said = "inconclusive"
+            if f["cause"] == "straddles":
+                said = "undecided"
             if f["title"] == "direction stability" and f["flagged"] is not None:
                 said = "drift" if f["flagged"] else "no drift"
             rows.append([f["check"], f["title"], value, f["flags_when"], said])
@@ -460,6 +507,30 @@ class Report:
         return ["; ".join(said)] if said else []
 
 
+class DiagnosticReport(Report):
+    """A report in the words and the logic of the published README: "trustworthy" unless a diagnostic fails.
+
+    There a diagnostic that is skipped decides nothing. What is saved is a `walkback.report/2` with its three words.
+    """
+
+    @staticmethod
+    def of(report: Report) -> DiagnosticReport:
+        """The same report under the published words."""
+        given = {f.name: getattr(report, f.name) for f in fields(report)}
+        return DiagnosticReport(**{**given, "verdict": "walked back" if report.failed else "trustworthy"})
+
+    @property
+    def verdict_line(self) -> str:
+        """The published last line."""
+        return f"VERDICT: needs walk-back: {', '.join(self.failed)}" if self.failed else "VERDICT: trustworthy"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As any report: with the three words."""
+        open_ = any(f["flagged"] is None for f in self.findings if f["title"] != "direction stability")
+        word = "walked back" if self.failed else "undecided" if open_ else "passes"
+        return {**super().to_dict(), "verdict": word}
+
+
 # -- formatting -----------------------------------------------------------------------------------------------
 
 
@@ -469,6 +540,14 @@ def _number(value: float | None, signed: bool = False) -> str:
     if signed:
         return f"{value:+.3f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
     return f"{value:.3g}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def _other_edition(note: Note) -> str:
+    """What D2 of the other edition says, in as few words as a verdict line bears."""
+    v = note.values
+    if v["edition"] == "intrinsic":
+        return f"the published D2 {'flags' if v['exact'] else 'passes'} (‖g_L‖ {v['g_norm']:.2g})"
+    return f"the intrinsic D2 {'passes' if v['exact'] else 'flags'} (cosines off float64 by {v['error']:.1g})"
 
 
 def _ask(title: str) -> str:

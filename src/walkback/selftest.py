@@ -77,7 +77,7 @@ def healthy() -> ResidualNet:
 
     >>> import walkback as wb
     >>> wb.diagnose(healthy(), batches()).verdict
-    'trustworthy'
+    'passes'
     """
     return network()
 

@@ -8,11 +8,6 @@ from torch import Tensor
 
 from walkback.errors import AnatomyError
 
-NOT_READ = (
-    "the gradient of the last site is zero at every token, so the readout's token can't be found; "
-    "token norms are averaged (name it with Anatomy.of(model, pool=0))"
-)
-
 
 def read_at(deepest: Float[Tensor, "batch tokens width"]) -> int | str:
     """The one token all samples are read at (−1 for the last), "readout" if each has its own, "mean" if it has several.

@@ -9,7 +9,7 @@ taken when the tensor is made, so blocks may write the stream in place afterward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
@@ -23,11 +23,12 @@ from walkback.anatomy import Anatomy, unwrap
 from walkback.asked import Asked
 from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, cut, shown
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
+from walkback.notes import Note
 from walkback.prints import prints_of
 from walkback.stacks import BY_ORDER
-from walkback.tokens import NOT_READ, few_tokens, only, read_at, read_still
+from walkback.tokens import few_tokens, only, read_at, read_still
 from walkback.untouched import untouched
 from walkback.values import (
     first_tensor,
@@ -49,10 +50,6 @@ from walkback.values import (
 )
 
 _FEW = 16  # samples that show what blocks return
-_DRAWS = (
-    "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another gradient, "
-    "and the numbers are those of one draw per batch"
-)
 
 
 @dataclass(frozen=True)
@@ -129,11 +126,11 @@ class Tracer:
             known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):
                 raise InputError(
-                    f"Expected anatomy to name {', '.join(known)}, but got {', '.join(map(str, anatomy))}."
+                    f"Expected anatomy to name {', '.join(known)}, but got {cut(', '.join(map(str, anatomy)))}."
                 )
             anatomy = Anatomy.of(self.model, **anatomy)
         if anatomy is not None and not isinstance(anatomy, Anatomy):
-            raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {anatomy!r}.")
+            raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {shown(anatomy)}.")
         self.anatomy = Anatomy.of(self.model) if anatomy is None else anatomy.resolve(self.model)
         self.blocks: tuple[nn.Module, ...] = self.anatomy.blocks  # type: ignore[assignment]  # resolved
         self.branch = self.anatomy.branch
@@ -141,7 +138,7 @@ class Tracer:
         self.read_tokens: list[int] | None = None  # where the readout averages over a few of them
         self._found_pool = False
         self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]  # a run shows whether that is right
-        self.notes: list[str] = [f"guessed: {text}" for text in self.guesses]
+        self.notes: list[Note] = [Note("guessed", None, {"what": text}) for text in self.guesses]
         self._used_next_token = False
         self.next_token = loss is None and is_causal(self.model)
         self.per_sample = True  # False once a custom loss has returned a mean
@@ -174,7 +171,7 @@ class Tracer:
         if not isinstance(twin, nn.Module):
             raise InputError(
                 'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
-                f"{twin!r}."
+                f"{shown(twin)}."
             )
         names = tuple(self._name(i) for i in range(len(self.blocks)))
         return Tracer(twin, Anatomy(None, names, (), self.pool, self.branch), self._loss)
@@ -499,8 +496,9 @@ class Tracer:
         ask = self._hidden == "required" or (self._hidden == "optional" and not self._checked)
         drawn = None if self._checked else random_state(self._device)
         output = self._run(x, self._weights, {"return_hidden": True} if ask else {})
-        if drawn is not None and _DRAWS not in self.notes and not torch.equal(drawn, random_state(self._device)):
-            self.notes.append(_DRAWS)
+        draws = Note("random-forward")
+        if drawn is not None and draws not in self.notes and not torch.equal(drawn, random_state(self._device)):
+            self.notes.append(draws)
         return output
 
     def _derived(self, tape: Tape, losses: Tensor) -> Tensor:
@@ -577,6 +575,16 @@ class Tracer:
                 "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: "
                 'it doubles with the batch. Use reduction="none" or reduction="mean".'
             )
+
+    @property
+    def source(self) -> Tracer:
+        """The tracer whose backward pass gives g_l: that of the twin, or this one."""
+        return self if self._twin is None else self._twin
+
+    @property
+    def has_custom_loss(self) -> bool:
+        """Whether the loss is the user's."""
+        return self._loss is not None
 
     @property
     def loss_name(self) -> str:
@@ -706,7 +714,7 @@ class Tracer:
             deepest = self._batch_first(grads[-1])
             self.pool, self._found_pool = read_at(deepest), True
             if not bool((deepest != 0).any()):
-                self.notes.append(NOT_READ)
+                self.notes.append(Note("token-not-found"))
             if self.pool == "mean" and logits_of(output).ndim == 2:
                 self.read_tokens = few_tokens(deepest)
         if states[-1].ndim == 3 and isinstance(self.pool, int):
@@ -735,9 +743,7 @@ class Tracer:
         """Labels of padding count, as they do in the model's own loss; that should be said."""
         mask = real_tokens(x, len(y))
         if self.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
-            self.notes.append(
-                "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"
-            )
+            self.notes.append(Note("padding-labels"))
 
     def _find_branch(self, declared: Sequence[Tensor] | None, needed: bool = True) -> bool | None:
         votes: list[bool] = []
@@ -811,12 +817,8 @@ class Tracer:
         last = len(self.blocks)
         right = found.get(last)
         if self.branch and (right is None or right.numel() != grads[last].numel()):
-            self.notes.insert(
-                0,
-                f"h_{last} is taken for h_{last - 1} + what block {last} ({self._name(last - 1)}) returns, but no sum "
-                f"of the two is seen in the network: ‖h‖, ‖g‖ and cosines of site {last} are right only if it adds the "
-                "branch as it is. Wrap the block so that it returns the new state",
-            )
+            unseen = Note("unseen-sum", last, {"before": last - 1, "block": self._name(last - 1)})
+            self.notes.insert(0, unseen)
         for site, right in found.items():
             ours = grads[site]
             if not self.branch or right is None or right.numel() != ours.numel():
@@ -860,10 +862,7 @@ class Tracer:
     def _compare_declared(self, declared: Sequence[Tensor], states: tuple[Tensor, ...]) -> None:
         """`return_hidden` is what scripts log; say so when it is not what the network computes with."""
         if len(declared) != len(states):
-            self.notes.append(
-                f"return_hidden gives {len(declared)} states, the network has {len(states)} sites; "
-                "measured on what the blocks received and returned"
-            )
+            self.notes.append(Note("hidden-count", None, {"states": len(declared), "sites": len(states)}))
             return
         for site, (said, is_) in enumerate(zip(declared, states)):
             same = said.shape == is_.shape and bool(
@@ -871,29 +870,46 @@ class Tracer:
                 or torch.allclose(said[:_FEW], is_[:_FEW].to(said.dtype), rtol=1e-2, atol=0, equal_nan=True)
             )
             if not same:
-                self.notes.append(
-                    f"return_hidden does not show the stream the network uses (first at site {site}): a script "
-                    "that logs it reports other norms; measured on what the blocks received and returned"
-                )
+                self.notes.append(Note("hidden-differs", site))
                 return
 
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
-    @torch.no_grad()
     def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
         """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
+        with torch.no_grad():
+            return widened(self.losses(self.logits_at(x, deltas, weights), y))
 
+    @torch.no_grad()
+    def logits_at(self, x: Inputs, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+        """Return what the network answers with `deltas[site]` (shaped like h_site) added to the stream at each site."""
+        self._refuse_outside("logits_at")
+        with self.moved(deltas, weights):
+            return logits_of(self._run(mapped(x, lambda t: t.detach().clone()), weights, self._required()))
+
+    @contextmanager
+    def moved(self, deltas: Mapping[int, Tensor], weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Add `deltas[site]` (shaped like h_site) to the stream of one pass inside, with or without gradients."""
         own = tuple(weights.values()) if weights else tuple(self._own)
         past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
+        done: list[int] = []  # activation checkpointing runs block 1 again, on the stream as it was changed
 
         def at_stem(delta: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = stream_of(module, args, kwargs)
                 assert stream is not None
                 if not fragile(stream, own):
-                    stream.add_(delta)  # in place: the skip connection must carry it too
+                    if not done:
+                        done.append(0)
+                        # In place: the skip connection must carry it too, and what checkpointing has kept of it.
+                        stream.data.add_(delta)
                     return None
+                if self.branch and self._recording:
+                    raise InputError(
+                        "Expected a stream that can be moved while gradients are taken, but it starts as a parameter "
+                        "or buffer of the network and goes past block 1."
+                    )
                 if self.branch:
                     past.append(delta)
                 changed = stream + delta
@@ -924,19 +940,17 @@ class Tracer:
                 else:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)
-            x = mapped(x, lambda t: t.detach().clone())
-            output = self._run(x, weights, self._required())
-        return widened(self.losses(logits_of(output), y))
+            yield
 
     # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
 
-    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor]) -> Trace:
+    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor] | None) -> Trace:
         """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
 
         Args:
             x: (B, ...) inputs, of the dtype and on the device of `weights`.
             y: labels, on the device of `weights`.
-            weights: every parameter and buffer of the model.
+            weights: every parameter and buffer of the model; None: its own.
         """
         self._refuse_outside("again")
         kept, self._weights = (self._weights, self._copy, self._widen), weights

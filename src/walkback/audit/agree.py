@@ -17,7 +17,7 @@ RULES = {
     "epoch": "epochs agree from half the first to twice the last published one; never agrees with never",
     "share": "shares of the compute agree within 0.05",
     "word": "verdicts and flags agree when they are the same; a flag that some seeds raise and others don't agrees "
-    "with neither, and what is inconclusive or not tested is not compared",
+    "with neither, and what is undecided or not tested is not compared",
 }
 _LEAST = {"acc": 0.02, "cos": 0.05, "pp": 2.0, "share": 0.05}
 ANY = (

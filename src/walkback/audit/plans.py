@@ -17,7 +17,7 @@ from typing import Any
 from walkback.audit.records import canonical
 from walkback.data import EMBEDDED, SOURCES
 from walkback.entry import is_entry
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, shown
 from walkback.nets import NETS
 from walkback.options import closest, options_of
 from walkback.rules import RULES
@@ -116,8 +116,8 @@ PLANS: dict[str, dict[str, Any]] = {
         ],
     },
     "as-published": {
-        "about": "the papers' conventions as far as they are decoded: BP, FA, DFA and the bridges on ResMLP d=256 L=4 and "
-        "d=512 L=2, and on CIFAR-100",
+        "about": "the papers' conventions as far as they are decoded: BP, FA, DFA and the bridges on ResMLP d=256 L=4; "
+        "BP, FA, DFA on d=512 L=2 and on CIFAR-100",
         "grid": [
             {**IMAGES, **fields, **where}
             for where in ({}, {"net_options": {"width": 512, "depth": 2}}, {"data": "cifar100"})
@@ -204,7 +204,7 @@ def plan(name: str | Path) -> Plan:
     path = Path(name)
     if path.suffix != ".toml":
         hint = closest(str(name), names())
-        raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {str(name)!r}.{hint}")
+        raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {shown(str(name))}.{hint}")
     try:
         return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8-sig")), {}, where=f"{path}: ")
     except (OSError, UnicodeDecodeError) as error:
@@ -243,9 +243,9 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
     _known(data, ("about", "controls", "fixed", "grid"), f"{where}Expected a plan with", "")
     grids, fixed, controls = data.get("grid"), data.get("fixed", {}), data.get("controls", True)
     if not isinstance(controls, bool):
-        raise InputError(f"{where}Expected controls to be true or false, but got {controls!r}.")
+        raise InputError(f"{where}Expected controls to be true or false, but got {shown(controls)}.")
     if not isinstance(fixed, Mapping):
-        raise InputError(f"{where}Expected fixed to be a table of fields, but got {fixed!r}.")
+        raise InputError(f"{where}Expected fixed to be a table of fields, but got {shown(fixed)}.")
     if not isinstance(grids, list) or not grids or not all(isinstance(grid, Mapping) and grid for grid in grids):
         raise InputError(
             f'{where}Expected at least one [[grid]] with a field in it, such as rule = ["bp", "dfa"], but got '
@@ -276,7 +276,7 @@ def _instead(grids: Any) -> str:
     if isinstance(grids, Mapping):
         return "one table, written [grid]"
     strange = [grid for grid in grids if not isinstance(grid, Mapping)] if isinstance(grids, list) else [grids]
-    return f"grid = {strange[0]!r}" if any(strange) else "an empty one" if grids else "none"
+    return f"grid = {shown(strange[0])}" if any(strange) else "an empty one" if grids else "none"
 
 
 def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
@@ -294,7 +294,7 @@ def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Ite
             if isinstance(v, list):
                 at = f"{key}.{name}" if name else key
                 raise InputError(
-                    f"{where}Expected one value of {at} in [fixed], but got {v!r}. A list is an axis: put it into "
+                    f"{where}Expected one value of {at} in [fixed], but got {shown(v)}. A list is an axis: put it into "
                     "[[grid]]."
                 )
     for values in product(*axes.values()):
@@ -305,7 +305,7 @@ def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Ite
             else:
                 nested = fields.setdefault(path[0], {})
                 if not isinstance(nested, dict):
-                    raise InputError(f"{where}Expected {path[0]} to be a table everywhere, but got {nested!r}.")
+                    raise InputError(f"{where}Expected {path[0]} to be a table everywhere, but got {shown(nested)}.")
                 nested[path[1]] = value
         yield fields
 
@@ -323,7 +323,7 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
         name = getattr(spec, field)
         if name not in table and not is_entry(name):
             raise InputError(
-                f"{where}Expected {field} to be one of {', '.join(table)} or module:function, but got {name!r}."
+                f"{where}Expected {field} to be one of {', '.join(table)} or module:function, but got {shown(name)}."
                 f"{closest(name, table)}"
             )
     for field, table in (("net", NETS), ("rule", RULES)):

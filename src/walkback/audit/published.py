@@ -104,7 +104,7 @@ def figures(where: str, rule: str | None = None, **fields: object) -> tuple[Figu
     return tuple(f for f in FIGURES if all(getattr(f, name) == value for name, value in fields.items()))
 
 
-_TRUST, _BACK = "trustworthy", "walked back"
+_TRUST, _BACK = "passes", "walked back"  # the documents say "trustworthy" for the first
 _BIG = LARGE_BATCH
 _MIXED = "100 epochs without, 30 with"
 _LONGER = "control of 100 epochs"  # every margin of 30 epochs is the accuracy less 0.349

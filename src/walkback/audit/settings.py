@@ -15,7 +15,7 @@ from walkback.audit.plans import RULE_OPTIONS, SEEDS
 from walkback.audit.records import Record, Records, canonical
 from walkback.audit.table import Stat, stat
 from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
-from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Claim, Verdict, decide
+from walkback.editions import PASSES, UNDECIDED, WALKED_BACK, Claim, Verdict, decide
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
 
@@ -231,12 +231,12 @@ class Judged:
         return [v.findings[index].flagged for v in self.verdicts["three-check"]]
 
     def word(self, edition: str) -> str | None:
-        """The verdict over all seeds: a rule is trustworthy only where no seed fails. None without runs."""
+        """The verdict over all seeds: a rule passes only where every seed does. None without runs."""
         verdicts = self.verdicts[edition]
         if not verdicts:
             return None
         words = {v.verdict for v in verdicts}
-        return next(word for word in (WALKED_BACK, INCONCLUSIVE, TRUSTWORTHY) if word in words)
+        return next(word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words)
 
     def failed(self, edition: str) -> dict[str, int]:
         """Check -> on how many seeds it walks the claim back."""
@@ -249,7 +249,7 @@ class Judged:
     @property
     def tested(self) -> bool:
         """Whether depth was tested at all, or could not be."""
-        return self.depth is not None and (self.depth.flagged is not None or "inconclusive" in self.depth.reason)
+        return self.depth is not None and (self.depth.flagged is not None or self.depth.straddles)
 
 
 @lru_cache(maxsize=512)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from walkback.errors import FormatError
+from walkback.errors import FormatError, shown
 
 Numbers = list[float | None]
 Accuracy = Annotated[float, Field(ge=0, le=1)]
@@ -101,6 +101,4 @@ def check(kind: str, found: Any, name: str) -> None:
             having = "have" if kind == "probe" else "be that of a training run, with"
             raise FormatError(f"Expected {name} to {having} {field}, but it has none.") from None
         wanted = wrong["msg"].removeprefix("Input should be ")
-        got = repr(wrong["input"])
-        got = got if len(got) <= 40 else f"{got[:40]}…"
-        raise FormatError(f"Expected {field} in {name} to be {wanted}, but got {got}.") from None
+        raise FormatError(f"Expected {field} in {name} to be {wanted}, but got {shown(wrong['input'])}.") from None

@@ -15,7 +15,7 @@ from walkback.audit.settings import judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
 from walkback.checks import DiagnosticThresholds, Finding, read_table
 from walkback.diagnose import measure
-from walkback.editions import EDITIONS, INCONCLUSIVE, WALKED_BACK, Claim, decide
+from walkback.editions import EDITIONS, Claim, Verdict, decide
 from walkback.errors import FormatError
 from walkback.measure import Measurements
 
@@ -173,8 +173,11 @@ def _either(a: bool | None, b: bool | None) -> bool | None:
     return True if a or b else None if None in (a, b) else False
 
 
-def _walks_back(verdict: Any) -> bool | None:
-    return None if verdict.verdict == INCONCLUSIVE else verdict.verdict == WALKED_BACK
+def _walks_back(verdict: Verdict) -> bool | None:
+    """Whether a claim is walked back on what was given; None where that was tested and decides nothing."""
+    checks = [f for f in verdict.findings if f.title != "direction stability"]
+    open_ = any(f.cause in ("straddles", "not-measured") for f in checks) or all(f.flagged is None for f in checks)
+    return True if verdict.failed else None if open_ else False
 
 
 # -- scores --------------------------------------------------------------------------------------------------

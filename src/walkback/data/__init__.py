@@ -12,7 +12,7 @@ from walkback.data.fashion_mnist import FASHION_MNIST
 from walkback.data.source import bases, look, read
 from walkback.data.teacher import teacher, teacher_linear
 from walkback.entry import call_entry, is_entry
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.untouched import drawn_from
 
 EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
@@ -42,14 +42,15 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         if not isinstance(data, Dataset):
             raise InputError(f"Expected {name} to return a walkback.data.Dataset, but got a {type(data).__name__}.")
         return checked(data)
+    known = (*EMBEDDED, *SOURCES)
+    if not isinstance(name, str) or name not in known:
+        raise InputError(f"Expected data to be one of {', '.join(known)} or module:function, but got {shown(name)}.")
     if name in EMBEDDED:
         if root is not None:
-            raise InputError(f"Expected no root for {name}, which is embedded, but got {str(root)!r}. Leave it out.")
+            got = shown(str(root))
+            raise InputError(f"Expected no root for {name}, which is embedded, but got {got}. Leave it out.")
         return EMBEDDED[name]()
-    if name in SOURCES:
-        return read(SOURCES[name], root)
-    known = ", ".join([*EMBEDDED, *SOURCES])
-    raise InputError(f"Expected data to be one of {known} or module:function, but got {name!r}.")
+    return read(SOURCES[name], root)
 
 
 def root_of(name: str, root: str | Path | None) -> str | Path | None:

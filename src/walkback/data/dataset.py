@@ -8,7 +8,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def checked(data: Dataset) -> Dataset:
                 f"{part} inputs of {x.dtype} {'with' if data.mean else 'without'} them."
             )
     if not all(map(isfinite, (*data.mean, *data.std))) or any(s <= 0 for s in data.std):
-        raise InputError(f"Expected finite means and stds > 0, but got {data.mean} and {data.std}.")
+        raise InputError(f"Expected finite means and stds > 0, but got {shown(data.mean)} and {shown(data.std)}.")
     return data
 
 

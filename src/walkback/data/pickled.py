@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from walkback.errors import FormatError
+from walkback.errors import FormatError, shown
 
 _NUMERIC = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 
@@ -79,7 +79,7 @@ def _no_call(*args: Any) -> Any:
 
 def _latin1(text: Any, encoding: Any) -> bytes:
     if not isinstance(text, str) or _text(encoding) != "latin1":
-        raise _Refused(f"the codec {encoding!r}")
+        raise _Refused(f"the codec {shown(encoding)}")
     return text.encode("latin1")
 
 
@@ -93,7 +93,7 @@ class _Dtype:
     def __init__(self, code: Any) -> None:
         self.code, self.order = _text(code), "="
         if self.code not in _NUMERIC:
-            raise _Refused(f"an array of dtype {self.code!r}")
+            raise _Refused(f"an array of dtype {shown(self.code)}")
 
     def __setstate__(self, state: Any) -> None:
         _, order, *rest = state

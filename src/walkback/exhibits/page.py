@@ -24,10 +24,10 @@ from walkback.audit.records import Problem, Record, Records
 from walkback.audit.settings import RULES, Judged, alike, commands, how_long, judged_runs, other_optimiser
 from walkback.audit.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.checks import DiagnosticThresholds, Finding
-from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK, Verdict
+from walkback.editions import PASSES, UNDECIDED, WALKED_BACK, Verdict
 from walkback.errors import InputError, WalkbackError
 from walkback.exhibits.card import asset, templates
-from walkback.exhibits.view import distance, mark, pairs, untested, view
+from walkback.exhibits.view import distance, mark, pairs, view
 from walkback.judge import fired, plain
 from walkback.report import Report
 from walkback.training.control import control_spec
@@ -36,7 +36,7 @@ from walkback.training.spec import RunSpec
 PLOTLY = "4.1.1"
 SCHEMA = "walkback.page/1"
 CONTROL = "control"
-_ORDER = {WALKED_BACK: 0, INCONCLUSIVE: 1, TRUSTWORTHY: 2, CONTROL: 3}
+_ORDER = {WALKED_BACK: 0, UNDECIDED: 1, PASSES: 2, CONTROL: 3}
 _LIMITS = DiagnosticThresholds()
 
 
@@ -128,10 +128,14 @@ def _nothing(records: Records) -> str:
 
 def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
     words = Counter(s["verdict"]["word"] for s in settings)
-    said = [f"{words[word]} {word}" for word in (WALKED_BACK, INCONCLUSIVE, TRUSTWORTHY) if words[word]]
     blind = sum(bool(s["verdict"]["qualifier"]) for s in settings)
-    if blind:  # trustworthy stands last
-        said.append(f"{f'of them {blind} ' if words[TRUSTWORTHY] > 1 else ''}with depth not tested")
+    some = f" ({f'{blind} of them ' if blind < words[UNDECIDED] else ''}with depth not tested)" if blind else ""
+    named = (
+        (WALKED_BACK, "walked back"),
+        (UNDECIDED, f"undecided{some}"),
+        (PASSES, "pass" if words[PASSES] > 1 else PASSES),
+    )
+    said = [f"{words[word]} {text}" for word, text in named if words[word]]
     controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
     head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
     return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
@@ -184,17 +188,17 @@ def _identity(run: Record) -> str:
 def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
     word = j.word("three-check") or ""
-    blind = untested(word, True if j.tested else None).strip(" ()")
+    blind = "" if j.tested or word != UNDECIDED else "depth not tested"
     controls = [c for run in j.runs if (c := records.control(run)) is not None]
     return {
         "rule": _rule(spec),
         "setting": _where(spec),
         "runs": [{"id": _identity(run), "seed": run.spec.seed} for run in j.runs],
-        "verdict": {**_verdict(word, blind), "order": _ORDER[word]},
+        "verdict": {**mark(word), "qualifier": blind, "order": _ORDER[word]},
         "failed": _failed(j, "three-check") or blind,
         "four": f"{j.word('four-diagnostic')}{': ' if _failed(j, 'four-diagnostic') else ''}"
         f"{_failed(j, 'four-diagnostic')}",
-        "valid": _over([v.measurement_valid for v in three]),
+        "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
         "depth": _depth_answer(j),
         "submodes": sorted({v.submode for v in four if v.submode}),
         "d1": _check(j, 0, "growth"),
@@ -205,11 +209,6 @@ def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
         "frozen": _stat(stat(c.accuracy for c in controls), "acc"),
         "controls": [{"id": _identity(c), "seed": c.spec.seed} for c in controls],
     }
-
-
-def _verdict(word: str, qualifier: str) -> dict[str, str]:
-    """A verdict with its mark; green is only for what passed every check, depth too."""
-    return {**mark(word), **({"kind": "open"} if qualifier else {}), "qualifier": qualifier}
 
 
 def _failed(j: Judged, edition: str) -> str:
@@ -355,7 +354,7 @@ def _csv(settings: Iterable[dict[str, Any]]) -> list[str]:
             low, high = s[key]["interval"] or (None, None)
             row |= {name: s[key]["value"], f"{name}_low": low, f"{name}_high": high, f"{name}_limit": s[key]["limit"]}
             row |= {f"{name}_result": s[key]["result"]["word"], f"{name}_seeds": s[key]["paired"]}
-        row |= {"measurement_valid": s["valid"]["word"], "depth_used": s["depth"]["word"]}
+        row |= {"clamped_readable": s["valid"]["word"], "depth_used": s["depth"]["word"]}
         for name, key in (("acc", "acc"), ("frozen_acc", "frozen")):
             row |= {f"{name}_mean": s[key]["mean"], f"{name}_std": s[key]["std"], f"{name}_n": s[key]["n"]}
         rows.append(row)
@@ -389,7 +388,8 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    shown["verdict"] = _verdict(answer["word"], untested(answer["word"], report.depth_used).strip(" ()"))
+    untested = answer["word"] == UNDECIDED and shown["questions"][2][1]["word"] == "not tested"
+    shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     return {
         "id": _identity(run),
         "name": _text(run.path.name),

@@ -165,7 +165,7 @@ def _finding(name: str, j: Judged) -> str:
     valid = _yes([v.measurement_valid for v in j.verdicts["three-check"]])
     return (
         f"{name} reaches {_said(j.stat('acc'), 'acc')} with Γ = {_said(j.stat('gamma'), 'cos')} (n = {len(j.runs)}); "
-        f"measurement valid: {valid}; depth: {_depth(j)}; three-check: {verdict_cell(j, 'three-check').text}."
+        f"clamped cosine readable: {valid}; depth: {_depth(j)}; three-check: {verdict_cell(j, 'three-check').text}."
     )
 
 

@@ -12,14 +12,13 @@ from walkback.report import Report
 MARKS = {
     "ok": "✓",
     "yes": "✓",
-    "trustworthy": "✓",
+    "passes": "✓",
     "no drift": "✓",
     "flags": "✗",
     "flagged": "✗",
     "no": "✗",
     "walked back": "✗",
     "drift": "✗",
-    "inconclusive": "≈",
     "undecided": "≈",
     "not tested": "–",
     "control": "◇",
@@ -77,12 +76,11 @@ def view(report: Report) -> dict[str, Any]:
     head, rows = report._layer_rows() if report._sites() else ([], [])
     return {
         "verdict": mark(report.verdict),
-        "line": report.verdict_line.removeprefix("VERDICT: ") + untested(report.verdict, report.depth_used),
+        "line": report.verdict_line.removeprefix("VERDICT: "),
         "edition": report.edition,
-        "notes": report.notes,
+        "notes": report.remark,
         "questions": [
-            ["Measurement valid?", mark(_yes(report.measurement_valid))],
-            ["Depth used?", mark(report._depth_word())],
+            *([f"{question.capitalize()}?", mark(word)] for question, word in report.answers()[:3]),
             *([["Sub-mode", {"word": report.submode, "mark": "", "kind": "none"}]] if report.submode else []),
         ],
         "checks": [
@@ -92,7 +90,7 @@ def view(report: Report) -> dict[str, Any]:
                 "value": cells[2] + _interval(finding.get("interval")),
                 "flags": cells[3],
                 "result": mark(cells[4].lower()),
-                "distance": "; ".join(filter(None, (distance([finding["value"]], finding), _why(finding["reason"])))),
+                "distance": "; ".join(filter(None, (distance([finding["value"]], finding), _why(finding)))),
             }
             for finding, cells in zip(report.findings, report._finding_rows()[1])
         ],
@@ -105,18 +103,9 @@ def view(report: Report) -> dict[str, Any]:
     }
 
 
-def untested(verdict: str, depth_used: bool | None) -> str:
-    """What a pass without a control must not be read without."""
-    return " (depth not tested)" if verdict == "trustworthy" and depth_used is None else ""
-
-
-def _yes(value: bool | None) -> str:
-    return {True: "yes", False: "no", None: "not tested"}[value]
-
-
-def _why(reason: str) -> str:
+def _why(finding: Mapping[str, Any]) -> str:
     """An interval that straddles the margin is said by the result and the verdict already."""
-    return "" if reason.startswith("inconclusive") else reason
+    return "" if finding["cause"] == "straddles" else finding["reason"]
 
 
 def _interval(interval: Sequence[float] | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, shown
 
 
 def library(module: str, extra: str) -> Any:
@@ -35,5 +35,5 @@ def part(model: nn.Module, network: str | None) -> nn.Module:
         names = ", ".join(name for name, _ in model.named_children()) or "nothing"
         raise AnatomyError(
             f"Expected network to be the dotted path of a module inside {type(model).__name__}, which holds {names}, "
-            f"but got {network!r}."
+            f"but got {shown(network)}."
         ) from None

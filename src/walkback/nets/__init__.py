@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from walkback.entry import call_entry, is_entry
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
@@ -37,7 +37,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: A
         if not isinstance(net, nn.Module):
             raise InputError(f"Expected {name} to return a torch.nn.Module, but got {type(net).__name__}.")
         return net
-    if name not in NETS:
-        raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {name!r}.")
+    if not isinstance(name, str) or name not in NETS:
+        raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {shown(name)}.")
     known_options("net_options", name, NETS[name], options)
     return NETS[name](input_shape=input_shape, classes=classes, **options)

@@ -1,4 +1,4 @@
-"""Fourteen ways to a wrong number, each with a reproducer that shows it beside the right one.
+"""Fifteen ways to a wrong number, each with a reproducer that shows it beside the right one.
 
 One file per pitfall; torch loads when the first of them runs. `walkback pitfalls run all` prints the table.
 """
@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 if TYPE_CHECKING:
     from walkback.pitfalls.shown import Shown
@@ -58,6 +58,7 @@ CATALOGUE = (
     Entry(12, "missing-null", "an intervention is judged without its null", "none"),
     Entry(13, "batch-size", "the gradient norm of a mean loss depends on the batch size", "lint"),
     Entry(14, "sorted-batches", "batches sorted by class fake a drifting reference", "lint, report"),
+    Entry(15, "off-by-one", "a credit paired with the gradient of the next layer looks aligned", "lint, report"),
 )
 
 
@@ -100,7 +101,7 @@ def find(name: str) -> Entry:
         if str(name).lower() in (entry.name, str(entry.number), f"{entry.number:02}", entry.code.lower()):
             return entry
     known = ", ".join(entry.name for entry in CATALOGUE)
-    raise InputError(f"Expected a pitfall by name, number or code, but got {name!r}. There are: {known}.")
+    raise InputError(f"Expected a pitfall by name, number or code, but got {shown(name)}. There are: {known}.")
 
 
 def run(name: str, seed: int = 0) -> Pitfall:

@@ -12,7 +12,7 @@ from walkback.data import load
 from walkback.measure import Measurements
 from walkback.nets import build
 from walkback.rules import make
-from walkback.rules.rule import Parts, Rule, set_up
+from walkback.rules.rule import Parts, Rule, declares, set_up
 from walkback.training.step import Step
 
 CLASSES, TRAIN, TEST = 8, 4096, 1024
@@ -52,7 +52,7 @@ def _train(rule: str, scope: str, epochs: int, penalty: float, lr: float, seed: 
     learner = make(rule)
     set_up(learner, net, x[:2], CLASSES, generator)
     frozen = scope == "frozen"
-    step = Step(Parts.of(net), learner, rule == "bp" and not frozen, frozen, penalty, reader=False)
+    step = Step(Parts.of(net), learner, declares(learner, "exact") and not frozen, frozen, penalty, reader=False)
     optimiser = torch.optim.AdamW(net.parameters(), lr=lr)
     for _ in range(epochs):
         for chosen in torch.randperm(TRAIN, generator=generator).split(128):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from walkback.entry import call_entry, is_entry
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.options import known_options
 from walkback.rules.bp import BP
 from walkback.rules.credit_bridge import CreditBridge
 from walkback.rules.dfa import DFA
 from walkback.rules.ep import EP
 from walkback.rules.fa import FA
-from walkback.rules.rule import Parts, Rule, set_up
+from walkback.rules.rule import Parts, Rule, declares, set_up
 from walkback.rules.state_bridge import StateBridge
 
 RULES: dict[str, type[Rule]] = {
@@ -24,7 +24,20 @@ RULES: dict[str, type[Rule]] = {
     "ep": EP,
 }
 
-__all__ = ["BP", "DFA", "EP", "FA", "RULES", "CreditBridge", "Parts", "Rule", "StateBridge", "make", "set_up"]
+__all__ = [
+    "BP",
+    "DFA",
+    "EP",
+    "FA",
+    "RULES",
+    "CreditBridge",
+    "Parts",
+    "Rule",
+    "StateBridge",
+    "declares",
+    "make",
+    "set_up",
+]
 
 
 def make(name: str, /, **options: Any) -> Rule:
@@ -38,7 +51,7 @@ def make(name: str, /, **options: Any) -> Rule:
         if not isinstance(rule, Rule):
             raise InputError(f"Expected {name} to return a walkback.rules.Rule, but got {type(rule).__name__}.")
         return rule
-    if name not in RULES:
-        raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {name!r}.")
+    if not isinstance(name, str) or name not in RULES:
+        raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {shown(name)}.")
     known_options("rule_options", name, RULES[name], options)
     return RULES[name](**options)

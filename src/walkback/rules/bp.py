@@ -16,7 +16,11 @@ class BP(Rule):
     >>> import walkback as wb
     >>> round(wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), credit=BP()).values["gamma"], 6)
     1.0
+
+    A subclass is exact too, as long as its credits are the gradients; one that gives others says `exact = False`.
     """
+
+    exact = True
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """The traced gradients."""

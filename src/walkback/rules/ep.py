@@ -16,12 +16,14 @@ from walkback.trace import Trace
 class EP(Rule):
     """Energy Σ ½‖h_l − h_{l-1} − f_l(h_{l-1})‖² + β·CE; a_l = −(h_l − h_{l-1} − f_l(h_{l-1}))/β after relaxing.
 
-    States start at the forward pass, where every residual is zero. A step of gradient descent carries the
-    nudge one site down, so fewer than L + 1 steps leave the stem without credit.
+    States start at the forward pass, where every residual is zero. The first step of gradient descent moves h_L alone,
+    and every further one carries the nudge one site down. So a network of L blocks needs at least **L + 1 steps**:
+    with fewer, sites 0…L − steps get exactly zero credit, and the stem and the blocks that write them do not learn.
+    Fewer are allowed, as an ablation and for the runs that were trained so; `describe` and training say it.
 
     Args:
         beta: strength of the nudge; the credit tends to the BP gradient as it goes to 0 with enough steps.
-        steps: of relaxation. 0 gives zero credit (the ablation).
+        steps: of relaxation, at least L + 1 for credit at every site. 0 gives zero credit everywhere (the ablation).
         step_size: of relaxation; 0.5 diverges, and so does less where the blocks are steep.
 
     >>> import torch, walkback as wb
@@ -31,6 +33,8 @@ class EP(Rule):
     >>> all(cosine > 0.9 for cosine in wb.measure(net, [(x, y)], credit=rule).cosine)
     True
     """
+
+    relaxes = True
 
     def __init__(self, beta: float = 0.5, steps: int = 10, step_size: float = 0.2) -> None:
         super().__init__()
@@ -66,6 +70,11 @@ class EP(Rule):
         return [h - p for h, p in zip(states, predicted)]
 
     def describe(self) -> dict[str, object]:
-        """β, steps, step size, and where credit goes."""
+        """β, steps, step size, where credit goes, and once set up the sites that so few steps can't reach."""
         told = {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
-        return {**told, "target": "every token or position, each its own"}
+        told["target"] = "every token or position, each its own"
+        parts: Parts | None = getattr(self, "parts", None)
+        needed = 0 if parts is None else len(parts.blocks) + 1
+        if self.steps < needed:
+            told |= {"zero_credit_sites": list(range(needed - self.steps)), "steps_needed": needed}
+        return told

@@ -24,6 +24,8 @@ class FA(RandomFeedback):
     (1.0, torch.Size([16, 16]))
     """
 
+    exact_top = True
+
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_{L-1}."""
         self.draw([(upper, lower, upper) for lower, upper in pairwise(self.widths(states))], generator)

@@ -3,7 +3,7 @@
 A rule is an `nn.Module`, so its auxiliaries (feedback matrices as buffers, learned networks as children) are
 saved, moved and loaded with it. Called with a Trace it gives one tensor per site, shaped like the states; that
 is also what `walkback.diagnose(credit=rule)` needs. While training, `trace.grads` holds only the exact gradient
-of the last site (`trace.grads[-1]`), which the readout has anyway; only BP needs more.
+of the last site (`trace.grads[-1]`), which the readout has anyway; only an exact rule (BP) needs more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy, unwrap
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, shown
+from walkback.loss import cross_entropy
 from walkback.trace import Trace
 from walkback.values import widened
 
@@ -51,6 +52,16 @@ class Parts:
 class Rule(nn.Module):
     """Base of all rules. Implement `credits`; `setup` and `auxiliary_loss` where the rule keeps something.
 
+    What kind of rule it is, a class says itself, and its subclasses inherit it; read with `declares`.
+
+    Args:
+        exact: the credit is the BP gradient at every site. Training then differentiates the loss end to end and asks
+            for no credits, so `credits` has to return the gradients and `auxiliary_loss` nothing: `set_up` and every
+            epoch of training refuse anything else.
+        exact_top: a_L is the exact gradient by construction, as in FA.
+        relaxes: the credit is computed from the network by letting its states relax, as EP does. It may come as close
+            to the exact gradient as it likes without having backpropagated.
+
     >>> import walkback as wb
     >>> class Signs(Rule):
     ...     def credits(self, trace):
@@ -59,6 +70,9 @@ class Rule(nn.Module):
     True
     """
 
+    exact: bool = False
+    exact_top: bool = False
+    relaxes: bool = False
     length = "raw"  # of every sample's credit at every site: as it is, "unit" (1) or "rms" (√d)
     example: tuple[tuple[int, ...], int] | None = None  # (input shape, classes) of the network it was set up for
 
@@ -93,6 +107,18 @@ class Rule(nn.Module):
         return of_length(self.credits(trace), self.length)
 
 
+def declares(rule: Rule, trait: str) -> bool:
+    """Return whether a rule says `trait` ("exact", "exact_top", "relaxes") of itself.
+
+    Only True counts: a rule may have had a method or a number of that name before the name meant something here.
+
+    >>> from walkback.rules import BP, DFA
+    >>> declares(BP(), "exact"), declares(DFA(), "exact")
+    (True, False)
+    """
+    return getattr(rule, trait, False) is True
+
+
 LENGTHS = ("raw", "unit", "rms")
 
 
@@ -107,7 +133,7 @@ def of_length(credits: Sequence[Tensor], length: str) -> Sequence[Tensor]:
     if length == "raw":
         return credits
     if length not in LENGTHS:
-        raise InputError(f"Expected the length of a credit to be one of {', '.join(LENGTHS)}, but got {length!r}.")
+        raise InputError(f"Expected the length of a credit to be one of {', '.join(LENGTHS)}, but got {shown(length)}.")
     return [_unit_rows(a.flatten(1)).mul(a[0].numel() ** 0.5 if length == "rms" else 1.0).view_as(a) for a in credits]
 
 
@@ -133,7 +159,7 @@ TARGETS = ("all", "readout")
 def check_target(target: str) -> str:
     """One of TARGETS, or an InputError."""
     if target not in TARGETS:
-        raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {target!r}.")
+        raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {shown(target)}.")
     return target
 
 
@@ -182,6 +208,18 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().nan_to_num().max()), equal_nan=True)
 
 
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """Eval mode inside, so that samples move no running statistics; every module's own mode outside."""
+    modes = [(m, m.training) for m in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
 @torch.no_grad()
 def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch.Generator) -> None:
     """Give a rule its auxiliaries for `net`, whose state shapes a few prepared inputs x (B, …) show.
@@ -193,16 +231,11 @@ def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch
     (5, torch.Size([3, 16]))
     """
     parts = Parts.of(net)
-    modes = [(m, m.training) for m in net.modules()]
-    net.eval()  # the samples must not move running statistics
-    try:
+    with _evaluating(net):
         states = [parts.stem(x)]
         for block in parts.blocks:
             states.append(states[-1] + block(states[-1]))
         composed, whole = parts.readout(states[-1]), net(x)
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if not isinstance(whole, Tensor) or composed.shape != whole.shape or not _alike(composed, whole):
         raise AnatomyError(
             "Expected net(x) to be readout(h_L) with h_0 = stem(x) and h_l = h_{l-1} + block_l(h_{l-1}), which is what "
@@ -211,3 +244,45 @@ def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch
         )
     rule.setup(parts, states, classes, generator)
     rule.example = (tuple(x.shape[1:]), classes)  # what `certify` draws its batch from
+    labels = torch.arange(composed[..., 0].numel(), device=x.device) % composed.shape[-1]
+    refuse_inexact(rule, net, x, labels.view(composed.shape[:-1]))
+
+
+def refuse_inexact(rule: Rule, net: nn.Module, x: Tensor, y: Tensor) -> None:
+    """Raise an InputError where a rule says it is exact, and its credits for (B, …) inputs and labels are not g_l.
+
+    Training an exact rule differentiates end to end and never asks for its credits: a rule that gives others would be
+    trained with one credit and measured with another. Other rules are not looked at.
+    """
+    if not declares(rule, "exact"):
+        return
+    name = type(rule).__name__
+    with _evaluating(net), torch.enable_grad():
+        trace = _whole_trace(Parts.of(net), x, y)
+        if rule.auxiliary_loss(trace) is not None:
+            raise InputError(
+                f"Expected no auxiliary_loss from {name}, which says exact = True: training then differentiates the "
+                "loss end to end, and what the rule keeps would not learn. Set exact = False in the class."
+            )
+    with torch.no_grad():
+        credits = list(rule.credits(trace))
+    given, needed = ([tuple(t.shape) for t in tensors] for tensors in (credits, trace.states))
+    other = None if given != needed else next((i for i, g in enumerate(trace.grads) if not _alike(credits[i], g)), None)
+    if given != needed or other is not None:
+        where = f"{len(given)} credits, shaped {given}" if other is None else f"another credit at site {other}"
+        raise InputError(
+            f"Expected {name}, which says exact = True, to return the gradients trace.grads as its credits, but got "
+            f"{where}. Training would differentiate the loss end to end whatever it returns. Set exact = False in the "
+            "class to train with its own credits (trace.grads then holds the last site's alone), or return trace.grads."
+        )
+
+
+def _whole_trace(parts: Parts, x: Tensor, y: Tensor) -> Trace:
+    """A trace with the gradient of every site, as measuring has it."""
+    states = [parts.stem(x).detach().requires_grad_()]
+    for block in parts.blocks:
+        states.append(states[-1] + block(states[-1]))
+    logits = parts.readout(states[-1])
+    losses = cross_entropy(logits, y)
+    grads = torch.autograd.grad(losses.sum(), states)
+    return Trace(tuple(h.detach() for h in states), grads, None, losses.detach(), logits.detach(), y, x)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.loss import cross_entropy
 from walkback.options import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
@@ -30,7 +30,7 @@ class Predictor(nn.Module):
 
 
 class PlainPredictor(nn.Module):
-    """G(h, t) = MLP(h, t) with one hidden layer, of the state as it is: nothing keeps it from following an explosion."""
+    """G(h, t) = MLP(h, t) with one hidden layer, of the state as it is: it follows an explosion of the stream."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class StateBridge(Rule):
         positive(hidden=hidden)
         true_or_false(train=train)
         if form not in PREDICTORS:
-            raise InputError(f"Expected form to be one of {', '.join(PREDICTORS)}, but got {form!r}.")
+            raise InputError(f"Expected form to be one of {', '.join(PREDICTORS)}, but got {shown(form)}.")
         self.hidden, self.learns, self.form = hidden, train, form
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from walkback.anatomy import unwrap
 from walkback.checks import read_table
 from walkback.entry import call_entry
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, cut, shown
 from walkback.nets import build
 from walkback.report import Report
 from walkback.rules import make
@@ -60,7 +60,8 @@ class Bundle:
         """
         net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
-            raise FormatError(f"Expected {self.path / 'spec.json'} to name its network under `net`, but got {net!r}.")
+            where = self.path / "spec.json"
+            raise FormatError(f"Expected {where} to name its network under `net`, but got {shown(net)}.")
         if "input_shape" in self.spec:  # a run of ours: the network is built for its data
             model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
         else:
@@ -70,7 +71,7 @@ class Bundle:
         try:
             model.load_state_dict(dict(self.weights))
         except RuntimeError as error:
-            raise FormatError(f"Expected the weights in {self.path} to fit {net}, but: {error}.") from None
+            raise FormatError(f"Expected the weights in {self.path} to fit {net}, but: {shown(error, 300)}.") from None
         return model.eval()
 
     def rule(self, model: nn.Module) -> Rule:
@@ -96,8 +97,8 @@ class Bundle:
             rule.load_state_dict(dict(self.auxiliaries))
         except RuntimeError as error:
             raise FormatError(
-                f"Expected the rule's auxiliaries (feedback matrices, learned networks) in {self.path}, but: {error}. "
-                "Without them the credit can't be measured."
+                f"Expected the rule's auxiliaries (feedback matrices, learned networks) in {self.path}, but: "
+                f"{shown(error, 300)}. Without them the credit can't be measured."
             ) from None
         return rule.to(device=like.device, dtype=like.dtype)
 
@@ -208,7 +209,7 @@ def load_bundle(path: str | Path) -> Bundle:
     spec = read_table(path / "spec.json")
     if not isinstance(spec, dict) or spec.get("schema") != SCHEMA:
         got = spec.get("schema") if isinstance(spec, dict) else type(spec).__name__
-        raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {got}.")
+        raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {cut(str(got))}.")
     if not (path / "weights.safetensors").exists() and (path / "report.json").exists():
         raise FormatError(
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "

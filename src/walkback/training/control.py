@@ -9,12 +9,11 @@ from typing import Any, overload
 from torch import nn
 
 from walkback.anatomy import Anatomy
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.training.bundle import Bundle
 from walkback.training.frozen import Build, FrozenBaseline, Train, train_frozen
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
-
 
 NO_LOCAL_LOSS = {"penalty", "penalty_over", "penalty_stem", "credit_site"}
 
@@ -37,7 +36,7 @@ def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
             "code of your own: frozen_baseline(build, train)."
         )
     if stem not in ("rule", "bp"):
-        raise InputError(f'Expected stem to be "rule" or "bp", but got {stem!r}.')
+        raise InputError(f'Expected stem to be "rule" or "bp", but got {shown(stem)}.')
     # Frozen blocks have no local loss, so neither a penalty nor the credit's site means anything to the control.
     fields = {**spec.model_dump(exclude=NO_LOCAL_LOSS), "scope": "frozen"}
     if stem == "bp":

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from walkback.checks import read_table
-from walkback.errors import FormatError, WalkbackError
+from walkback.errors import FormatError, WalkbackError, shown
 from walkback.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.spec import RunSpec
@@ -210,7 +210,7 @@ def _same_spec(folder: Path, spec: RunSpec) -> None:
     here, asked = _plain(RunSpec(**fields)), _plain(spec)
     other = [key for key in asked if asked[key] != here[key]]
     if other:
-        told = "; ".join(f"{key} is {here[key]!r} there and {asked[key]!r} here" for key in other)
+        told = "; ".join(f"{key} is {shown(here[key])} there and {shown(asked[key])} here" for key in other)
         raise FormatError(
             f"Expected {folder} to belong to the spec asked for, but another spec has the same name: {told}. "
             "Two runs can't share a folder: give another store, or move that folder away."

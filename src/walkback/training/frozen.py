@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from walkback.anatomy import Anatomy, unwrap
 from walkback.checks import accuracies
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.untouched import random_state
 
 Build = Callable[[], nn.Module]
@@ -99,9 +99,9 @@ def train_frozen(
     given = [seed] if single else list(seed) if isinstance(seed, Iterable) else []
     seeds = [int(s) for s in given if isinstance(s, Integral) and not isinstance(s, bool)]
     if not seeds or len(seeds) < len(given):
-        raise InputError(f"Expected seed to be an integer, or one for each run, but got {seed!r}.")
+        raise InputError(f"Expected seed to be an integer, or one for each run, but got {shown(seed)}.")
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"Expected different seeds, but got {seeds}: the same run twice says nothing new.")
+        raise InputError(f"Expected different seeds, but got {shown(seeds)}: the same run twice says nothing new.")
     controls = tuple(_control(build, train, s, anatomy, reinit) for s in seeds)
     values = [c.accuracy for c in controls]
     return FrozenBaseline(values[0] if single else values, controls)
@@ -272,11 +272,15 @@ def _accuracy(returned: Any) -> tuple[float, Mapping[str, Any]]:
     details: Any = {}
     if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
         returned, details = returned
-    if returned is None:
+    plain: Any = returned
+    plain = plain.tolist() if hasattr(plain, "tolist") else plain  # NumPy, torch, JAX
+    plain = plain[0] if isinstance(plain, (list, tuple)) and len(plain) == 1 else plain
+    if not hasattr(plain, "__float__"):
         raise InputError(
-            "Expected train(model) to return the test accuracy as a fraction, or (accuracy, {…}), but got None."
+            "Expected train(model) to return the test accuracy as a fraction, or (accuracy, {…}), but got "
+            f"{shown(returned)}."
         )
-    return accuracies("the accuracy that train(model) returns", returned)[0], details
+    return accuracies("the accuracy that train(model) returns", plain)[0], details
 
 
 def _refuse_moved(frozen: Mapping[str, Tensor], now: Mapping[str, nn.Parameter], count: int = 0) -> None:

@@ -13,6 +13,7 @@ import json
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -28,11 +29,11 @@ from walkback import __version__, nets, rules
 from walkback.data import Dataset, Split, load
 from walkback.data.dataset import checked
 from walkback.diagnose import diagnose, measure
-from walkback.errors import InputError
+from walkback.errors import InputError, cut, shown
 from walkback.measure import Measurements
-from walkback.progress import Show, epochs, quietly
-from walkback.rules.bp import BP
-from walkback.rules.rule import Parts, Rule, set_up
+from walkback.notes import Note
+from walkback.progress import Show, epochs, quietly, say
+from walkback.rules.rule import Parts, Rule, declares, refuse_inexact, set_up
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.precision import float64_check
@@ -91,7 +92,7 @@ def train(
     >>> with tempfile.TemporaryDirectory() as store:
     ...     run = train(spec, store, data=mine, quiet=True)
     ...     [row["epoch"] for row in run.trajectory()], run.report().verdict
-    ([1, 2], 'trustworthy')
+    ([1, 2], 'undecided')
     """
     folder = Path(out) / spec.name
     if (done := reopen(folder, spec)) is not None:
@@ -116,8 +117,13 @@ def _train(run: _Run, folder: Path) -> Bundle:
             if epoch > 1 and run.rows[-1].get("diverged"):
                 break
             with _drawn(run, epoch):
-                loss = _epoch(run, epoch, show)
-                run.rows.append(_row(run, epoch, loss))
+                loss, without_credit = _epoch(run, epoch, show)
+                row = _row(run, epoch, loss)
+            if without_credit:
+                if all(earlier.get("zero_credit_sites") != without_credit for earlier in run.rows):
+                    say(_no_credit(run, epoch, without_credit), alarm=True)
+                row["zero_credit_sites"] = without_credit
+            run.rows.append(row)
             _checkpoint(run, folder, epoch)
             _progress(run, folder, (time.monotonic() - clock) / (epoch - done))
             show(epoch, _numbers(run.rows))
@@ -170,8 +176,10 @@ def usable(device: str | torch.device) -> torch.device:
         one.item()  # which a device without values, such as meta, refuses
         return one.device
     except (RuntimeError, AssertionError) as error:
-        text = str(error).splitlines()[0]
-        raise InputError(f"Expected a device of this machine (cpu, cuda, mps), but {device!r} is not: {text}") from None
+        text = cut(str(error).splitlines()[0], 300)
+        raise InputError(
+            f"Expected a device of this machine (cpu, cuda, mps), but {shown(device)} is not: {text}"
+        ) from None
 
 
 def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
@@ -187,10 +195,12 @@ def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
         raise InputError("Expected penalty_over and penalty_stem together with a penalty, but it is 0.")
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
-    if type(rule) is BP and spec.credit_site == "reader":
-        raise InputError("Expected credit_site writer with bp: each block gets its own gradient there.")
-    if type(rule) is BP and spec.credit_length != "raw":
-        raise InputError("Expected credit_length raw with bp: it differentiates end to end, without local credits.")
+    if declares(rule, "exact") and spec.credit_site == "reader":
+        raise InputError(f"Expected credit_site writer with {spec.rule}: each block gets its own gradient there.")
+    if declares(rule, "exact") and spec.credit_length != "raw":
+        raise InputError(
+            f"Expected credit_length raw with {spec.rule}: it differentiates end to end, without local credits."
+        )
     _all_learn(net, rule)
     return net, rule
 
@@ -199,7 +209,7 @@ def _all_learn(net: nn.Module, rule: Rule) -> None:
     parts = Parts.of(net)
     reached = {id(p) for module in (parts.stem, *parts.blocks, *parts.readout_modules) for p in module.parameters()}
     lost = [name for name, p in net.named_parameters() if p.requires_grad and id(p) not in reached]
-    if lost and type(rule) is not BP:
+    if lost and not declares(rule, "exact"):
         raise InputError(
             f"Expected every weight in the stem, a block or the readout, where a local rule trains it, but {lost[0]} "
             "is in none of them and would stay as it is. Put it into one, or set requires_grad to False."
@@ -244,7 +254,8 @@ def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     return windows[torch.arange(batch, device=x.device), :, shift[:, 0], shift[:, 1]]
 
 
-def _epoch(run: _Run, epoch: int, show: Show) -> float:
+def _epoch(run: _Run, epoch: int, show: Show) -> tuple[float, list[int]]:
+    """Train one epoch; return its mean loss and the sites whose credit was used and zero for every sample."""
     o = run.spec.optimiser
     share = (epoch - 1) / run.spec.epochs
     lr = o.lr * (0.5 * (1 + math.cos(math.pi * share)) if o.schedule == "cosine" else 1.0)
@@ -261,7 +272,38 @@ def _epoch(run: _Run, epoch: int, show: Show) -> float:
         total += step(x, y).to(total.dtype) * len(x)
         run.optimiser.step()
         count += len(x)
-    return float(total) / count
+    return float(total) / count, step.largest.zero_sites()
+
+
+def _no_credit(run: _Run, epoch: int, sites: list[int]) -> str:
+    """The warning: which sites went without credit, and what may help."""
+    where = f"site{'s' if len(sites) > 1 else ''} {', '.join(map(str, sites))}"
+    what = f"{run.spec.rule} gave zero credit to every sample of epoch {epoch} at {where}"
+    advice = (
+        f" A relaxation reaches one more site with each step: here it needs {len(run.parts.blocks) + 1} steps or more. "
+        "In a stream that has grown, rounding can take its credit too."
+    )
+    advice = advice if declares(run.rule, "relaxes") else ""
+    return f"warning: {what}: what it should train there learns nothing.{advice}"
+
+
+def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
+    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
+
+    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit_sites": [0]}, {"epoch": 2, "zero_credit_sites": [0, 1]}]
+    >>> [dict(note.values) for note in zero_credit_notes(rows)]
+    [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
+    """
+    trained = [row for row in rows if row["epoch"] > 0]
+    count = Counter(site for row in trained for site in row.get("zero_credit_sites", ()))
+    return [
+        Note(
+            "zero-credit-epochs",
+            None,
+            {"sites": sorted(s for s in count if count[s] == epochs), "epochs": epochs, "of": len(trained)},
+        )
+        for epochs in sorted(set(count.values()), reverse=True)
+    ]
 
 
 @torch.no_grad()
@@ -280,6 +322,7 @@ def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) 
 
 
 def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
+    refuse_inexact(run.rule, run.net, *run.probe[0])  # what a rule gives may change while it trains
     right, test_loss = evaluate(run.net, run.data, run.data.test, run.device)
     m = measure(run.net, run.probe, credit=run.rule)
     diverged = bool(m.nonfinite) or (train_loss is not None and not math.isfinite(train_loss))
@@ -294,8 +337,12 @@ def _row(run: _Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
         "weights": weight_growth(run),
         "reasons": {k: m.reasons[k] for k in (*ROW_LISTS, *ROW_VALUES, "aggregates") if k in m.reasons},
     }
+    shapes = m.conditions["state_shapes"]
+    if any(shape != shapes[0] for shape in shapes):  # growth is taken within stages: whoever reads the row must know
+        row["conditions"] = {"state_shapes": shapes}
     if diverged:
-        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0] if m.nonfinite else 'training loss not finite'}"
+        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0].text if m.nonfinite else 'training loss not finite'}"
+        row["nonfinite"] = [{**note.values, "site": note.site} for note in m.nonfinite]
     return _rounded(row)
 
 
@@ -419,9 +466,10 @@ def _finish(run: _Run, folder: Path) -> Bundle:
     rows = [json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]]
     write(folder / "trajectory.jsonl", "".join(rows))
     write(folder / "weights.safetensors", save(tensors))
-    ended = () if extra["diverged"] is None else (f"training diverged in {extra['diverged']}",)
+    ended = () if extra["diverged"] is None else (Note("diverged", None, {"where": extra["diverged"]}),)
     where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
-    report = replace(report, run=extra, conditions=where, advisories=(*ended, *report.advisories))
+    silent = zero_credit_notes(run.rows)
+    report = replace(report, run=extra, conditions=where, notes=(*ended, *silent, *report.notes))
     write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)

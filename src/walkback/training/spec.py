@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 
 class _Frozen(BaseModel):
@@ -102,5 +102,5 @@ def _explain(error: Any) -> str:
     where = ".".join(str(p) for p in error["loc"])
     if error["type"] == "extra_forbidden":
         known = ", ".join(RunSpec.model_fields)
-        return f"Expected a spec with the fields {known}, but got {where!r}."
-    return f"Expected {where}: {error['msg'].lower()}, but got {error['input']!r}."
+        return f"Expected a spec with the fields {known}, but got {shown(where)}."
+    return f"Expected {where}: {error['msg'].lower()}, but got {shown(error['input'])}."

@@ -1,18 +1,40 @@
-"""One training step: end to end for BP, local and detached for every other rule."""
+"""One training step: end to end for an exact rule (BP), local and detached for every other rule."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from walkback.errors import InputError
 from walkback.loss import cross_entropy
-from walkback.rules.bp import BP
-from walkback.rules.rule import Parts, Rule
+from walkback.rules.rule import Parts, Rule, declares
 from walkback.trace import Trace
 from walkback.training.spec import RunSpec
+
+
+@dataclass
+class LargestCredit:
+    """The largest absolute entry of each site's credit over all batches so far, on the device until it is asked for."""
+
+    peaks: Tensor | None = None
+
+    def add(self, credits: Sequence[Tensor]) -> None:
+        """Take note of the credits (B, …) of one batch, site by site."""
+        peaks = torch.stack([a.detach().abs().amax() for a in credits])
+        self.peaks = peaks if self.peaks is None else torch.maximum(self.peaks, peaks)
+
+    def zero_sites(self) -> list[int]:
+        """Return the sites whose credit was zero for every sample; NaN is not zero. None were seen: none are listed.
+
+        >>> largest = LargestCredit()
+        >>> largest.add([torch.zeros(2, 3), torch.tensor([[0.0, 0.0], [0.0, -1e-30]])])
+        >>> largest.zero_sites()
+        [0]
+        """
+        return [] if self.peaks is None else [site for site, peak in enumerate(self.peaks.tolist()) if peak == 0]
 
 
 @dataclass(frozen=True)
@@ -21,12 +43,13 @@ class Step:
 
     parts: Parts
     rule: Rule
-    exact: bool  # BP: differentiate end to end
+    exact: bool  # as BP: differentiate end to end
     frozen: bool = False
     penalty: float = 0.0  # λ of λ‖f_l‖², mean over samples
     reader: bool = False  # a block gets the credit of the site it reads
     per_feature: bool = False  # the penalty is a mean over features, not a sum
     stem_too: bool = False  # the penalty is also on what the stem writes
+    largest: LargestCredit = field(default_factory=LargestCredit)  # of the credits that trained something
 
     @staticmethod
     def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
@@ -34,7 +57,7 @@ class Step:
         return Step(
             parts,
             rule,
-            exact=type(rule) is BP,
+            exact=declares(rule, "exact"),
             frozen=spec.scope == "frozen",
             penalty=spec.penalty,
             reader=spec.credit_site == "reader",
@@ -82,6 +105,7 @@ class Step:
                 f"Expected {type(self.rule).__name__} to give one credit per site, shaped {needed}, but got {given}. "
                 "While training, trace.grads holds the exact gradient of the last site only (trace.grads[-1])."
             )
+        self.largest.add(credits[:1] if self.frozen else credits[:-1] if self.reader else credits)
         if self.reader:
             credits = [credits[0], *credits[:-1]]
         if self.frozen:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy
 from walkback.checks import DiagnosticThresholds, accuracies
-from walkback.diagnose import NULLS, PRECISION, measure
+from walkback.diagnose import NULLS, PRECISION, SHIFTED, measure
 from walkback.editions import Claim, decide
-from walkback.errors import FormatError, InputError, WalkbackError
+from walkback.errors import FormatError, InputError, WalkbackError, shown
 from walkback.judge import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, judge, measurements, plain, position, standing
 from walkback.loss import Loss
 from walkback.measure import Measurements
@@ -41,15 +41,15 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 DEFAULT_OVERHEAD = 0.02
-_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", *NULLS, *PRECISION)
+_LISTS = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", "zero_credit", *SHIFTED, *NULLS, *PRECISION)
 _VALUES = ("growth", "growth_total", "stability", "stability_distinct", "gamma", "gamma_concentration", "deep_cosine")
 _CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
                "probe_hash", "state_shape", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy",
                "reference", "chunk")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 _OURS = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
-         "walked_back", "conditions", "reasons", "advisories", "seconds", "elapsed", "overhead", *_LISTS,
-         *_VALUES)  # fmt: skip
+         "walked_back", "conditions", "reasons", "advisories", "notes", "nonfinite", "altered",
+         "doubted", "seconds", "elapsed", "overhead", *_LISTS, *_VALUES)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -359,7 +359,9 @@ class Watch:
             self._least[name] = before + 1
             return before, before + 1
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
-            raise InputError(f"Expected the number of {name} as a whole number from {least} on, but got {number!r}.")
+            raise InputError(
+                f"Expected the number of {name} as a whole number from {least} on, but got {shown(number)}."
+            )
         self._least[name] = number
         return (before if number >= before else number - 1), number  # back: training went on from an older checkpoint
 
@@ -368,7 +370,7 @@ class Watch:
             number = value.item() if hasattr(value, "item") else value
             if name in _OURS or isinstance(number, bool) or not isinstance(number, Real):
                 raise InputError(
-                    f"Expected numbers under names of your own, but got {name}={value!r:.60}. Not among the names: "
+                    f"Expected numbers under names of your own, but got {name}={shown(value)}. Not among the names: "
                     f"{', '.join(_OURS)}."
                 )
             self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
@@ -418,6 +420,7 @@ class Watch:
         verdict = decide(m, Claim(), self.thresholds, self.edition)
         checks = [f for f in verdict.findings[:-1] if f.title != "direction stability"]
         elapsed = now - self._start
+        said = [note for note in (*m.nonfinite, m.altered, m.doubted, *m.notes) if note is not None]
         return plain(
             {
                 "schema": WATCH_SCHEMA,
@@ -431,7 +434,13 @@ class Watch:
                 "values": {name: getattr(m, name) for name in _VALUES},
                 "aggregates": m.aggregates,
                 "reasons": {k: v for k, v in m.reasons.items() if not getattr(m, k, None)},
-                "advisories": [*m.nonfinite, *m.notes],
+                "advisories": [note.text for note in said],
+                "notes": [note.to_dict() for note in m.notes],
+                "nonfinite": [{**note.values, "site": note.site} for note in m.nonfinite],
+                **{
+                    k: None if n is None else dict(n.values)
+                    for k, n in (("altered", m.altered), ("doubted", m.doubted))
+                },
                 "conditions": {name: m.conditions[name] for name in _CONDITIONS},
                 "seconds": now - began,
                 "elapsed": elapsed,
@@ -515,10 +524,10 @@ def settled(
     """The cadence, after all that can be checked before there is a network; a mistake should not cost an epoch."""
     unit, n = cadence(every)
     if max_overhead is not None and (not isinstance(max_overhead, Real) or not 0 < max_overhead <= 1):
-        raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {max_overhead!r}.")
+        raise InputError(f"Expected max_overhead as a share of wall time, over 0 to 1, but got {shown(max_overhead)}.")
     decide(Measurements(), Claim(), thresholds or DiagnosticThresholds(), edition)
     if log is not None and Path(log).suffix.lower() != ".jsonl":
-        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {str(log)!r}.")
+        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {shown(str(log))}.")
     return unit, n
 
 
@@ -544,7 +553,8 @@ def cadence(every: str | int) -> tuple[str, int]:
         return "auto", 1
     said = re.fullmatch(r"(?:([1-9]\d*) )?(epoch|step)s?", every) if isinstance(every, str) else None
     if said is None:
-        raise InputError(f'Expected every to be "epoch", "5 epochs", a number of steps, or "auto", but got {every!r}.')
+        known = '"epoch", "5 epochs", a number of steps, or "auto"'
+        raise InputError(f"Expected every to be {known}, but got {shown(every)}.")
     return said[2], int(said[1] or 1)
 
 

@@ -35,7 +35,7 @@ from walkback.audit.evidence.summary import two_modes, validations
 from walkback.audit.records import Records
 from walkback.audit.settings import left_out
 from walkback.audit.table import Table
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.options import closest
 
 TABLES: dict[str, Callable[[Records], Table]] = {
@@ -74,7 +74,7 @@ def evidence(name: str, records: Records) -> Table:
     ('rule', 'figures', 'n')
     """
     if name not in TABLES:
-        raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {name!r}.{closest(name, TABLES)}")
+        raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {shown(name)}.{closest(name, TABLES)}")
     made = TABLES[name](records)
     ended = [f"{run.path.name} in epoch {len(run.rows)} of {run.spec.epochs}" for run in records if run.diverged]
     said = (

@@ -11,17 +11,17 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import Judged, Setting, commands, judged, lacking, select, shorter
 from walkback.audit.table import NONE, Cell, Stat, Table, spread, table
 from walkback.checks import Finding
-from walkback.editions import INCONCLUSIVE, TRUSTWORTHY
+from walkback.editions import UNDECIDED
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
 VECTORS = ("teacher", "teacher-linear")  # nothing to flip or crop
 DEPTH = (
     "D3 is the gain over the matched control (same network, data, epochs, seed; stem by the same rule, blocks frozen) "
     "with its 95 % interval: paired t over seeds, for one seed the binomial error of the paired predictions; it is "
-    "inconclusive where the interval straddles the 2 pp margin. Beside it the gain over the control whose stem "
+    "undecided where the interval straddles the 2 pp margin. Beside it the gain over the control whose stem "
     "is trained by BP, usually the stronger one"
 )
-VERDICT = "a rule is trustworthy only where no seed fails; (k/n) says on how many of the seeds a check fails"
+VERDICT = "a rule passes only where every seed does; (k/n) says on how many of the seeds a check fails"
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
 
 
@@ -51,9 +51,9 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
 
 
 def depth_word(finding: Finding) -> str:
-    """ok, flags, inconclusive, or not tested."""
+    """ok, flags, undecided, or not tested."""
     if finding.flagged is None:
-        return "inconclusive" if "inconclusive" in finding.reason else "not tested"
+        return "undecided" if finding.straddles else "not tested"
     return "flags" if finding.flagged else "ok"
 
 
@@ -126,7 +126,7 @@ def _comparable(column: Column, j: Judged) -> float | str | None:
     value = column.value(j)
     if column.kind == "verdict":
         word = j.word(str(value))
-        return None if word == INCONCLUSIVE or (word == TRUSTWORTHY and not j.tested) else word
+        return None if word == UNDECIDED else word
     if isinstance(value, Finding):
         return value.value
     return value.mean if isinstance(value, Stat) else value

@@ -15,7 +15,7 @@ from walkback.audit.records import Records
 from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, shorter
 from walkback.audit.table import NONE, Cell, Table, number, table
 from walkback.checks import DiagnosticThresholds
-from walkback.editions import INCONCLUSIVE, TRUSTWORTHY, WALKED_BACK
+from walkback.editions import PASSES, UNDECIDED, WALKED_BACK
 
 STRATEGIES = ("S0", "S1", "S2", "S3")
 ABOVE_CHANCE = 0.02
@@ -27,9 +27,10 @@ FOUR = (
     "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone, where it flags on a "
     "seed; full: (a), (b) or (d), which is the four-diagnostic verdict"
 )
+UNTESTED = "undecided (D3 not tested)"
 NO_GAMMA = "Γ not measured"
 MISSED = (
-    "missed: passes under this strategy and fails under the full protocol; inconclusive: so does D3, so whether "
+    "missed: passes under this strategy and fails under the full protocol; undecided: so does D3, so whether "
     "there is anything to catch is open"
 )
 
@@ -45,7 +46,7 @@ def pair(j: Judged) -> tuple[bool, bool | None] | None:
 
 
 def strategies(j: Judged) -> dict[str, str] | None:
-    """What each of S0…S3 says: passes, fails, inconclusive, Γ not measured. None without runs."""
+    """What each of S0…S3 says: passes, fails, undecided, Γ not measured. None without runs."""
     standard = pair(j)
     if standard is None:
         return None
@@ -54,12 +55,12 @@ def strategies(j: Judged) -> dict[str, str] | None:
     said = {"S0": s0, "S1": s1, "S2": s2}
     out = {name: {True: "fails", False: "passes", None: NO_GAMMA}[flag] for name, flag in said.items()}
     word = j.word("three-check")
-    out["S3"] = "fails" if s2 or word == WALKED_BACK else "inconclusive" if word == INCONCLUSIVE else "passes"
+    out["S3"] = "fails" if s2 or word == WALKED_BACK else UNDECIDED if word == UNDECIDED else "passes"
     return out
 
 
 def caught(said: dict[str, str] | None) -> str | None:
-    """The first strategy that fails a claim; passes or inconclusive where none does."""
+    """The first strategy that fails a claim; passes or undecided where none does."""
     if said is None:
         return None
     return next((name for name in STRATEGIES if said[name] == "fails"), said["S3"])
@@ -82,11 +83,10 @@ def ablation(records: Records) -> Table:
             kinds |= {f.kind for f in said}
             ours = strategies(j)
             cells = [ours[name] for name in STRATEGIES] if ours else [NONE] * 4
-            if ours and ours["S3"] == "passes" and not j.tested:
-                cells[3] = "passes (D3 not tested)"
+            if ours and ours["S3"] == UNDECIDED and not j.tested:
+                cells[3] = UNTESTED
             first = caught(ours)
-            undecided = first == INCONCLUSIVE or (first == "passes" and not j.tested)
-            comparable = None if undecided else first
+            comparable = None if first == UNDECIDED else first
             found = agrees_any(comparable, said)
             n = Cell(str(len(j.runs)), len(j.runs))
             yes = {True: "yes", False: "no", None: NONE}[found]
@@ -126,9 +126,9 @@ def extended_ablation(records: Records) -> Table:
         theirs = [_published_mark(figure, strategy) for figure in said]
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
-            open_ = (None, NO_GAMMA, INCONCLUSIVE)
+            open_ = (None, NO_GAMMA, UNDECIDED, UNTESTED)
             same = {
-                name: None if a in open_ or "not tested" in a or shorter(setting, j.runs) else a == b
+                name: None if a in open_ or shorter(setting, j.runs) else a == b
                 for (name, setting, _), j, a, b in zip(CASES, cases, ours, theirs)
             }
             rows.append([label, OURS[flag], *(a or NONE for a in ours), answer(same)])
@@ -159,9 +159,9 @@ def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | Non
         return "caught"
     if said[strategy] == NO_GAMMA:
         return NO_GAMMA
-    if said["S3"] == "passes" and not tested:  # it may yet fail: what passes now may turn out to miss it
-        return "passes (D3 not tested)"
-    return {"fails": "missed", INCONCLUSIVE: INCONCLUSIVE}.get(said["S3"], said[strategy])
+    if said["S3"] == UNDECIDED and not tested:  # it may yet fail: what passes now may turn out to miss it
+        return UNTESTED
+    return {"fails": "missed", UNDECIDED: UNDECIDED}.get(said["S3"], said[strategy])
 
 
 def _published_mark(figure: Figure, strategy: str) -> str:
@@ -205,7 +205,7 @@ def ablation_four(records: Records) -> Table:
         rows,
         [
             FOUR,
-            "WB: walked back; ? not decided: D3 is inconclusive or has no control, or Γ was not measured",
+            "WB: walked back; ? undecided: D3 straddles its margin or has no control, or Γ was not measured",
             "published: 001",
             *rules(kinds),
         ],
@@ -224,7 +224,7 @@ def _four(j: Judged) -> dict[str, bool | None] | None:
         flags = [v.findings[index].flagged for v in verdicts]
         alone[name] = True if s1 or any(flags) else None if s1 is None or None in flags else False
     word = j.word("four-diagnostic")
-    full = True if s1 or word == WALKED_BACK else None if word == INCONCLUSIVE or not j.tested else False
+    full = True if s1 or word == WALKED_BACK else None if word == UNDECIDED else False
     return {"S0": s0, "S1": s1, **alone, "full": full}
 
 
@@ -297,7 +297,7 @@ def sensitivity(records: Records) -> Table:
         [
             "primary: six rules, ResMLP d=256 L=4, CIFAR-10, 100 epochs; penalised: the runs of the penalty sweep",
             "healthy and failure: runs (for the margin: rules over their seeds) that the edition trusts and walks "
-            "back, by whatever check; inconclusive ones are neither; for (c), which decides no verdict, those it does "
+            "back, by whatever check; undecided ones are neither; for (c), which decides no verdict, those it does "
             "not flag and flags",
             "gap: the ratio of the healthiest failure to the worst healthy one, for the margin the difference in pp, "
             "for stability the difference; under 1 (under 0) they overlap: this check alone can't tell them apart",
@@ -379,7 +379,7 @@ class Point(NamedTuple):
     name: str
     value: float
     flagged: bool | None
-    failed: bool | None  # by the verdict of the edition; None where that is inconclusive
+    failed: bool | None  # by the verdict of the edition; None where that is undecided
 
 
 def _value(point: Point) -> float:
@@ -388,7 +388,7 @@ def _value(point: Point) -> float:
 
 def threshold_points(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Point]:
     """What a threshold is laid on in these settings: every run, for the margin every rule over its seeds."""
-    points, words = [], {WALKED_BACK: True, TRUSTWORTHY: False}
+    points, words = [], {WALKED_BACK: True, PASSES: False}
     for setting in settings:
         j = judged(records, setting)
         name = RULES[setting.rule] + (f" λ {setting.penalty:g}" if setting.penalty else "")

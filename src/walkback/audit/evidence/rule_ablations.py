@@ -5,6 +5,7 @@ from __future__ import annotations
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, SEEDS, commands
 from walkback.audit.table import NONE, Cell, Table, number, spread, stat, table
+from walkback.rules import RULES as LEARNERS
 from walkback.training.spec import RunSpec
 
 EPOCHS = 3
@@ -55,7 +56,7 @@ def _deep(run: Record) -> float:
     """Mean over the blocks' sites that the rule does not know exactly; without credit there is nothing aligned."""
     cosine = run.report.per_layer["cosine"] or []
     known = [c or 0.0 for c in cosine[1:]]
-    exact = run.spec.rule == "fa"  # a_L is g_L
+    exact = LEARNERS[run.spec.rule].exact_top
     return sum(known[: len(known) - exact]) / max(1, len(known) - exact)
 
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from walkback.errors import InputError, WalkbackError
+from walkback.errors import InputError, WalkbackError, shown
 from walkback.options import closest
 from walkback.training.spec import RunSpec
 
@@ -111,7 +111,8 @@ def executor(name: str) -> Executor:
     walkback.errors.InputError: Expected executor to be one of local, ray, slurm, but got 'lokal'. Did you mean 'local'?
     """
     if name not in NAMES:
-        raise InputError(f"Expected executor to be one of {', '.join(NAMES)}, but got {name!r}.{closest(name, NAMES)}")
+        known = ", ".join(NAMES)
+        raise InputError(f"Expected executor to be one of {known}, but got {shown(name)}.{closest(name, NAMES)}")
     return import_module(f"walkback.audit.executors.{name}").run
 
 

@@ -19,7 +19,7 @@ from walkback.audit.executors import Event, Job, reason
 from walkback.audit.executors.cluster import Stage, absolute, follow
 from walkback.audit.executors.local import cores
 from walkback.audit.worker import work
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 if find_spec("ray") is None:
     raise InputError("Expected Ray to be installed for the executor `ray`, but it is not: pip install 'walkback[ray]'.")
@@ -105,16 +105,16 @@ def _connected(address: str | None, cpus: int) -> Iterator[Any]:
 
 def _connect(address: str, init: Callable[[], Any]) -> None:
     if not isinstance(address, str):
-        raise InputError(f"Expected the address of a Ray cluster as text, but got {address!r}.")
+        raise InputError(f"Expected the address of a Ray cluster as text, but got {shown(address)}.")
     host, _, port = address.rpartition(":")
     if address != "auto" and (not host or "/" in host or not port.isdigit()):
-        raise InputError(f"Expected 'auto' or 'host:port' as the address of a Ray cluster, but got {address!r}.")
+        raise InputError(f"Expected 'auto' or 'host:port' as the address of a Ray cluster, but got {shown(address)}.")
     try:
         if address != "auto":
             socket.create_connection((host, int(port)), timeout=10).close()  # Ray itself tries for minutes
         init()
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"Expected a Ray cluster at {address!r}, but: {str(error).rstrip('.')}. Start one with `ray start --head`, "
-            "or leave the address out to have one started on this machine."
+            f"Expected a Ray cluster at {shown(address)}, but: {str(error).rstrip('.')}. Start one with "
+            "`ray start --head`, or leave the address out to have one started on this machine."
         ) from None

@@ -19,7 +19,7 @@ from walkback.audit.executors import Event, Job
 from walkback.audit.executors.cluster import Stage, absolute, follow
 from walkback.audit.executors.local import cores
 from walkback.audit.worker import work
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.training.folder import CHECKPOINT
 
 if find_spec("submitit") is None:
@@ -71,12 +71,12 @@ def run(
         more: anything else submitit takes: account, qos, mem, constraint, setup, signal_delay_s …
     """
     if cluster not in ("slurm", "local"):
-        raise InputError(f"Expected cluster to be 'slurm' or 'local', but got {cluster!r}.")
+        raise InputError(f"Expected cluster to be 'slurm' or 'local', but got {shown(cluster)}.")
     given = [name for name in ({"partition": partition} if partition else {}) | more if name not in LOCAL]
     if cluster == "local" and given:  # submitit would not read it, nor say so
         raise InputError(f"Expected options on this machine to be time, {', '.join(LOCAL)}, but got {given[0]}.")
     if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < float("inf"):
-        raise InputError(f"Expected time to be the minutes that one job may take, but got {time!r}.")
+        raise InputError(f"Expected time to be the minutes that one job may take, but got {shown(time)}.")
 
     def submit(batch: Sequence[Job]) -> list[Any]:
         handles = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from walkback.audit.records import Records
-from walkback.errors import InputError, WalkbackError
+from walkback.errors import InputError, WalkbackError, shown
 
 if find_spec("matplotlib") is None:
     raise InputError(
@@ -76,7 +76,7 @@ def save_figures(
     names, widths, formats = list(names), list(widths), list(formats)
     unknown = [name for name in names if name not in FIGURES]
     if unknown:
-        raise InputError(f"Expected figures of {', '.join(FIGURES)}, but got {unknown[0]!r}.")
+        raise InputError(f"Expected figures of {', '.join(FIGURES)}, but got {shown(unknown[0])}.")
     files, not_drawn = [], {}
     for name in names:
         for width in widths:

@@ -73,9 +73,7 @@ def verdict(cell: Any) -> str:
         return ""
     if cell["verdict"] == "walked back":
         return f"fails {failed_words(cell['failed'], cell['n'])}"
-    if cell["verdict"] == "inconclusive":
-        return "inconclusive"
-    return "passes" if cell["depth_tested"] else "passes*"
+    return cell["verdict"] if cell["depth_tested"] else f"{cell['verdict']}*"
 
 
 @in_style

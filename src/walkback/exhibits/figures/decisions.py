@@ -119,7 +119,7 @@ def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
 
 
 def _mark(text: str) -> str:
-    """passes, fails, or undecided: inconclusive, and passing without D3."""
+    """passes, fails, or undecided."""
     return text if text in ("passes", "fails") else "undecided"
 
 
@@ -176,7 +176,7 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
             Line2D([], [], color=SKY, lw=3, label="thresholds that change no verdict"),
             *(
                 Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[failed])  # pyright: ignore[reportArgumentType]
-                for failed, word in ((True, "walked back"), (False, "trustworthy"), (None, "inconclusive"))
+                for failed, word in ((True, "walked back"), (False, "passes"), (None, "undecided"))
                 if failed is not None or any(p.failed is None for points in found.values() for p in points)
             ),
         ],

@@ -22,7 +22,7 @@ from walkback.audit.records import Records
 from walkback.audit.settings import RULES, SEEDS
 from walkback.audit.table import Table
 from walkback.checks import DiagnosticThresholds
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, shown
 
 Width = Literal["single", "double"]
 WIDTHS: dict[Width, float] = {"single": 3.25, "double": 6.75}  # inches: a column, and both, of a two-column paper
@@ -116,7 +116,7 @@ def canvas(width: Width, height: float, note: str = "") -> Figure:
         height: of what is drawn, in inches; the note is added to it.
     """
     if width not in WIDTHS:
-        raise InputError(f'Expected width to be "single" or "double", but got {width!r}.')
+        raise InputError(f'Expected width to be "single" or "double", but got {shown(width)}.')
     inches = WIDTHS[width]
     lines = textwrap.wrap(note, round(24.5 * inches))
     strip = 0.095 * len(lines) + 0.03 if lines else 0.0
