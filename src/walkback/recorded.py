@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,9 +22,10 @@ from walkback.batch import Inputs, call, mapped
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
 from walkback.loss import Loss, cross_entropy
+from walkback.reach import Reach
 from walkback.trace import Trace
 from walkback.untouched import untouched, unwritten
-from walkback.values import first_tensor, fragile, largest, logits_of, members, stream_of
+from walkback.values import first_tensor, fragile, largest, logits_of, members, parameters_of, stream_of
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
@@ -99,9 +99,9 @@ class Recorded:
         anatomy = Anatomy.of(model) if self.anatomy is None else self.anatomy.resolve(model)
         listener = _Listener(model, anatomy, self.writers)
         with ExitStack() as stack:
-            stack.enter_context(untouched(model))
-            # Also where no `backward` is given: an optimiser may run in hooks of the backward pass.
-            stack.enter_context(unwritten(model.parameters()))
+            # Weights too, also where no `backward` is given: an optimiser may run in hooks of the backward pass.
+            found = stack.enter_context(untouched(model))
+            stack.enter_context(unwritten(parameters_of(model) if found.reach.sharded else ()))
             listener.listen(stack)
             stack.enter_context(listener.makers)
             self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
@@ -175,7 +175,7 @@ class _Listener:
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         if not tensor.requires_grad:
-            if fragile(tensor, chain(self.model.parameters(), self.model.buffers())):
+            if fragile(tensor, Reach(self.model).tensors):
                 raise CreditError(
                     f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
                     f"{tuple(tensor.shape)} that needs no gradient, and writing there would change the network. Call "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from walkback.anatomy import Anatomy, unwrap
 from walkback.errors import AnatomyError, InputError
 from walkback.trace import Trace
-from walkback.values import widened
+from walkback.values import buffers_of, modules_of, parameters_of, widened
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Parts:
 
     def readout_parameters(self) -> list[nn.Parameter]:
         """What the readout's own exact gradient trains."""
-        return [p for module in self.readout_modules for p in module.parameters() if p.requires_grad]
+        return [p for module in self.readout_modules for p in parameters_of(module) if p.requires_grad]
 
 
 class Rule(nn.Module):
@@ -161,7 +161,7 @@ def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
 @contextmanager
 def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """States that are no states of the network must not move running statistics: buffers are put back."""
-    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in buffers_of(module)]
     try:
         yield
     finally:
@@ -193,9 +193,10 @@ def set_up(rule: Rule, net: nn.Module, x: Tensor, classes: int, generator: torch
     (5, torch.Size([3, 16]))
     """
     parts = Parts.of(net)
-    modes = [(m, m.training) for m in net.modules()]
-    net.eval()  # the samples must not move running statistics
+    modes = [(m, m.training) for m in modules_of(net)]
     try:
+        for module, _ in modes:
+            module.training = False  # the samples must not move running statistics
         states = [parts.stem(x)]
         for block in parts.blocks:
             states.append(states[-1] + block(states[-1]))
