@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from walkback.anatomy import Anatomy, Part
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
+from walkback.reach import Reach
 from walkback.values import first_tensor, fragile, largest, members, stream_of
 
 Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
@@ -147,7 +147,7 @@ class Listener:
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
         if not source.requires_grad:
-            if fragile(source, chain(self.model.parameters(), self.model.buffers())):
+            if fragile(source, Reach(self.model).tensors):
                 raise CreditError(
                     f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
                     f"{tuple(source.shape)} that needs no gradient, and writing there would change the network. Call "
