@@ -20,7 +20,7 @@ from nets import SmoothNet, batched, cos, rows
 from walkback import cli
 from walkback.measure import Measurements, cosine_error
 
-quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=12)
 
 
 def intrinsic(net: nn.Module, batches, **options) -> wb.Report:
