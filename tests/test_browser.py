@@ -15,6 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
@@ -50,7 +51,7 @@ def browser(tmp_path_factory) -> Iterator[Any]:
     for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", f"user-data-dir={folder}"):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = started(options)
+    driver = started(options, {**os.environ, "FONTCONFIG_FILE": str(one_font(tmp_path_factory.mktemp("fonts")))})
     driver.set_script_timeout(PATIENCE)
     driver.set_page_load_timeout(PATIENCE)
     driver.command_executor.client_config.timeout = PATIENCE
@@ -58,14 +59,23 @@ def browser(tmp_path_factory) -> Iterator[Any]:
     driver.quit()
 
 
-def started(options: Any, tries: int = 3) -> Any:
+def started(options: Any, env: dict[str, str], tries: int = 3) -> Any:
     """The browser; another program may take the port of its driver between it is found free and used."""
     try:
-        return webdriver.Chrome(options=options, service=webdriver.ChromeService(FOUND["chromedriver"]))
+        return webdriver.Chrome(options=options, service=webdriver.ChromeService(FOUND["chromedriver"], env=env))
     except WebDriverException:
         if tries == 1:
             raise
-    return started(options, tries - 1)
+    return started(options, env, tries - 1)
+
+
+def one_font(folder: Path) -> Path:
+    """Widths of text depend on the fonts of a machine: here there is one, which comes with matplotlib."""
+    config = folder / "fonts.conf"
+    config.write_text(
+        f"<fontconfig><dir>{matplotlib.get_data_path()}/fonts/ttf</dir><cachedir>{folder}</cachedir></fontconfig>"
+    )
+    return config
 
 
 @pytest.fixture(scope="module")
