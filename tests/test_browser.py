@@ -229,19 +229,19 @@ def test_the_table_downloads_as_it_is_shown(opened, tmp_path, store):
     browser = opened()
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     head(browser, "acc").find_element(By.TAG_NAME, "button").click()
-    Select(browser.find_element(By.ID, "verdict")).select_by_visible_text("trustworthy")
+    Select(browser.find_element(By.ID, "verdict")).select_by_visible_text("undecided")
     for button in ("csv", "latex"):
         browser.find_element(By.ID, button).click()
     paths = [tmp_path / "verdicts.csv", tmp_path / "verdicts.tex"]
     WebDriverWait(browser, PATIENCE).until(lambda _: all(p.exists() and p.stat().st_size for p in paths))
     with paths[0].open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    assert [r["rule"] for r in rows] == rules(browser) == ["FA", OURS, "BP"]
+    assert [r["rule"] for r in rows] == rules(browser) == ["FA", OURS]
     accuracy = [json.loads((store / run.name / "report.json").read_text())["headline_acc"] for run in (FA,)]
     assert float(rows[0]["acc_mean"]) == accuracy[0]
     body = paths[1].read_text(encoding="utf-8").partition("\\endfoot\n")[2].partition("\n\\end{longtable}\n")[0]
     latex = [line.strip().removeprefix("{}").partition(" & ")[0] for line in body.split("\n")]
-    assert (latex[0], latex[1].partition(":")[0], latex[2:]) == ("FA", "mine", ["BP"])
+    assert (latex[0], latex[1].partition(":")[0], latex[2:]) == ("FA", "mine", [])
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------
@@ -441,11 +441,11 @@ def test_the_downloads_stay_together(opened, width):
     assert tops[0] == tops[1]
 
 
-def test_a_pass_without_depth_says_so_where_it_is_read(opened):
+def test_a_verdict_without_depth_says_so_where_it_is_read(opened):
     browser = opened()
     for place in ("#table tbody tr[data-rule=FA] strong", f"#{identity(FA)} .what"):
         text = browser.find_element(By.CSS_SELECTOR, place).text
-        assert " ".join(text.split()) == "✓ trustworthy (depth not tested)"
+        assert " ".join(text.split()) == "≈ undecided (depth not tested)"
     assert "depth" not in browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=BP] strong").text
 
 
