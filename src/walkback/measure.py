@@ -533,6 +533,7 @@ class _CreditMeter:
         self._means, self._n_means = Groups(), 0
         self._samples = self._n_groups = 0
         self._same = True
+        self._alike: list[bool] = []  # of sites l and l + 1: have they one shape?
 
     def add(self, credits: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
@@ -543,13 +544,15 @@ class _CreditMeter:
         usable = ~(ng < least_norm(dtype))
         directed = ~(na < _SQUARABLE)
         valid = usable & directed
-        alike = torch.tensor([a.shape == g.shape for a, g in pairwise(credits)], device=cos.device)
+        self._alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
+        alike = torch.tensor(self._alike, device=cos.device)
         for name, shifted, by in (("above", above, -1), ("below", below, 1)):
             # A sample without credit counts as no alignment; where there is no such neighbour, nothing is counted.
             there = usable.roll(by, 0) & pad(alike, (0, 1) if by < 0 else (1, 0))[:, None]
-            self._sum[name] += torch.stack([torch.where(there & directed, shifted, 0.0).sum(1), there.sum(1)])
+            given = there & directed
+            self._sum[name] += torch.stack([torch.where(given, shifted, 0.0).sum(1), there.sum(1), given.sum(1)])
         both = usable & usable.roll(-1, 0) & pad(alike, (0, 1))[:, None]
-        self._sum["next"] += torch.stack([torch.where(both, beside, 0.0).sum(1), both.sum(1)])
+        self._sum["next"] += torch.stack([torch.where(both, beside, 0.0).sum(1), both.sum(1), both.sum(1)])
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
         cosines = torch.where(valid, cos, 0.0)
@@ -614,14 +617,20 @@ class _CreditMeter:
         if why:
             reasons["cosine"] = "; ".join(why)
         shifted = {
-            name: [some(total / n) if n else None for total, n in self._sum[which].T.tolist()]
+            name: [some(total / n) if given else None for total, n, given in self._sum[which].T.tolist()]
             for name, which in (("cosine_above", "above"), ("cosine_below", "below"), ("gradient_next", "next"))
         }
         for name, values in shifted.items():
-            if None in (values[1:] if name == "cosine_below" else values[:-1]):
-                reasons[name] = reasons.get(
-                    "cosine", "the stream changes shape there, or the neighbour has no gradient"
-                )
+            missing = [
+                f"the stream changes shape between sites {site} and {site + 1}"
+                for site, alike in enumerate(self._alike)
+                if not alike
+            ]
+            found = zip(values[1:] if name == "cosine_below" else values[:-1], self._alike)
+            if any(value is None and alike for value, alike in found):
+                missing.append(reasons.get("cosine", "no sample has a direction at both of two neighbouring sites"))
+            if missing:
+                reasons[name] = "; ".join(missing)
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
         deep = mean([cosine[site] for site in deep_sites(cosine)])
         by_sample, n_by_sample, given, d, aa, gg = self._sum["orders"].tolist()
