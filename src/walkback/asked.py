@@ -102,6 +102,9 @@ class Asked:
             written = stack.enter_context(unwritten((*buffers, *shown)))
             try:
                 made = credit(trace)
+            except Exception as error:
+                error.add_note(f"(raised by credit(trace), on batch {trace.index})")
+                raise
             finally:
                 look = self._calls <= LOOKS or versions != [p._version for p in weights]
                 rewritten = kept.put_back() if look or not self.alone else []
