@@ -757,11 +757,27 @@ def test_29_samples_without_a_gradient_do_not_hide_growth() -> None:
     assert max(b / a for a, b in pairwise(sink)) < 1.1, "what it would have been"
 
 
+@pytest.mark.parametrize("step", [1, -1])
+def test_30_a_credit_one_site_off_looks_aligned_and_its_neighbour_tells(step: int) -> None:
+    """BP's own gradients, handed in for the sites beside theirs."""
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        last = len(trace.grads) - 1
+        return [trace.grads[min(max(site + step, 0), last)] for site in range(last + 1)]
+
+    per_layer = honest(credit=credit).per_layer
+    kept = slice(0, -1) if step == 1 else slice(1, None)
+    neighbour = per_layer["cosine_above" if step == 1 else "cosine_below"]
+    assert all(0.9 < own < 0.99 for own in per_layer["cosine"][kept]), "what a script would publish"
+    assert neighbour[kept] == pytest.approx([1.0] * 4, abs=1e-12)
+    assert "the note `shifted-pairing` says so" in DOC
+
+
 # -- the page -----------------------------------------------------------------------------------------------------
 
 
 def test_the_page_and_the_tests_number_the_same_tries() -> None:
     in_page = {int(n) for n in re.findall(r"^\| (\d+) \|", DOC, re.MULTILINE)}
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)}
-    assert in_page == tested == set(range(1, 30))
+    assert in_page == tested == set(range(1, 31))
     assert "Out of reach" in DOC
