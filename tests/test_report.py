@@ -346,10 +346,10 @@ VERDICTS = {
     "NaN": "walked back: D1, D2",
     "no claim": "undecided: depth not tested (give frozen_acc)",
     "straddles": "undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp",
-    "no depth in the task": "undecided: depth not tested: BP itself gains only 1.0 pp over frozen blocks: this task can't "
-    "show depth",
-    "nothing tested": "undecided: D1 not tested: no state norms were given; D2 not tested: no gradient norms were given; "
-    "depth not tested (give frozen_acc)",
+    "no depth in the task": "undecided: depth not tested: BP itself gains only 1.0 pp over frozen blocks: this task "
+    "can't show depth",
+    "nothing tested": "undecided: D1 not tested: no state norms were given; D2 not tested: no gradient norms were "
+    "given; depth not tested (give frozen_acc)",
     "half tested": "undecided: D2 not tested: no gradient norms were given; depth not tested (give frozen_acc); "
     "D1 flagged (200x; it decides only together with D2)",
     "intrinsic, not measured": "undecided: D2 not tested: the reference was not computed again in float64",
