@@ -106,7 +106,7 @@ def main() -> None:
     batches = list(zip(x.split(128), y.split(128)))
 
     naive = wb.measure(model, batches, anatomy=anatomy, credit=lambda trace: trace.grads)
-    print(f"Autograd's gradient as reference: Γ = {naive.gamma:.3f}\n  but {naive.notes[0]}\n")
+    print(f"Autograd's gradient as reference: Γ = {naive.gamma:.3f}\n  but {naive.altered}\n")
     report = wb.diagnose(
         model,
         batches,

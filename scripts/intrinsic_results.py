@@ -22,7 +22,6 @@ from torch import Tensor
 
 import walkback as wb
 from walkback.data import load
-from walkback.exhibits.view import untested
 from walkback.selftest import network
 from walkback.training.loop import probe_batches
 
@@ -147,7 +146,7 @@ def row(name: str, report: wb.Report) -> list[str]:
     return [
         name, _sci(growth), _sci(deepest), _word(published.findings[1]["flagged"]), _sci(report.values["cosine_error"]),
         _word(report.findings[1]["flagged"]), _sci(clamp), "–" if share is None else f"{share:.0%}", _sci(absorbed),
-        *(" ".join(r.failed) or r.verdict + untested(r.verdict, r.depth_used) for r in (published, report)),
+        *(" ".join(r.failed) or r.verdict for r in (published, report)),
     ]  # fmt: skip
 
 
@@ -178,12 +177,12 @@ def main() -> None:
             continue
         name = f"teacher-{folder.name}" if folder.parent == SHIPPED else folder.name
         report.save(args.out / f"{name}.json")
-        rows.append(row(report.notes, report))
+        rows.append(row(report.remark, report))
         sites += _site_rows(report)
         spec = wb.load_bundle(folder).spec
         if spec["data"] == "cifar10" and spec["scope"] == "all":
             there = by_confidence(folder, args.root)
-            sure += [[report.notes, *cells] for cells in there]
+            sure += [[report.remark, *cells] for cells in there]
     made = []
     for name, shows, report in constructed():
         report.save(args.out / f"constructed-{''.join(c if c.isalnum() else '-' for c in name)}.json")
@@ -232,7 +231,7 @@ def _site_rows(report: wb.Report) -> list[list[str]]:
         low, high, band = ((layers[k] or {site: None})[site] for k in ("cosine_low", "cosine_high", "null_high"))
         ends = [fresh[k][site] for k in ("fresh_low", "fresh_high")] if "fresh_low" in fresh else [None, None]
         rows.append([
-            report.notes, str(site), "–" if cosine is None else f"{cosine:+.3f}",
+            report.remark, str(site), "–" if cosine is None else f"{cosine:+.3f}",
             "–" if low is None or high is None else f"{low:+.3f}…{high:+.3f}", "–" if band is None else f"±{band:.3f}",
             "–" if None in ends else f"{ends[0]:+.3f}…{ends[1]:+.3f}", report.reads_as(site) or "–",
         ])  # fmt: skip

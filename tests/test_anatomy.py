@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import walkback
 import walkback as wb
+from walkback.notes import Note
 from walkback.selftest import ResidualNet, network
 
 BATCHES = wb.selftest.batches(2, 16)
@@ -336,7 +337,7 @@ def test_other_networks_are_read_too_and_what_was_guessed_is_said(name):
     assert len(report.per_layer["h_norm"]) == depth + 1
     if guessed:
         assert f"guessed: the blocks are {guessed}" in said[0]
-        assert said[0] in report.advisories
+        assert Note("guessed", None, {"what": said[0].removeprefix("guessed: ")}) in report.notes
         line = said[0].partition("To name them: Anatomy.of(model, ")[2].removesuffix(")")
         assert wb.Anatomy.of(model, **eval(f"dict({line})")).blocks == found.blocks
 

@@ -61,7 +61,7 @@ def test_a_healthy_specimen_is_usable_and_used():
     one = specimen("resmlp", "float32", HEALTHY)
     assert (one.unusable, one.unused) == (False, False)
     assert one.gain > 10
-    assert wb.diagnose(one.net, one.batches, one.headline_acc, one.frozen_acc).verdict == "trustworthy"
+    assert wb.diagnose(one.net, one.batches, one.headline_acc, one.frozen_acc).verdict == "passes"
 
 
 def test_random_blocks_are_unused_and_loud_ones_do_harm():

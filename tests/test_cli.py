@@ -38,6 +38,9 @@ def exploded():
 def four():
     return {**exploded(), "edition": "four-diagnostic"}
 
+def passing():
+    return {"model": wb.selftest.healthy(), "eval_batches": batches(), "headline_acc": 0.6, "frozen_baseline_acc": 0.3}
+
 def straddles():
     return {"model": wb.selftest.healthy(), "eval_batches": batches(),
             "headline_acc": [0.36, 0.40, 0.37], "frozen_baseline_acc": [0.35, 0.35, 0.35]}
@@ -113,12 +116,13 @@ def call(capsys, *tokens: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("entry", "code", "line"),
     [
-        ("healthy", 0, "VERDICT: trustworthy"),
-        ("as_list", 0, "VERDICT: trustworthy"),
-        ("Group.healthy", 0, "VERDICT: trustworthy"),
-        ("exploded", 1, "VERDICT: needs walk-back: D1, D2, D3"),
-        ("four", 1, "VERDICT: needs walk-back: a, b, d"),
-        ("straddles", 3, "VERDICT: inconclusive: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp"),
+        ("passing", 0, "VERDICT: passes"),
+        ("healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
+        ("as_list", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
+        ("Group.healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
+        ("exploded", 1, "VERDICT: walked back: D1, D2, D3"),
+        ("four", 1, "VERDICT: walked back: a, b, d"),
+        ("straddles", 3, "VERDICT: undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp"),
     ],
 )
 def test_diagnose_prints_the_report_and_exits_by_its_verdict(mod, capsys, entry, code, line):
@@ -132,7 +136,8 @@ def test_options_stand_above_what_the_function_says(mod, capsys):
     code, out, _ = call(capsys, "diagnose", f"{mod}:four", *line.split())
     report = json.loads(out)
     assert (code, report["edition"], report["failed"]) == (1, "three-check", ["D1", "D2"])
-    assert (report["method"], report["notes"], report["headline_acc"]) == ("SB", "none", 0.9)
+    assert (report["method"], report["headline_acc"]) == ("SB", 0.9)
+    assert report["notes"][0] == {"code": "remark", "site": None, "values": {"text": "none"}, "text": "none"}
 
 
 def test_several_seeds_and_probes_and_thresholds(mod, capsys, tmp_path):
@@ -143,13 +148,13 @@ def test_several_seeds_and_probes_and_thresholds(mod, capsys, tmp_path):
     assert (code, report["failed"]) == (1, ["D3"])
     assert report["headline_acc"] == [0.6, 0.61, 0.62]
     assert report["thresholds"]["frozen_acc_margin_pp"] == 50
-    assert set(report["controls"]) == {"nudging_bp", "nudging_bp_relative"}
+    assert set(report["controls"]) == {"nudging_bp", "nudging_bp_relative", "nudging_bp_rms"}
 
 
 def test_what_the_users_code_prints_does_not_end_up_in_the_json(mod, capsys):
     code, out, err = call(capsys, "diagnose", f"{mod}:chatty", "--json")
-    assert code == 0
-    assert json.loads(out)["schema"] == "walkback.report/1"
+    assert code == 3
+    assert json.loads(out)["schema"] == "walkback.report/2"
     assert "loading the checkpoint" in err
     assert "forward" in err
 
@@ -164,7 +169,7 @@ def test_out_writes_the_report_too(mod, capsys, tmp_path, suffix):
     if suffix == ".json":
         assert str(wb.Report.load(path)) + "\n" == out
     else:
-        assert "needs walk-back: D1, D2, D3" in text
+        assert "walked back: D1, D2, D3" in text
 
 
 def test_a_bundle_is_diagnosed_on_given_data(mod, capsys, tmp_path):
@@ -245,18 +250,22 @@ def test_the_traceback_is_there_for_those_who_ask(mod, capsys, monkeypatch):
         cli.run(["diagnose", f"{mod}:crashes"])
 
 
+DEPTH = ["--headline-acc", "0.6", "--frozen-acc", "0.3"]
+
 # -- judge ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("numbers", "tokens", "code"),
     [
-        ({"h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}, [], 0),
+        ({"h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}, [], 3),
+        ({"h_norm": [1, 2], "g_norm": [1e-3, 1e-3], "acc": 0.6}, ["--frozen-acc", "0.3"], 0),
         ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-9]}, [], 1),
-        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, [], 0),
+        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, [], 3),
+        ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3], "acc": 0.6, "frozen_acc": 0.3}, [], 0),
         ({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, ["--edition", "four-diagnostic"], 1),
         ({"headline_acc": 0.6}, [], 3),
-        ({"headline_acc": 0.6}, ["--frozen-acc", "0.3"], 0),
+        ({"headline_acc": 0.6}, ["--frozen-acc", "0.3"], 3),
         ({"headline_acc": 0.6}, ["--frozen-acc", "0.6"], 1),
         ({"headline_acc": 0.6}, ["--headline-acc", "0.36", "0.40", "0.37", "--frozen-acc", "0.35", "0.35", "0.35"], 3),
         ({"h_norm": 3}, [], 2),
@@ -286,7 +295,8 @@ def test_judge_keeps_the_edition_of_a_report(mod, capsys, tmp_path):
     report = wb.judge({"h_norm": [1, 200], "g_norm": [1e-3, 1e-3]}, "four-diagnostic")
     report.save(tmp_path / "r.json")
     assert call(capsys, "judge", "r.json")[0] == 1
-    assert call(capsys, "judge", "r.json", "--edition", "three-check")[0] == 0
+    assert call(capsys, "judge", "r.json", "--edition", "three-check")[0] == 3, "depth was not tested"
+    assert call(capsys, "judge", "r.json", "--edition", "three-check", *DEPTH)[0] == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', "\x00"])
@@ -418,7 +428,7 @@ def test_help_explains_every_verb(capsys, tokens):
 def test_help_states_the_exit_codes(capsys):
     _, out, _ = call(capsys, "--help")
     text = " ".join(out.replace("│", " ").split())
-    assert "exit with 0 (trustworthy), 1 (walked back), 3 (inconclusive); 2 is a wrong call or input" in text
+    assert "exit with 0 (passes), 1 (walked back), 3 (undecided); 2 is a wrong call or input" in text
 
 
 @pytest.mark.parametrize("tokens", [["bogus"], ["--bogus"], ["judge"], ["doctor", "extra"]])
@@ -502,7 +512,7 @@ def test_a_terminal_without_greek_gets_text_and_valid_json(tmp_path):
     code = "from walkback.cli import run; run(['judge', 'n.json']); run(['judge', 'n.json', '--json'])"
     done = process([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert done.stderr == ""
-    text, data = done.stdout.split("VERDICT: trustworthy\n")
+    text, data = re.split(r"VERDICT: undecided: .*\n", done.stdout)
     assert "?h?" in text
     assert json.loads(data)["method"] == "λ=0.1"
 

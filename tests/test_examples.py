@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def test_two_networks_one_trusted_and_one_walked_back(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "two_networks.py"), run_name="__main__")
     verdicts = [line for line in capsys.readouterr().out.splitlines() if line.startswith("VERDICT")]
-    assert verdicts == ["VERDICT: trustworthy", "VERDICT: needs walk-back: D1, D2"]
+    assert verdicts == ["VERDICT: passes", "VERDICT: walked back: D1, D2"]
 
 
 def test_a_jax_users_log_is_walked_back_with_most_of_the_run_left(capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_a_jax_users_log_is_walked_back_with_most_of_the_run_left(capsys: pytest
     out = capsys.readouterr().out
     columns = out.splitlines()[0].split(",")
     assert columns[:3] == ["epoch", "h_norm_0", "h_norm_1"]
-    assert "VERDICT: needs walk-back: D1, D2, D3" in out
+    assert "VERDICT: walked back: D1, D2, D3" in out
     found = re.search(r"trust lost at epoch (\d+): (\d+) of 12 epochs were left", out)
     assert found is not None
     assert int(found[1]) + int(found[2]) == 12
@@ -65,7 +65,7 @@ def test_a_lightning_run_is_stopped_by_the_watch(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert "D1 fired at" in out
     assert "D2 fired at" in out
-    assert "VERDICT: needs walk-back: D1, D2" in out
+    assert "VERDICT: walked back: D1, D2" in out
     found = re.search(r"trust lost at \w+ \d+: (\d+) of (\d+) \w+ were left", out)
     assert found is not None
     assert int(found[1]) > 0.8 * int(found[2])
@@ -78,7 +78,7 @@ def test_own_rule_is_certified_and_walked_back(
     runpy.run_path(str(EXAMPLES / "own_rule.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert "no hidden backpropagation found" in out
-    assert "VERDICT: needs walk-back: D1, D2, D3" in out
+    assert "VERDICT: walked back: D1, D2, D3" in out
 
 
 def test_vit_with_a_random_feedback_head_is_audited(capsys: pytest.CaptureFixture[str]) -> None:

@@ -221,7 +221,7 @@ def _without_norm(records: Records) -> Iterator[str]:
     for rule, name in (("dfa", "DFA"), ("fa", "FA"), ("bp", "BP")):
         depth = found[rule].depth
         assert depth is not None
-        word = "inconclusive" if rule == "fa" else "trustworthy"
+        word = "undecided" if rule == "fa" else "passes"
         assert {found[rule].word(edition) for edition in ("three-check", "four-diagnostic")} == {word}
         yield f"{name} {_over(found[rule], 'acc'):.3f}, {depth.value:+.1f} pp"
     *others, last = (run.accuracy for run in found["fa"].runs)
@@ -330,7 +330,7 @@ def _wide_shallow(records: Records) -> Iterator[str]:
     assert by_bp is not None
     yield f"{by_bp.value:+.1f} pp over the one with a BP-trained stem, which would walk it back"
     assert by_bp.flagged
-    assert found["fa"].word("three-check") == "trustworthy"
+    assert found["fa"].word("three-check") == "passes"
     assert found["fa"].failed("four-diagnostic") == {"a": 1}
     yield f"ρ of seed 456 ends at {found['fa'].runs[2].measurements.growth:.0f}, which the four diagnostics walk back"
 
@@ -341,7 +341,7 @@ def _vit_mini(records: Records) -> Iterator[str]:
     assert {len(j.runs) for j in found.values()} == {1}, "one seed, says the page"
     assert [first_epochs(j.runs[0])["a"] for j in found.values()] == [None, 1, 1]
     assert [j.failed("three-check") for j in found.values()] == [{}, {}, {"D3": 1}]
-    assert found["fa"].word("three-check") == "inconclusive"
+    assert found["fa"].word("three-check") == "undecided"
     acc = {rule: f"{_over(j, 'acc'):.3f}" for rule, j in found.items()}
     gains = {r: [f"{d.value:+.1f}" for d in (j.depth, j.depth_bp)] for r, j in found.items()}  # type: ignore[union-attr]
     h, g = (number(_over(found["dfa"], what), "norm") for what in ("h_norm", "g_norm"))
@@ -364,7 +364,7 @@ def _small_cnn(records: Records) -> Iterator[str]:
     yield f"No rule's ρ passes {math.ceil(10 * max(at.growth for at in rows)) / 10} in any epoch"
     yield f"‖g_L‖ never falls below {number(min(at.g_norm[-1] for at in rows), 'norm')} (published: (b) fires on none)"
     for j in found.values():
-        assert {j.word(edition) for edition in ("three-check", "four-diagnostic")} == {"trustworthy"}
+        assert {j.word(edition) for edition in ("three-check", "four-diagnostic")} == {"passes"}
         assert j.depth_bp is not None
         assert not j.depth_bp.flagged
     gain = {rule: f"{found[rule].depth.value:+.1f}" for rule in found}  # type: ignore[union-attr]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy import stats
 from torch import Tensor
 
 import walkback as wb
@@ -24,7 +25,8 @@ from nets import (
     mean_norm,
     mean_pairwise,
 )
-from walkback.measure import NO_CREDIT, PUBLISHED_BATCH, Meter, growth, pairwise_cosine
+from walkback.measure import PUBLISHED_BATCH, Meter, growth, pairwise_cosine
+from walkback.notes import Note, coded
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs
 
@@ -272,8 +274,9 @@ def test_samples_whose_token_is_unknown_are_left_out_of_the_norms_of_states(scal
     assert m.conditions["pool"] == "readout"
     assert m.h_norm == close([mean_norm(v[known]) for v in h])
     assert m.h_norm != pytest.approx([mean_norm(v) for v in h], rel=1e-3), "they would have counted"
-    words = f"{256 - known.sum()} of 256 samples have no gradient at the last site, so the token they are read at is"
-    assert sum(words in note for note in m.notes) == 1
+    assert coded(m.notes, "unread-samples") == [
+        Note("unread-samples", None, {"samples": int(256 - known.sum()), "of": 256})
+    ]
     if scale == 1:
         g = [read_at(v, "own", net, x) * known[:, None] for v in autograd_gradients(net, x, y)]
         assert m.g_norm == close([mean_norm(v) / 128 for v in g]), "without a gradient ‖g‖ is 0, and counts"
@@ -286,7 +289,7 @@ def test_a_token_that_all_others_share_is_that_of_samples_without_a_gradient():
     x, y = net.example(256)
     m = wb.measure(net, batched(x, y, 64), loss=without(0))
     assert m.h_norm == close([mean_norm(v[:, 0].numpy()) for v in net.stream(x)])
-    assert not any("no gradient at the last site" in note for note in m.notes)
+    assert not coded(m.notes, "unread-samples")
 
 
 def test_a_token_that_looked_shared_until_a_later_batch_is_not_kept_for_samples_without_a_gradient():
@@ -300,7 +303,7 @@ def test_a_token_that_looked_shared_until_a_later_batch_is_not_kept_for_samples_
     m = wb.measure(net, batched(x, y, 1, 1, 64), loss=without(0))
     rest = np.arange(130) != 1
     assert m.h_norm == close([mean_norm(read_at(v.numpy(), "own", net, x)[rest]) for v in net.stream(x)])
-    assert any(note.startswith("1 of 130 samples have no gradient") for note in m.notes)
+    assert [note.values for note in coded(m.notes, "unread-samples")] == [{"samples": 1, "of": 130}]
 
 
 def test_without_any_gradient_the_token_to_read_is_not_known():
@@ -500,7 +503,9 @@ def test_a_zero_credit_has_no_cosine():
     assert m.reasons["cosine"] == "site 0: the credit is zero for every sample"
     assert m.gamma is None
     assert m.deep_cosine is not None
-    assert NO_CREDIT not in m.notes, "the other sites have one"
+    assert [(note.site, note.values["cause"]) for note in coded(m.notes, "no-cosine")] == [(0, "credit")]
+    assert m.zero_credit == [1.0, 0.0, 0.0, 0.0]
+    assert not coded(m.notes, "zero-credit", "zero-credit-site"), "the other sites have one, of every sample"
 
 
 def test_a_credit_that_float32_rounds_away_is_told_apart_from_a_bad_one():
@@ -514,18 +519,19 @@ def test_a_credit_that_float32_rounds_away_is_told_apart_from_a_bad_one():
         wb.rules.set_up(rule, net, x, 3, torch.Generator())
         return wb.measure(net, batched(x, y, 128), credit=rule)
 
-    assert NO_CREDIT not in measured(net, x).notes
+    assert not coded(measured(net, x).notes, "zero-credit")
     with torch.no_grad():
         net.blocks[-1].w2.bias.normal_(std=1e6)
     assert measured(net, x).cosine == [None] * 3
-    assert NO_CREDIT in measured(net, x).notes
+    assert measured(net, x).zero_credit == [1.0] * 3
+    assert len(coded(measured(net, x).notes, "zero-credit")) == 1
     exact = measured(net.double(), x.double())
     assert exact.cosine[0] is None
     assert min(exact.cosine[1:]) > 0.3
-    assert NO_CREDIT not in exact.notes
+    assert not coded(exact.notes, "zero-credit")
 
 
-def test_samples_without_a_direction_are_left_out_and_counted():
+def test_samples_without_a_reference_are_left_out_and_counted():
     spec = Linear.random(2, 6, gain=3.0)
     x, y = spec.data(256)
     silent = np.arange(256) % 4 == 0
@@ -537,7 +543,90 @@ def test_samples_without_a_direction_are_left_out_and_counted():
     m = wb.measure(spec.net(), batched(x, y, 128), credit=credit, loss=loss)
     want = [mean_cosine(a[~silent], g[~silent]) for a, g in zip(credit.numpy(x, y), spec.grads(x, y))]
     assert m.cosine == close(want)
-    assert any("cosine at site 0 leaves out 64 of 256 samples" in note for note in m.notes)
+    assert [(n.site, n.values["samples"], n.values["cause"]) for n in coded(m.notes, "cosine-left-out")] == [
+        (site, 64, "reference") for site in range(3)
+    ]
+    assert coded(m.notes, "cosine-left-out")[0].text.startswith("cosine at site 0 leaves out 64 of 256 samples: ")
+
+
+def each(a: np.ndarray, g: np.ndarray) -> np.ndarray:
+    """The cosine of each sample."""
+    return np.array([cos(u, v) for u, v in zip(a, g)])
+
+
+def silenced(spec: Linear, silent: np.ndarray, sites: tuple[int, ...], seed: int = 5) -> tuple[Feedback, object]:
+    """Random feedback, and the same with no credit at some sites for some of the samples of every batch of 128."""
+    credit, keep = Feedback(spec, seed=seed), torch.from_numpy(~silent[:128])
+
+    def made(trace: wb.Trace) -> list[Tensor]:
+        return [a * keep[:, None] if site in sites else a for site, a in enumerate(credit(trace))]
+
+    return credit, made
+
+
+def test_samples_without_credit_count_as_no_alignment():
+    """A rule that teaches a quarter of the samples nothing is aligned for three quarters of them at most."""
+    spec = Linear.random(2, 6, gain=3.0)
+    x, y = spec.data(1024)
+    silent = np.arange(1024) % 4 == 0
+    credit, made = silenced(spec, silent, (0, 1))
+    m = wb.measure(spec.net(), batched(x, y, 128), credit=made)
+    a, g = credit.numpy(x, y), spec.grads(x, y)
+    per_sample = [np.where(silent & (site < 2), 0.0, each(p, q)) for site, (p, q) in enumerate(zip(a, g))]
+    assert m.cosine == close([c.mean() for c in per_sample])
+    assert m.zero_credit == [0.25, 0.25, 0.0]
+    assert m.gamma == close(np.mean([c.mean() for c in per_sample[:-1]]))
+    whole = [np.concatenate(part[:-1], 1) for part in (a, g)]
+    assert m.aggregates["samples"] == close(np.where(silent, 0.0, each(*whole)).mean())
+    for name, shift in (("cosine_above", 1), ("cosine_below", -1)):
+        for site, value in enumerate(getattr(m, name)):
+            if not 0 <= site + shift <= 2:
+                assert value is None
+                continue
+            zero = silent if site < 2 else np.zeros(1024, bool)
+            assert value == close(np.where(zero, 0.0, each(a[site], g[site + shift])).mean()), (name, site)
+    assert coded(m.notes, "zero-credit-site") == [
+        Note("zero-credit-site", site, {"samples": 256, "of": 1024}) for site in (0, 1)
+    ]
+    assert not coded(m.notes, "cosine-left-out", "no-cosine", "zero-credit")
+    report = wb.judge(m, headline_acc=0.6, frozen_baseline_acc=0.3)
+    assert "zero credit" in str(report)
+    assert wb.judge(report) == report
+    assert "zero credit" not in str(wb.judge(wb.measure(spec.net(), batched(x, y, 128), credit=credit)))
+
+
+def test_samples_without_credit_are_in_the_band_of_chance_and_in_the_interval():
+    """Turned at random a zero stays zero: the mean over all samples is as much smaller as over those with credit."""
+    spec = Linear.random(2, 6, gain=3.0)
+    x, y = spec.data(512)
+    silent = np.arange(512) % 4 == 0
+    credit, made = silenced(spec, silent, (0, 1, 2))
+    every = wb.measure(spec.net(), batched(x, y, 128), credit=made)
+    rest = wb.measure(spec.net(), batched(x[~silent], y[~silent], 128), credit=credit)
+    assert every.cosine == close([0.75 * c for c in rest.cosine])
+    assert every.null_dimension == close([k / 0.75**2 for k in rest.null_dimension])
+    pairs = zip(credit.numpy(x, y), spec.grads(x, y))
+    means = [np.where(silent, 0.0, each(a, g)).reshape(4, 128).mean(1) for a, g in pairs]
+    half = [float(stats.t.ppf(0.975, 3)) * np.std(c, ddof=1) / 2 for c in means]
+    assert every.cosine_low == close([c - h for c, h in zip(every.cosine, half)])
+    assert every.cosine_high == close([c + h for c, h in zip(every.cosine, half)])
+
+
+def test_a_sample_with_neither_reference_nor_credit_is_left_out_and_not_counted():
+    spec = Linear.random(2, 6, gain=3.0)
+    x, y = spec.data(256)
+    silent = np.arange(256) % 4 == 0
+    credit, made = silenced(spec, silent, (0, 1, 2))
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none") * torch.from_numpy(~silent[: len(labels)])
+
+    m = wb.measure(spec.net(), batched(x, y, 128), credit=made, loss=loss)
+    want = [mean_cosine(a[~silent], g[~silent]) for a, g in zip(credit.numpy(x, y), spec.grads(x, y))]
+    assert m.cosine == close(want)
+    assert m.zero_credit == [0.0] * 3
+    assert not coded(m.notes, "zero-credit-site")
+    assert [note.values["samples"] for note in coded(m.notes, "cosine-left-out")] == [64] * 3
 
 
 @pytest.mark.parametrize("who", ["reference", "credit"])
@@ -562,7 +651,8 @@ def test_a_value_that_is_not_finite_is_named_as_such(who: str, value: float):
     m = wb.measure(spec.net(), batched(x, y, 128), credit=credit, loss=loss)
     assert m.cosine[1] is None
     assert "site 1: credit or reference is not finite" in m.reasons["cosine"]
-    assert not any("left out" in note or "leaves out" in note for note in m.notes)
+    assert (1, "nonfinite") in [(note.site, note.values["cause"]) for note in coded(m.notes, "no-cosine")]
+    assert not coded(m.notes, "cosine-left-out", "zero-credit-site")
     if who == "reference":
         assert m.g_norm[1] is None
         assert "gradient not finite at site 1, first in batch 0" in m.reasons["g_norm"]
@@ -584,7 +674,10 @@ def test_float64_gradients_too_small_to_square_are_left_out_and_counted():
     a, g = ([v[~tiny] for v in part] for part in (credit.numpy(x, y), spec.grads(x, y)))
     assert m.cosine == close([mean_cosine(p, q) for p, q in zip(a, g)])
     assert m.aggregates["samples"] == close(mean_cosine(np.concatenate(a[:-1], 1), np.concatenate(g[:-1], 1)))
-    assert any("cosine at site 0 leaves out 64 of 256 samples" in note and "underflow" in note for note in m.notes)
+    first = coded(m.notes, "cosine-left-out")[0]
+    assert (first.site, first.values["samples"], first.values["cause"]) == (0, 64, "reference")
+    assert "underflowed" in first.text
+    assert not coded(m.notes, "zero-credit-site"), "what is left out is not counted as no alignment"
 
 
 @pytest.mark.parametrize("size", [1, 2, 100, 128, 512])
@@ -655,7 +748,7 @@ def test_the_gradient_as_credit_is_one_and_is_said_to_be_bp():
     net = SmoothNet()
     m = wb.measure(net, batched(*net.example(256), 128), credit=lambda t: t.grads)
     assert m.cosine == close([1.0] * 4)
-    assert any("this is BP itself" in note for note in m.notes)
+    assert coded(m.notes, "bp-itself")
 
 
 # -- the formulas on their own ------------------------------------------------------------------------------
@@ -701,10 +794,12 @@ def test_a_meter_may_be_read_before_the_last_batch():
 def test_one_sample_that_carries_the_mean_is_said():
     """A single huge input hides growth: relative to it no block adds anything."""
     batches = [(x.clone(), y) for x, y in wb.selftest.batches(2)]
-    assert not any("samples carries" in note for note in wb.measure(wb.selftest.network(gain=60.0), batches).notes)
+    assert not coded(wb.measure(wb.selftest.network(gain=60.0), batches).notes, "outlier")
     batches[0][0][7] *= 1e6
     m = wb.measure(wb.selftest.network(gain=60.0), batches)
-    (note,) = (note for note in m.notes if "samples carries" in note)
+    (note,) = coded(m.notes, "outlier")
     with wb.Tracer(wb.selftest.network(gain=60.0)) as tracer:
         norms = torch.cat([tracer.trace(x, y).states[0].double().norm(dim=1) for x, y in batches])
-    assert f"one of 256 samples carries {float(norms.max() / norms.sum()):.0%} of ‖h‖ at site 0" in note
+    assert (note.site, note.values["of"], note.values["what"]) == (0, 256, "‖h‖")
+    assert note.values["share"] == pytest.approx(float(norms.max() / norms.sum()))
+    assert f"one of 256 samples carries {float(norms.max() / norms.sum()):.0%} of ‖h‖ at site 0" in note.text

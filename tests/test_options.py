@@ -234,7 +234,7 @@ def test_d3_is_not_shown_where_bp_does_not_beat_the_control(control: float, told
 def test_a_diverged_run_is_shown_as_such() -> None:
     assert "diverged" not in table([row()])
     told = table([row(diverged="state not finite at site 2", controls_diverged={"frozen": "training loss not finite"})])
-    assert told.splitlines()[2].endswith("trustworthy, diverged")
+    assert told.splitlines()[2].endswith("passes, diverged")
     assert told.splitlines()[-2:] == [
         "FA: it diverged: state not finite at site 2",
         "FA: frozen diverged: training loss not finite",

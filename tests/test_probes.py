@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from nets import Linear, SmoothNet, batched, rows
+from walkback.notes import coded
 
 SHAPES = [("flat", "cls"), ("tokens", "cls"), ("tokens", "last"), ("tokens", "mean"), ("maps", "")]
 
@@ -243,7 +244,8 @@ def test_a_mean_loss_can_not_be_probed(last: int):
 def test_without_credit_only_the_controls_are_probed():
     net = SmoothNet()
     m = wb.measure(net, [net.example(16)], probes=[wb.Perturbation(count=3), wb.Nudging()])
-    assert sorted(m.probes) == ["nudging_bp", "nudging_bp_relative", "perturbation_bp", "perturbation_random"]
+    nudged = ["nudging_bp", "nudging_bp_relative", "nudging_bp_rms"]
+    assert sorted(m.probes) == [*nudged, "perturbation_bp", "perturbation_random"]
     assert m.reasons["perturbation"] == m.reasons["nudging"] == "no credit was given"
 
 
@@ -306,7 +308,8 @@ def test_a_loss_that_is_not_finite_after_a_step_is_not_probed():
         assert m.reasons[name] == "the signal, or the loss after a step, is not finite at site 0, 1, 2, 3"
 
 
-def test_samples_without_a_direction_are_left_out_and_counted():
+def test_samples_without_credit_count_as_no_change():
+    """Four of 32 samples have no credit at site 1: there no step is made, and nothing is predicted."""
     net = SmoothNet()
     x, y = net.example(32)
     given: list[list[Tensor]] = []
@@ -316,17 +319,55 @@ def test_samples_without_a_direction_are_left_out_and_counted():
         given[-1][1][[0, 4]] = 0.0
         return given[-1]
 
-    m = wb.measure(net, batched(x, y, 16), credit=credit, probes=[wb.Nudging(eta=0.02), wb.Perturbation(count=9)])
+    probes = [wb.Nudging(eta=0.02), wb.Perturbation(count=9)]
+    m = wb.measure(net, batched(x, y, 16), credit=credit, probes=probes)
     rest = [i for i in range(32) if i not in (0, 4, 16, 20)]
     a = torch.cat([credits[1] for credits in given])[rest]
-    assert m.probes["nudging"][1] == pytest.approx(nudged(net, x[rest], y[rest], a, 1, 0.02, False), rel=1e-8)
-    assert [note for note in m.notes if "left out" in note] == [
-        "nudging, nudging_relative: of 32 samples, those where the signal is zero were left out: 4 at site 1",
-        "perturbation: of 32 samples, those where the signal is zero, or the loss does not change, were left out: "
-        "4 at site 1",
-    ]
-    plain = wb.measure(net, batched(x, y, 16), credit=tilted, probes=["nudging", "perturbation"])
-    assert not [note for note in plain.notes if "left out" in note]
+    share = len(rest) / 32
+    assert m.probes["nudging"][1] == pytest.approx(share * nudged(net, x[rest], y[rest], a, 1, 0.02, False), rel=1e-8)
+    plain = wb.measure(net, batched(x, y, 16), credit=tilted, probes=probes)
+    assert m.probes["nudging"][0] == plain.probes["nudging"][0]
+    # The same directions are drawn for every sample, so what the four would have added is all that is missing.
+    few = [0, 4]
+    alone = wb.measure(net, batched(x, y, 16), credit=only(few), probes=probes)
+    for name in ("nudging", "nudging_relative", "perturbation"):
+        assert m.probes[name][1] + alone.probes[name][1] == pytest.approx(plain.probes[name][1], rel=1e-8), name
+    assert m.probes["perturbation_bp"] == plain.probes["perturbation_bp"], "the controls have their own signal"
+    assert m.zero_credit[1] == 4 / 32
+    assert not coded(m.notes, "probe-left-out")
+    assert not set(m.reasons) & {"nudging", "nudging_relative", "perturbation"}
+
+
+def only(kept: list[int]):
+    """`tilted`, with a credit at site 1 for a few samples of each batch alone."""
+
+    def credit(trace: wb.Trace) -> list[Tensor]:
+        credits = tilted(trace)
+        others = [i for i in range(len(credits[1])) if i not in kept]
+        credits[1][others] = 0.0
+        return credits
+
+    return credit
+
+
+def test_samples_whose_loss_does_not_change_are_left_out_of_the_correlation_and_counted():
+    net = SmoothNet()
+    x, y = net.example(32)
+    flat = y == 0
+    assert 0 < flat.sum() < 32
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none") * (labels != 0)
+
+    m = wb.measure(net, [(x, y)], credit=tilted, loss=loss, probes=[wb.Perturbation(count=9), wb.Nudging()])
+    (note,) = coded(m.notes, "probe-left-out")
+    assert note.values["of"] == 32
+    assert note.values["left_out"] == {str(site): int(flat.sum()) for site in range(4)}
+    assert set(note.values["probes"]) == {"perturbation", "perturbation_bp", "perturbation_random"}
+    assert (
+        f"of 32 samples, those where the loss does not change were left out: {int(flat.sum())} at site 0" in note.text
+    )
+    assert None not in m.probes["perturbation"]
 
 
 @pytest.mark.parametrize(

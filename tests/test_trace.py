@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import walkback as wb
 from nets import Linear, SmoothNet, autograd_gradients, batched, difference_gradient, softmax_error
+from walkback.notes import Note, coded
 
 SHAPES = [("flat", "cls"), ("tokens", "cls"), ("tokens", "last"), ("tokens", "mean"), ("tokens", "own"), ("maps", "")]
 
@@ -653,7 +654,7 @@ def test_a_plain_sum_is_not_and_neither_is_a_skip_into_the_readout(how, depth, r
     net, x, y, options = tail(how, depth, reference)
     with wb.Tracer(net, **options) as tracer:
         trace = tracer.trace(x, y)
-    assert not any("is taken for" in note for note in tracer.notes)
+    assert not coded(tracer.notes, "unseen-sum")
     h = net.stream(x)
     (want,) = torch.autograd.grad(F.cross_entropy(net.rest(h), y, reduction="sum"), h[-1:])
     torch.testing.assert_close(trace.grads[-1], want, rtol=1e-12, atol=0)
@@ -663,6 +664,7 @@ def test_a_plain_sum_is_not_and_neither_is_a_skip_into_the_readout(how, depth, r
 def test_a_last_state_that_is_not_seen_as_a_sum_is_the_first_thing_said(how):
     net, x, y, _ = tail(how, 3, None)
     report = wb.diagnose(net, [(x, y)])
+    assert report.notes[0] == Note("unseen-sum", 3, {"before": 2, "block": "blocks.2"})
     assert report.advisories[0].startswith("h_3 is taken for h_2 + what block 3 (blocks.2) returns, but no sum")
 
 
@@ -674,7 +676,7 @@ def test_sums_of_every_kind_are_seen(kind, reads, other, norm, depth):
     net = SmoothNet(kind, reads, norm=norm, depth=depth, **other)
     with wb.Tracer(net, {"blocks": "blocks", "branch": True}) as tracer:
         tracer.trace(*net.example(5))
-    assert not any("is taken for" in note for note in tracer.notes)
+    assert not coded(tracer.notes, "unseen-sum")
 
 
 class Conditioned(nn.Module):

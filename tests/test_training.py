@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import walkback as wb
 from patience import PATIENCE
 from walkback.data import Dataset, Split
+from walkback.notes import Note
 from walkback.training import loop
 from walkback.training.bundle import load_bundle
 from walkback.training.loop import _all_learn, augment, build_net, seeded, train
@@ -276,7 +277,8 @@ def test_the_change_of_the_loss_is_that_of_the_whole_run_or_none(tmp_path: Path)
     assert report is not None
     assert [row["train_loss"] is None for row in rows] == [False, False, True]
     assert report.run["train_loss_delta"] is None
-    assert any("training diverged in epoch 3" in text for text in report.advisories)
+    assert report.notes[0] == Note("diverged", None, {"where": report.run["diverged"]})
+    assert report.run["diverged"].startswith("epoch 3: ")
 
 
 def test_fresh_feedback_is_noise_and_the_trained_one_is_not(tmp_path: Path) -> None:

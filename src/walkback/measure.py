@@ -564,7 +564,7 @@ class _CreditMeter:
             (~usable).sum(1),
             torch.where(torch.isnan(ng), torch.nan, (ng * scale < eps).double()).sum(1),
             usable.sum(1),
-            (~directed).sum(1),
+            (usable & ~directed).sum(1),
         ])  # fmt: skip
         for total, n in (group.chunk(2) for group in self._means.add(torch.cat([cosines, usable]).T)):
             self._sum["mean"] += total / n
@@ -696,7 +696,7 @@ class _CreditMeter:
         spread = (self._sum["square"] - self._sum["mean"] ** 2 / n).clamp(min=0) / (n - 1)
         half = [some(student(n - 1) * sqrt(v / n)) for v in spread.tolist()]
         if None in half:
-            why = reasons.get("cosine", "credit or reference is zero for a whole group of samples")
+            why = reasons.get("cosine", "the reference is zero for a whole group of samples")
             reasons.update(cosine_low=why, cosine_high=why)
         both = list(zip(cosine, half))
         return {
