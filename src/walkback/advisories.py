@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import Any
 
 import torch
@@ -177,7 +177,8 @@ def _loss_units(factor: float | None) -> Note | None:
 
 
 def _saturated(span: float) -> Note | None:
-    return Note("saturated", None, {"span": span}) if span > SATURATED else None  # NaN is a finding of its own
+    # What is not finite is a finding of its own.
+    return Note("saturated", None, {"span": span}) if SATURATED < span < inf else None
 
 
 def _left_out(tracer: Tracer, given: object) -> Note | None:

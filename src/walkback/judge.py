@@ -636,21 +636,20 @@ def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> di
             raise InputError(f"Expected {name} in {where} to be a list of objects, but got {said[name]!r:.60}.")
     try:
         nonfinite = tuple(_nonfinite(one) for one in said["nonfinite"] or ())
-        notes = tuple(note for note in map(Note.of, said["notes"] or ()) if note.code not in RENEWED)
-        altered, doubted = (None if said[k] is None else dict(said[k]) for k in ("altered", "doubted"))
+        notes = tuple(Note.of(one) for one in said["notes"] or () if one["code"] not in RENEWED)
+        codes = {"altered": "altered-backward", "doubted": "unchecked-backward"}
+        altered, doubted = (None if said[k] is None else Note(code, None, dict(said[k])) for k, code in codes.items())
+        _ = [note.text for note in (altered, doubted) if note is not None]  # now, and not where a report is printed
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {error!r:.60}.") from None
-    return {
-        "nonfinite": nonfinite,
-        "altered": None if altered is None else Note("altered-backward", None, altered),
-        "doubted": None if doubted is None else Note("unchecked-backward", None, doubted),
-        "notes": notes,
-    }
+    return {"nonfinite": nonfinite, "altered": altered, "doubted": doubted, "notes": notes}
 
 
 def _nonfinite(one: Mapping[str, Any]) -> Note:
-    if one["kind"] not in ("state", "gradient"):
-        raise ValueError(f"kind {one['kind']}")
+    if one["kind"] not in ("state", "gradient") or not all(
+        isinstance(one.get(k), int | None) for k in ("site", "batch")
+    ):
+        raise ValueError(f"{dict(one)}")
     values = {"kind": one["kind"], "batch": one.get("batch")}
     return Note("nonfinite", one.get("site"), values | {k: one[k] for k in ("logged",) if one.get(k)})
 

@@ -40,11 +40,14 @@ class Note:
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Note:
-        """The inverse of `to_dict`. A code of another version is shown with the text that was stored beside it."""
+        """The inverse of `to_dict`. What another version wrote is shown with the text that was stored beside it."""
         code, site, values = str(data["code"]), data.get("site"), data.get("values") or {}
-        if code not in SENTENCES:
+        note = Note(code, site, values)
+        try:
+            note.text  # noqa: B018
+        except (LookupError, TypeError, ValueError, AttributeError):  # a code, or values, that no sentence here knows
             return Note("said", site, {"code": code, "text": str(data.get("text", code))})
-        return Note(code, site, values)
+        return note
 
 
 def coded(notes: Iterable[Note], *codes: str) -> list[Note]:
