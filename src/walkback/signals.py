@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from walkback.anatomy import Anatomy, Part
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
+from walkback.proof import said
 from walkback.values import first_tensor, fragile, largest, members, stream_of
 
 Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
@@ -99,6 +100,7 @@ class Listener:
     def finish(self, drew: bool) -> None:
         """Take down the gradients in the weights, by name: a layer may have made new parameters in its forward."""
         self.drew = drew
+        self.makers.leave(None)
         for key in (*self.writers, *(() if self.named else ("given",))):
             weights = self._weights(key)
             self.left[key] = {name: p.grad for name, p in weights.items()}
@@ -189,7 +191,7 @@ class Listener:
                 door, list(weights.values()), known[place].clone(), retain_graph=True, allow_unused=True
             )
         except Exception as error:  # of the user's layers, which may not bear to be run twice
-            self.failed[key] = next(iter(str(error).splitlines()), type(error).__name__)
+            self.failed[key] = said(error)
             return
         finally:
             self._sending = None
