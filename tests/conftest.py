@@ -51,6 +51,7 @@ def set_environment() -> None:
 
 set_environment()  # before anything reads it
 
+import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -58,6 +59,12 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook(["walkback.measure", "walkback.probes"], "beartype.beartype").__enter__()
 torch.set_num_threads(1)
+# The same examples each time, and none fails because the machine was busy while it was drawn or run.
+busy = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "walkback", deadline=None, derandomize=True, database=None, suppress_health_check=busy
+)
+hypothesis.settings.load_profile("walkback")
 
 
 # -- random numbers --------------------------------------------------------------------------------------------------

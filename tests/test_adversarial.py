@@ -796,12 +796,17 @@ def test_30_a_credit_one_site_off_looks_aligned_and_its_neighbour_tells(step: in
         last = len(trace.grads) - 1
         return [trace.grads[min(max(site + step, 0), last)] for site in range(last + 1)]
 
-    per_layer = honest(credit=credit).per_layer
+    report = honest(credit=credit)
+    per_layer = report.per_layer
     kept = slice(0, -1) if step == 1 else slice(1, None)
     neighbour = per_layer["cosine_above" if step == 1 else "cosine_below"]
     assert all(0.9 < own < 0.99 for own in per_layer["cosine"][kept]), "what a script would publish"
     assert neighbour[kept] == pytest.approx([1.0] * 4, abs=1e-12)
-    assert "the note `shifted-pairing` says so" in DOC
+    assert [note.values["fits"] for note in report.notes if note.code == "shifted-pairing"] == [
+        "next" if step == 1 else "previous"
+    ]
+    if step == 1:
+        assert noted(report, "the credit fits the gradient of the next site better than that of its own")
 
 
 # -- the page -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from walkback import cli
 from walkback.measure import Measurements, cosine_error
 from walkback.notes import coded
 
-quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=12)
 
 
 def intrinsic(net: nn.Module, batches, **options) -> wb.Report:

@@ -53,13 +53,13 @@ def output(tmp_path_factory) -> dict:
 
 def test_a_notebook_gets_all_three_forms(output: dict) -> None:
     assert set(output) == {"text/html", "text/markdown", "text/plain"}
-    assert output["text/plain"].splitlines()[-1] == "VERDICT: needs walk-back: D1, D2, D3"
-    assert "needs walk-back: D1, D2, D3" in output["text/markdown"]
+    assert output["text/plain"].splitlines()[-1] == "VERDICT: walked back: D1, D2, D3"
+    assert "walked back: D1, D2, D3" in output["text/markdown"]
 
 
 def test_the_card_is_drawn_and_runs_nothing(output: dict) -> None:
     card = output["text/html"]
-    assert "needs walk-back: D1, D2, D3" in card
+    assert "walked back: D1, D2, D3" in card
     assert card.count("<svg") >= 2, "‖h‖ and ‖g‖ by site"
     assert "<script" not in card
     assert "&lt;script&gt;alert(1)" in card

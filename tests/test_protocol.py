@@ -70,6 +70,7 @@ class Published(torch.nn.Module):
     ("model", "test_acc", "frozen_acc", "last"),
     [
         (selftest.healthy(), 0.615, 0.349, "VERDICT: trustworthy"),
+        (selftest.healthy(), 0.615, None, "VERDICT: trustworthy"),  # (d) is skipped, as published
         (selftest.exploded(), 0.308, 0.349, "VERDICT: needs walk-back: a, b, d"),
         (selftest.exploded(), 0.308, None, "VERDICT: needs walk-back: a, b"),
         (selftest.exploded_without_norm(), 0.615, 0.349, "VERDICT: needs walk-back: a"),
@@ -122,10 +123,32 @@ def test_the_names_are_walkbacks_own():
     import protocol
     import protocol.report
 
-    assert protocol.DiagnosticReport is protocol.report.DiagnosticReport is wb.Report
+    assert protocol.DiagnosticReport is protocol.report.DiagnosticReport
+    assert issubclass(protocol.DiagnosticReport, wb.Report)
     assert protocol.report.DiagnosticThresholds is wb.DiagnosticThresholds
     assert sorted(protocol.__all__) == ["DiagnosticReport", "diagnose"]
     assert "four-diagnostic edition" in protocol.diagnose.__doc__
+
+
+@pytest.mark.parametrize(
+    ("model", "frozen", "published", "ours"),
+    [
+        (selftest.healthy(), 0.349, "trustworthy", "passes"),
+        (selftest.healthy(), None, "trustworthy", "undecided"),
+        (selftest.exploded(), None, "walked back", "walked back"),
+    ],
+)
+def test_a_report_in_the_published_words_is_saved_in_ours(tmp_path, model, frozen, published, ours):
+    import protocol
+
+    report = protocol.diagnose(model, wb.selftest.batches(8), 0.615, frozen)
+    assert (report.verdict, report.to_dict()["verdict"], wb.judge(report).verdict) == (published, ours, ours)
+    path = report.save(tmp_path / "r.json")
+    assert wb.Report.load(path).verdict == ours
+    assert protocol.DiagnosticReport.load(path) == report == dataclasses.replace(report)
+    for form in (str(report), report.to_markdown(), report.to_latex(), report.to_html()):
+        assert report.verdict_line.removeprefix("VERDICT: ") in form
+        assert ours == published or ours not in form
 
 
 def test_the_model_interface_of_the_readme_is_read():

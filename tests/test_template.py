@@ -86,7 +86,7 @@ def test_methods_findings_and_table(store, tmp_path):
         in text
     )
     assert "and seeds 42, 123." in text
-    assert "DFA reaches 0.305 ± 0.007 with Γ = +0.105 ± 0.000 (n = 2); measurement valid: no;" in text
+    assert "DFA reaches 0.305 ± 0.007 with Γ = +0.105 ± 0.000 (n = 2); clamped cosine readable: no;" in text
     assert "depth: -5.0 pp [-5.0, -5.0] over frozen blocks, flags; three-check: walked back: D1 D2 D3." in text
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
     assert "| 0.305 ± 0.007 | 0.355 ± 0.007 | -5.0 [-5.0, -5.0] flags |" in dfa

@@ -41,7 +41,7 @@ from walkback.differences import (
 )
 from walkback.probes import double_weights, is_sharded
 from walkback.trace import Trace, Tracer
-from walkback.values import has_float64, no_autocast, widened
+from walkback.values import buffers_of, has_float64, no_autocast, parameters_of, widened
 
 Answer = Literal["agrees", "altered", "cannot-tell"]
 Labels = Literal["given", "permuted"]
@@ -181,10 +181,10 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
     native = {t.dtype for t in (*trace.states, *trace.grads)}
     low = ", ".join(sorted(_name(d) for d in native - set(LADDERS)))
     narrow = "under autocast" if torch.is_autocast_enabled(device.type) else f"in {low}" if low else ""
-    size = 8 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    size = 8 * sum(t.numel() for t in (*parameters_of(model), *buffers_of(model)))
     copies = has_float64(device) and size <= COPY_LIMIT and not is_sharded(model)
     dtypes = [torch.float64] if torch.float64 in native or copies else []
-    if not narrow or all(p.dtype == torch.float32 for p in model.parameters()):
+    if not narrow or all(p.dtype == torch.float32 for p in parameters_of(model)):
         dtypes.append(torch.float32)
     cause, what = "no-copy", _no_copy(device, model, size)
     for dtype in dtypes:

@@ -27,7 +27,7 @@ from walkback.quiet import quiet_training
 from walkback.signals import Listener, OtherPass, alike
 from walkback.trace import Trace
 from walkback.untouched import drawn_from, untouched, unwritten
-from walkback.values import logits_of, random_state
+from walkback.values import logits_of, parameters_of, random_state
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
@@ -136,9 +136,9 @@ class Recorded:
         heard = Listener(model, anatomy, self.writers, **how)
         train = bool(self.train) if train is None else train
         with ExitStack() as stack:
-            stack.enter_context(untouched(model))
-            # Also where no `backward` is given: an optimiser may run in hooks of the backward pass.
-            stack.enter_context(unwritten(model.parameters()))
+            # Weights too, also where no `backward` is given: an optimiser may run in hooks of the backward pass.
+            found = stack.enter_context(untouched(model))
+            stack.enter_context(unwritten(parameters_of(model) if found.reach.sharded else ()))
             if train:
                 stack.enter_context(quiet_training(self.model))
             heard.listen(stack)

@@ -516,8 +516,11 @@ class DiagnosticReport(Report):
     @staticmethod
     def of(report: Report) -> DiagnosticReport:
         """The same report under the published words."""
-        given = {f.name: getattr(report, f.name) for f in fields(report)}
-        return DiagnosticReport(**{**given, "verdict": "walked back" if report.failed else "trustworthy"})
+        return DiagnosticReport(**{f.name: getattr(report, f.name) for f in fields(report)})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "verdict", "walked back" if self.failed else "trustworthy")
 
     @property
     def verdict_line(self) -> str:

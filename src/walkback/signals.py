@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
 from typing import Any
 
 import torch
@@ -24,7 +23,8 @@ from walkback.anatomy import Anatomy, Part
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
 from walkback.proof import said
-from walkback.values import first_tensor, fragile, largest, members, stream_of
+from walkback.reach import Reach
+from walkback.values import first_tensor, fragile, largest, members, named_parameters_of, parameters_of, stream_of
 
 Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
 LIMIT = 2**22  # numbers per module that gradients are compared on
@@ -78,7 +78,7 @@ class Listener:
         self.shared: dict[Key, set[str]] = {}  # parameters that are used outside their module too
         self.sharded: set[Key] = set()
         self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
-        self.makers = Makers({key: list(writer.parameters()) for key, writer in self.writers.items()})
+        self.makers = Makers({key: list(parameters_of(writer)) for key, writer in self.writers.items()})
         self._send, self._silence = send, set(silence)
         self._sending: tuple[list[Tensor], Tensor] | None = None  # whose signal is on its way on the side, and what
         self._stack = ExitStack()
@@ -149,7 +149,7 @@ class Listener:
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
         if not source.requires_grad:
-            if fragile(source, chain(self.model.parameters(), self.model.buffers())):
+            if fragile(source, Reach(self.model).tensors):
                 raise CreditError(
                     f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
                     f"{tuple(source.shape)} that needs no gradient, and writing there would change the network. Call "
@@ -203,9 +203,13 @@ class Listener:
     def _weights(self, key: Key) -> dict[str, nn.Parameter]:
         """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
         if key == "given":
-            own = {f"{stem[1]}.{name}": p for stem in self.stems for name, p in self.writers[stem].named_parameters()}
+            own = {
+                f"{stem[1]}.{name}": p
+                for stem in self.stems
+                for name, p in named_parameters_of(self.writers[stem]).items()
+            }
         else:
-            own = dict(self.writers[key].named_parameters())
+            own = named_parameters_of(self.writers[key])
         own = {name: p for name, p in own.items() if p.requires_grad}
         chosen: dict[str, nn.Parameter] = {}
         total = 0
@@ -239,7 +243,7 @@ class Listener:
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
         """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
         writers = self.stems if key == "given" else [key]
-        if not any(True for writer in writers for _ in self.writers[writer].parameters()):
+        if not any(named_parameters_of(self.writers[writer]) for writer in writers):
             return "no-parameters"
         if not self.left[key]:
             return "frozen"
