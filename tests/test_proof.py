@@ -16,6 +16,7 @@ from foreign import FALinear, Net, example, made
 from stand_ins import CLASSES, DEPTH, WIDTH, Cut, Hooked, Replaced, Residual, branch, residual
 from walkback.proof import apart, by_weights
 from walkback.quiet import quiet_training
+from walkback.signals import Listener, Makers
 from walkback.trace import Tracer
 
 
@@ -100,6 +101,48 @@ def test_a_hook_on_the_graph_node_is_read_too():
     )
     trace, _ = recorded(net, x, y)
     assert gap(trace.credits[-1], -trace.grads[-1]) < 1e-6
+
+
+@pytest.mark.parametrize("k", [0.0, 2.0])
+def test_a_hook_on_the_graph_node_that_comes_after_ours(k: float):
+    """It can't be read; where it replaces the signal the weights show that."""
+
+    class Late(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embed(x)
+            for block in self.blocks:
+                f = block(h)
+                if f.grad_fn is not None:
+                    f.grad_fn.register_prehook(lambda g, x=x: (k * g[0] + (x @ torch.ones(8, WIDTH) if not k else 0),))
+                h = h + f
+            return self.out_head(self.out_ln(h))
+
+    net, (x, y) = Late("plain"), example(1)[0]
+    if k:
+        trace, _ = recorded(net, x, y)  # of one direction with what the weights get
+        assert gap(trace.credits[-1], trace.grads[-1]) < 1e-6
+        return
+    with pytest.raises(wb.CreditError, match="to train the module that writes it, blocks"):
+        recorded(net, x, y)
+
+
+@pytest.mark.parametrize("place", ["end", "state"])
+@pytest.mark.parametrize("manner", [Cut, Replaced])
+def test_a_signal_that_is_read_at_the_wrong_place_is_refused(monkeypatch: Any, manner: Any, place: str):
+    """The proof stands without the reading: here every signal is read at what the module returned."""
+    monkeypatch.setattr(Makers, "source", lambda self, tensor: (tensor, False))
+    with pytest.raises(wb.CreditError, match=r"Expected the credit of site 1 to train .*, blocks\.0, but all 4"):
+        recorded(residual(manner, place), *example(1)[0])
+
+
+@pytest.mark.parametrize("wrong", ["above", "other"])
+def test_a_signal_that_is_another_one_is_refused(monkeypatch: Any, wrong: str):
+    """What was heard is changed on its way: as if it were read before a hook, or on another pass."""
+    arrived = Listener.arrived
+    change = {"above": lambda a: a + a.norm() / a.numel() ** 0.5, "other": lambda a: a.flip(0)}[wrong]
+    monkeypatch.setattr(Listener, "arrived", lambda self: {k: list(map(change, v)) for k, v in arrived(self).items()})
+    with pytest.raises(wb.CreditError, match=r"Expected the credit of site 0 to give the gradients .* by \d+\.\d%"):
+        recorded(made("fa"), *example(1)[0])
 
 
 def test_full_backward_hooks_on_the_last_layer_of_a_block():
@@ -458,7 +501,7 @@ def test_layers_that_bear_to_be_run_only_once():
     assert [(n.code, n.values["why"], n.values["sites"]) for n in notes] == [
         ("unproven-credit", "failed", [0, 1, 2, 3])
     ]
-    assert notes[0].values["detail"] == "used up"
+    assert notes[0].values["detail"] == "RuntimeError: used up and more"
 
 
 def test_a_length_that_a_hook_divides_by():
@@ -802,7 +845,11 @@ def test_a_stream_that_is_a_parameter_keeps_no_hook():
 
     net = Learned()
     loss = net(torch.arange(12)).square().sum()  # a graph of the user's own, whose end is the same parameter
-    wb.measure(net, [(torch.arange(12), torch.randint(CLASSES, (12,)))], credit=wb.recorded(net))
+    _, notes = recorded(net, torch.arange(12), torch.randint(CLASSES, (12,)))
+    assert {(n.values["proof"], n.values["why"]) for n in notes} == {
+        ("weights", "no-parameters"),
+        ("samples", "placed"),
+    }
     heard: list[Tensor] = []
     net.table.register_hook(lambda grad: heard.append(grad.clone()))
     loss.backward()

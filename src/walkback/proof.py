@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from walkback.errors import CreditError
+from walkback.errors import CreditError, cut
 from walkback.values import widened
 
 
@@ -144,6 +144,15 @@ def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float
         return float("nan"), next(site for site, gap in enumerate(gaps) if gap != gap)
     over = [gap if gap > tolerance(a.dtype) else 0.0 for gap, a in zip(gaps, credits)]
     return max(over), over.index(max(over))
+
+
+def said(error: Exception) -> str:
+    """What went wrong in the user's code, on one line.
+
+    >>> said(KeyError("loss"))
+    "KeyError: 'loss'"
+    """
+    return cut(f"{type(error).__name__}: {error}", 120)
 
 
 def _several_processes() -> bool:

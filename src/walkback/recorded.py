@@ -22,11 +22,11 @@ from walkback.batch import Inputs, call, mapped
 from walkback.errors import CreditError, InputError, WalkbackError
 from walkback.loss import Loss, cross_entropy
 from walkback.notes import Note
-from walkback.proof import Shown, by_weights, farthest, refuse_unlike
+from walkback.proof import Shown, by_weights, farthest, refuse_unlike, said
 from walkback.quiet import quiet_training
 from walkback.signals import Listener, OtherPass, alike
 from walkback.trace import Trace
-from walkback.untouched import untouched, unwritten
+from walkback.untouched import drawn_from, untouched, unwritten
 from walkback.values import logits_of, parameters_of, random_state
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
@@ -122,8 +122,8 @@ class Recorded:
         credits = heard.signals(trace.states)
         if trace.index == 0:
             self._prove_by_weights(trace, heard)
-            self._prove_by_samples(trace, credits, heard)
-            self._prove_by_mode(trace, credits, heard)
+            self._prove_by_samples(trace, credits)
+            self._prove_by_mode(trace, credits)
             self._look_at_writers(trace, heard)
         return credits
 
@@ -167,39 +167,39 @@ class Recorded:
         """Each credit gives the gradients in the weights of its module, and nothing else does."""
         keys = heard.keys(trace.states)
         left = {key: heard.gradients(key) for key in keys}
-        unknown: dict[int, Shown] = {}
-        if any(isinstance(grads, dict) for grads in left.values()):
-            try:
-                sent = self._hear(trace.inputs, trace.labels, send=heard.arrived())
-                silent = self._hear(trace.inputs, trace.labels, silence=keys)
-            except Exception as error:
-                unknown = {site: Shown(why="failed", detail=_line(error)) for site in range(len(keys))}
+        try:
+            sent = self._hear(trace.inputs, trace.labels, send=heard.arrived())
+            silent = self._hear(trace.inputs, trace.labels, silence=keys)
+        except Exception as error:
+            self._unproven("weights", "failed", said(error), range(len(keys)))
+            return
+        unknown: dict[Shown, list[int]] = {}
         for site, key in enumerate(keys):
-            grads = left[key]
+            grads, module = left[key], heard.name(key)
             if isinstance(grads, str):
-                unknown[site] = Shown(why=grads)
-            elif site not in unknown:
-                shown = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
-                if key in sent.failed:
-                    shown = Shown(why="failed", detail=sent.failed[key])
-                try:
-                    refuse_unlike(shown, site, heard.name(key), trace.states[site].dtype)
-                except CreditError:  # what was drawn when the credit was sent is not what was drawn in the run
-                    if not self._is_random(trace, heard.drew and shown.compared):
-                        raise
-                    shown = Shown(why="random")
-                if shown.why:
-                    unknown[site] = shown
-                if shown.fed:
-                    values = {"module": heard.name(key), "fed": len(shown.fed), "of": len(shown.fed + shown.compared)}
-                    self._note(Note("inner-feedback", site, {**values, "parameters": list(shown.fed)}))
-                if shown.added:
-                    self._note(Note("added-gradient", site, {"module": heard.name(key), "share": shown.added}))
-        for shown in dict.fromkeys(unknown.values()):
-            sites = [site for site, other in unknown.items() if other == shown]
-            self._unproven("weights", shown.why, shown.detail, sites)
+                found = Shown(why=grads)
+            elif key in sent.failed:
+                found = Shown(why="failed", detail=sent.failed[key])
+            else:
+                found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
+            try:
+                refuse_unlike(found, site, module, trace.states[site].dtype)
+            except CreditError:
+                # What was drawn when the credit was sent is not what was drawn in the run.
+                if not (heard.drew and found.compared) and not self._is_random(trace):
+                    raise
+                found = Shown(why="random")
+            if found.why:
+                unknown.setdefault(found, []).append(site)
+            if found.fed:
+                values = {"module": module, "fed": len(found.fed), "of": len(found.fed + found.compared)}
+                self._note(Note("inner-feedback", site, {**values, "parameters": list(found.fed)}))
+            if found.added:
+                self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
+        for found, sites in unknown.items():
+            self._unproven("weights", found.why, found.detail, sites)
 
-    def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor], heard: Listener) -> None:
+    def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor]) -> None:
         """With the batch in another order, the credits come in that order."""
         batch = len(trace.labels)
         order = torch.randperm(batch, generator=torch.Generator().manual_seed(0)).to(trace.labels.device)
@@ -215,13 +215,13 @@ class Recorded:
             self._unproven("samples", "placed")
             return
         except Exception as error:
-            self._unproven("samples", "failed", _line(error))
+            self._unproven("samples", "failed", said(error))
             return
         gap, site = farthest([a[order.to(a.device)] for a in credits], others)
         if not gap:
             self._proven.add("samples")
             return
-        if not gap > 0 or self._is_random(trace, heard.drew):
+        if not gap > 0 or self._is_random(trace):
             self._unproven("samples", "random" if gap > 0 else "nonfinite")
             return
         raise CreditError(
@@ -233,17 +233,22 @@ class Recorded:
             "credits as a function of the trace."
         )
 
-    def _is_random(self, trace: Trace, drew: object) -> bool:
-        """Whether the credits are drawn: the state of the generators shows it, or no two runs agree."""
-        if drew:
-            return True
-        try:  # what is kept from one run to the next has settled after the first
-            _, second, third = (self._hear(trace.inputs, trace.labels).signals(trace.states) for _ in range(3))
+    def _is_random(self, trace: Trace) -> bool:
+        """Whether the credits are drawn: they are others under another seed, or in every run."""
+
+        def again() -> list[Tensor]:
+            return self._hear(trace.inputs, trace.labels).signals(trace.states)
+
+        try:
+            again()  # what is kept from one run to the next has settled after it
+            first, second = again(), again()
+            with drawn_from(1, trace.labels.device):
+                third = again()
         except Exception:
             return False
-        return bool(farthest(second, third)[0])
+        return bool(farthest(first, second)[0]) or bool(farthest(second, third)[0])
 
-    def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor], heard: Listener) -> None:
+    def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor]) -> None:
         """Unless the mode was chosen: the credits of eval mode are those of training mode."""
         if self.train is not None:
             return
@@ -253,10 +258,10 @@ class Recorded:
             self._unproven("mode", "other-states")
             return
         except Exception as error:
-            self._unproven("mode", "failed", _line(error))
+            self._unproven("mode", "failed", said(error))
             return
         gap, site = farthest(credits, others)
-        if gap > 0 and self._is_random(trace, heard.drew):
+        if gap > 0 and self._is_random(trace):
             self._unproven("mode", "random")
         elif gap > 0:
             raise CreditError(
@@ -285,9 +290,5 @@ class Recorded:
 
 def _random_states(device: torch.device) -> tuple[Any, ...]:
     """The state of every generator that code may draw from, to see whether it did."""
-    _, numbers, place, *_ = np.random.get_state()
-    return random.getstate(), numbers.tobytes(), place, random_state(device).numpy().tobytes()
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    numpys: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
+    return random.getstate(), numpys[1].tobytes(), numpys[2], random_state(device).numpy().tobytes()

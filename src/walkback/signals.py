@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 from walkback.anatomy import Anatomy, Part
 from walkback.derived import carry_gradient
 from walkback.errors import CreditError, InputError
+from walkback.proof import said
 from walkback.reach import Reach
-from walkback.values import first_tensor, fragile, largest, members, stream_of
+from walkback.values import first_tensor, fragile, largest, members, named_parameters_of, parameters_of, stream_of
 
 Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
 LIMIT = 2**22  # numbers per module that gradients are compared on
@@ -77,7 +78,7 @@ class Listener:
         self.shared: dict[Key, set[str]] = {}  # parameters that are used outside their module too
         self.sharded: set[Key] = set()
         self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
-        self.makers = Makers({key: list(writer.parameters()) for key, writer in self.writers.items()})
+        self.makers = Makers({key: list(parameters_of(writer)) for key, writer in self.writers.items()})
         self._send, self._silence = send, set(silence)
         self._sending: tuple[list[Tensor], Tensor] | None = None  # whose signal is on its way on the side, and what
         self._stack = ExitStack()
@@ -99,6 +100,7 @@ class Listener:
     def finish(self, drew: bool) -> None:
         """Take down the gradients in the weights, by name: a layer may have made new parameters in its forward."""
         self.drew = drew
+        self.makers.leave(None)
         for key in (*self.writers, *(() if self.named else ("given",))):
             weights = self._weights(key)
             self.left[key] = {name: p.grad for name, p in weights.items()}
@@ -189,7 +191,7 @@ class Listener:
                 door, list(weights.values()), known[place].clone(), retain_graph=True, allow_unused=True
             )
         except Exception as error:  # of the user's layers, which may not bear to be run twice
-            self.failed[key] = next(iter(str(error).splitlines()), type(error).__name__)
+            self.failed[key] = said(error)
             return
         finally:
             self._sending = None
@@ -201,9 +203,13 @@ class Listener:
     def _weights(self, key: Key) -> dict[str, nn.Parameter]:
         """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
         if key == "given":
-            own = {f"{stem[1]}.{name}": p for stem in self.stems for name, p in self.writers[stem].named_parameters()}
+            own = {
+                f"{stem[1]}.{name}": p
+                for stem in self.stems
+                for name, p in named_parameters_of(self.writers[stem]).items()
+            }
         else:
-            own = dict(self.writers[key].named_parameters())
+            own = named_parameters_of(self.writers[key])
         own = {name: p for name, p in own.items() if p.requires_grad}
         chosen: dict[str, nn.Parameter] = {}
         total = 0
@@ -237,7 +243,7 @@ class Listener:
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
         """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
         writers = self.stems if key == "given" else [key]
-        if not any(True for writer in writers for _ in self.writers[writer].parameters()):
+        if not any(named_parameters_of(self.writers[writer]) for writer in writers):
             return "no-parameters"
         if not self.left[key]:
             return "frozen"
