@@ -400,7 +400,7 @@ def test_doctor_opens_no_file_of_a_data_set(no_data, capsys, monkeypatch):
     monkeypatch.setattr(Path, "open", lambda self, *a, **k: (opened.append(self), real(self, *a, **k))[1])
     monkeypatch.setattr("numpy.fromfile", lambda *a, **k: pytest.fail("read"))
     assert doctor_rows(capsys, "--root", "mine")[0]["cifar100"] == "mine/cifar-100-binary"
-    assert opened == []
+    assert [path for path in opened if path.absolute().is_relative_to(no_data)] == []  # packages may open their own
 
 
 def test_doctor_says_when_the_instrument_is_not_sound(capsys, monkeypatch):
