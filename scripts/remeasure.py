@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import walkback as wb
+from walkback.notes import Note
 from walkback.progress import quietly
 from walkback.report import Report
 from walkback.training.loop import PROBES, probe_batches
@@ -31,7 +32,7 @@ def again(path: Path, data: wb.data.Dataset) -> Report:
         frozen_baseline_acc=old.frozen_baseline_acc,
         credit=rule,
         method_name=old.method,
-        notes=old.notes,
+        notes=old.remark,
         probes=PROBES,
     )
     for name in ("h_norm", "g_norm", "cosine"):
@@ -40,11 +41,10 @@ def again(path: Path, data: wb.data.Dataset) -> Report:
         if not torch.allclose(before, after, rtol=1e-4, atol=1e-6, equal_nan=True):
             print(f"{path.name}: left alone, {name} was {before.tolist()}, is {after.tolist()}")
             return old
-    ended = tuple(text for text in old.advisories if text.startswith("training diverged"))
+    diverged = old.run.get("diverged")
+    ended = () if diverged is None else (Note("diverged", None, {"where": diverged}),)
     where = {**new.conditions, "credit_site": old.conditions["credit_site"]}
-    return replace(
-        new, run={**old.run, "rule": rule.describe()}, conditions=where, advisories=(*ended, *new.advisories)
-    )
+    return replace(new, run={**old.run, "rule": rule.describe()}, conditions=where, notes=(*ended, *new.notes))
 
 
 def main() -> None:

@@ -1,9 +1,97 @@
-"""Shared set-up: shapes in signatures are checked while the tests run, and one thread keeps runs repeatable."""
+"""Shared set-up: every test finds the same machine, whatever else runs on it and whoever's shell started it.
+
+Of the environment only what is needed to find programs stays; the home directory is an empty one, one thread keeps
+runs repeatable, and the global generators start anew with every test. Shapes in signatures are checked meanwhile.
+"""
 
 from __future__ import annotations
 
-import torch
-from jaxtyping import install_import_hook
+import os
+import random
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# LD_PRELOAD may choose the kernels that multiply: the same here and in processes whose bytes are compared with ours.
+KEPT = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "USER", "LOGNAME", "SHELL"}
+KEPT_PREFIXES = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "WALKBACK_NEEDS_")
+DROPPED = {"PYTHONIOENCODING", "PYTHONWARNINGS"}  # what a process prints and warns of is compared
+
+_home = tempfile.TemporaryDirectory(prefix="walkback-home-", ignore_cleanup_errors=True)
+
+
+def set_environment() -> None:
+    """Drop settings of Ray, Slurm, loggers, proxies, terminals, locales … that belong to whoever started the tests."""
+    for name in set(os.environ) - KEPT:
+        if name in DROPPED or not name.startswith(KEPT_PREFIXES):
+            del os.environ[name]
+    os.environ |= {
+        "HOME": _home.name,  # no data sets, caches or settings of a user's
+        "PYTHONUTF8": "1",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+        "COLUMNS": "80",
+        "LINES": "25",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "DO_NOT_TRACK": "1",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # read when ray is first imported, by whichever test that is
+    }
+    given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in given)  # also from other folders
+    if "lo" in {name for _, name in socket.if_nameindex()}:
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else what the machine's name resolves to
+    if hasattr(time, "tzset"):
+        time.tzset()
+
+
+set_environment()  # before anything reads it
+
+import hypothesis  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
 
 install_import_hook(["walkback.measure", "walkback.probes"], "beartype.beartype").__enter__()
 torch.set_num_threads(1)
+# The same examples each time, and none fails because the machine was busy while it was drawn or run.
+busy = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "walkback", deadline=None, derandomize=True, database=None, suppress_health_check=busy
+)
+hypothesis.settings.load_profile("walkback")
+
+
+# -- random numbers --------------------------------------------------------------------------------------------------
+
+
+def seed() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws without a seed of its own does not depend on which tests this process ran before."""
+    seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
+    """Nor does what a shared fixture draws, or the first test to need it."""
+    if fixturedef.scope == "function":
+        return (yield)
+    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed()
+    try:
+        return (yield)
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+        torch.set_rng_state(state[2])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
 from walkback.audit.records import Record, Records, read_records
+from walkback.notes import Note
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -50,7 +51,12 @@ def build(store: Path) -> Path:
     edit(store / DFA.name, aggregates={"layers": 0.105, "samples": 0.2, "batches": -0.05, "flattened": 0.01})
     write_run(store, FA, 0.48, h=(10.0, 11.0, 12.0, 13.0, 14.0), g=(1e-5,) * 5, cosine=(0.01, 0.1, 0.1, 0.2, 1.0))
     other = write_run(store, replace_slash(OTHER), 0.5, **{**HEALTHY, "g": (3e-4,) * 5})
-    edit(other, notes=NOTE, method=f"mine {ATTACK}", conditions={"loss": f"cross-entropy {ATTACK}"})
+    edit(
+        other,
+        notes=[Note("remark", None, {"text": NOTE}).to_dict()],
+        method=f"mine {ATTACK}",
+        conditions={"loss": f"cross-entropy {ATTACK}"},
+    )
     unfinished = store / f"half {ATTACK.replace('/', ' ')}"
     unfinished.mkdir()
     (unfinished / "spec.json").write_text("{}")

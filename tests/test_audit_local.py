@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import walkback as wb
+from halting import DOORS, arrived, open_door
+from patience import PATIENCE, alive, until
 from test_audit_store import FIELDS, small
 from walkback.audit import Plan, audit, executors, store
 from walkback.audit import run as running
@@ -78,7 +80,7 @@ class Forks(DFA):
     def credits(self, trace):
         child = os.fork()
         if not child:
-            time.sleep(300)
+            time.sleep(PATIENCE)
             os._exit(0)
         Path(os.environ["WALKBACK_TEST_MARKS"]).write_text(str(child))
         raise RuntimeError("no credit today")
@@ -90,7 +92,7 @@ class ForksAndStays(Forks):
     def credits(self, trace):
         with contextlib.suppress(RuntimeError):
             super().credits(trace)
-        time.sleep(300)
+        time.sleep(PATIENCE)
 
 
 def calls_a_program(root: object = None) -> Dataset:
@@ -107,6 +109,11 @@ def spec(seed: int = 0, **fields: object) -> RunSpec:
     return RunSpec(**{**FIELDS, "seed": seed, **fields})
 
 
+def halting(name: str = "door", **fields: object) -> RunSpec:
+    """A run that waits in the middle of its second epoch: two credits for the first row, three for an epoch."""
+    return spec(rule="halting:Halts", rule_options={"name": name, "at": 6}, **fields)
+
+
 BROKEN = spec(rule="test_audit_local:BrokenDFA")
 DIVERGING = spec(
     rule="bp", epochs=50, net_options={"width": 8, "depth": 2}, optimiser={"lr": 1e18, "schedule": "constant"}
@@ -119,6 +126,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package = Path(wb.__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(package)]))
     monkeypatch.setenv("WALKBACK_TEST_MARKS", str(tmp_path / "marks"))
+    monkeypatch.setenv(DOORS, str(tmp_path))
 
 
 def in_this_process(jobs: Sequence[Job], workers: int | None = None, retries: int = 1) -> Iterator[Event | None]:
@@ -147,22 +155,8 @@ def weights(out: Path, which: RunSpec) -> bytes:
     return (out / which.name / "weights.safetensors").read_bytes()
 
 
-def until(true, seconds: float = 180.0) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
 def pids(log: Path) -> list[int]:
     return [int(n) for n in re.findall(r"process (\d+) on", log.read_text())] if log.exists() else []
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # -- one worker ----------------------------------------------------------------------------------------------
@@ -254,7 +248,7 @@ def test_the_order_is_what_was_begun_then_seed_by_seed(tmp_path: Path, capsys: p
         ({"data": "cifar10"}, r"Expected the files of CIFAR-10, but found no complete set"),
         ({"net": "test_audit_local:no_net"}, r"Expected test_audit_local to have 'no_net'"),
         ({"net_options": {"widht": 1}}, r"Expected net_options that resmlp knows"),
-        ({"net_options": {"width": 10**8}}, r"RuntimeError: .*memory"),
+        ({"net_options": {"width": 10**14}}, r"RuntimeError: .*memory"),
         ({"augment": True}, r"Expected images \(C, H, W\) to flip and crop, but .* has inputs of shape \(8,\)"),
     ],
 )
@@ -377,7 +371,7 @@ def test_the_plan_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_killed_worker_is_retried_a_broken_one_fails_and_the_others_finish(tmp_path: Path) -> None:
-    killed, broken = spec(epochs=40), spec(data="test_audit_local:no_data")
+    killed, broken = halting(), spec(data="test_audit_local:no_data")
     jobs = [Job(which, str(tmp_path)) for which in (killed, broken)]
     victim, events = 0, list[Event]()
     for event in local.run(jobs, workers=2, retries=1):
@@ -386,6 +380,7 @@ def test_a_killed_worker_is_retried_a_broken_one_fails_and_the_others_finish(tmp
         if not victim and (jobs[0].folder / "progress.json").exists():
             (victim,) = pids(jobs[0].log)
             os.kill(victim, signal.SIGKILL)
+            open_door("door")
     told = {which: [e.kind for e in events if e.spec == which] for which in (killed, broken)}
     assert told[killed] == ["started", "retried", "started", "finished"]
     assert told[broken] == ["started", "retried", "started", "failed"]
@@ -425,7 +420,7 @@ def test_what_a_worker_forked_is_stopped_with_it(tmp_path: Path) -> None:
     events = local.run([job])
     until(lambda: next(events) is None and marks.exists() and marks.read_text())
     events.close()
-    until(lambda: not alive(int(marks.read_text())), 10)
+    until(lambda: not alive(int(marks.read_text())))
 
 
 def test_files_that_are_called_like_modules_of_pythons_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -569,7 +564,7 @@ def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
     marks.unlink()
     processes = audits(tmp_path, tmp_path / "runs", MINE.format(epochs=3), count=2)
     for process in processes:
-        out, error = process.communicate(timeout=300)
+        out, error = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, error
         assert "2 of 2 runs finished" in out
     assert marks.stat().st_size == once, "a run was trained twice"
@@ -578,13 +573,14 @@ def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
 
 
 def test_a_stopped_audit_stops_its_workers_and_says_how_to_go_on(tmp_path: Path) -> None:
-    out, which = tmp_path / "runs", spec(1, rule="test_audit_local:CountedDFA", epochs=5000)
-    (process,) = audits(tmp_path, out, MINE.format(epochs=5000))
+    out, which = tmp_path / "runs", halting(seed=1)
+    rule = 'rule = "halting:Halts"\nrule_options = {name = "door", at = 6}'
+    (process,) = audits(tmp_path, out, MINE.format(epochs=2).replace('rule = "test_audit_local:CountedDFA"', rule))
     until(lambda: (out / which.name / "progress.json").exists())
     (worker,) = pids(out / which.name / "log.txt")
     assert alive(worker)
     process.send_signal(signal.SIGTERM)
-    printed, error = process.communicate(timeout=60)
+    printed, error = process.communicate(timeout=PATIENCE)
     assert not alive(worker)
     assert store.state(out, which).kind == "begun"
     assert process.returncode == 130
@@ -595,13 +591,13 @@ def test_a_stopped_audit_stops_its_workers_and_says_how_to_go_on(tmp_path: Path)
 
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that ends, the pipe it holds is closed."""
-    job = Job(spec(epochs=5000), str(tmp_path))
+    job = Job(halting(), str(tmp_path))
     process = local._start(job)
-    until(lambda: bool(pids(job.log)))
+    until(lambda: arrived("door"))
     assert process.poll() is None
     assert process.stdin is not None
     process.stdin.close()
-    assert process.wait(30) == 1
+    assert process.wait(PATIENCE) == 1
     assert process.stdout is not None
     process.stdout.close()
 

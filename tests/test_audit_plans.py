@@ -6,9 +6,11 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import walkback as wb
 from walkback.audit import cost, names, plan
@@ -281,11 +283,23 @@ def test_cost_follows_epochs_and_what_is_finished(tmp_path: Path, monkeypatch: p
     assert (then.finished, then.cpu_hours, then.cpu_hours_left) == (1, pytest.approx(0.4), pytest.approx(0.1))
 
 
-def test_a_calibration_tells_a_small_kind_from_a_large_one() -> None:
+def test_a_calibration_tells_a_small_kind_from_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock that goes on by a second for each weight that a step moves."""
+    now, step = 0.0, torch.optim.AdamW.step
+
+    def counted(optimiser: torch.optim.AdamW) -> None:
+        nonlocal now
+        step(optimiser)
+        now += sum(p.numel() for group in optimiser.param_groups for p in group["params"])
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: now))
     small, large = (RunSpec(net_options={"width": width}, rule="dfa") for width in (8, 512))
     found = cost.calibrate([small, large, RunSpec(net_options={"width": 8}, rule="dfa", seed=1)], budget=0.4)
     assert len(found) == 2
-    assert found[cost.kind(large)] > 2 * found[cost.kind(small)] > 0
+    sizes = [sum(p.numel() for p in wb.nets.build("resmlp", (3, 32, 32), 10, width=w).parameters()) for w in (8, 512)]
+    assert found[cost.kind(large)] / found[cost.kind(small)] == pytest.approx(sizes[1] / sizes[0])
+    assert found[cost.kind(small)] > sizes[0] * 50_000 / 128, "an epoch is all of the training images, and measuring"
 
 
 def test_the_list_names_every_plan_with_its_numbers(

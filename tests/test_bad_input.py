@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import walkback as wb
+from walkback.notes import coded
 from walkback.selftest import ResidualNet
 from walkback.values import refuse_weights, return_hidden
 
@@ -93,8 +94,10 @@ def test_states_that_become_nan_are_a_finding_that_names_site_and_batch(value):
     model.blocks[1] = Poison(model.blocks[1], after=2, value=value)
     report = wb.diagnose(model, BATCHES, 0.6, 0.3, credit=lambda t: [torch.ones_like(h) for h in t.states])
     assert (report.verdict, report.failed, report.measurement_valid) == ("walked back", ("D1", "D2"), False)
+    assert {"kind": "state", "site": 2, "batch": 2} in report.nonfinite
+    assert {"kind": "state", "site": 1, "batch": 2} not in report.nonfinite
     assert "state not finite at site 2, first in batch 2" in report.advisories
-    assert "state not finite at site 1, first in batch 2" not in report.advisories
+    assert report.findings[0]["cause"] == "nonfinite"
     assert report.findings[0]["reason"] == "state not finite at site 2, first in batch 2"
     assert report.per_layer["h_norm"][:2] == wb.diagnose(net(), BATCHES).per_layer["h_norm"][:2]
     assert report.per_layer["h_norm"][2:] == [None, None]
@@ -130,10 +133,7 @@ def test_gradients_alone_that_become_infinite_are_a_finding():
     model.blocks[1] = BadGradient(model.blocks[1])
     report = wb.diagnose(model, BATCHES, 0.6, 0.3)
     assert (report.verdict, report.failed, report.measurement_valid) == ("walked back", ("D2",), False)
-    assert [t for t in report.advisories if "not finite" in t] == [
-        "gradient not finite at site 0, first in batch 0",
-        "gradient not finite at site 1, first in batch 0",
-    ]
+    assert report.nonfinite == tuple({"kind": "gradient", "site": site, "batch": 0} for site in (0, 1))
     assert report.per_layer["g_norm"][:2] == [None, None]
     assert report.per_layer["h_norm"] == wb.diagnose(net(), BATCHES).per_layer["h_norm"]
     assert "gradient not finite at site 0, first in batch 0" in report.reasons["g_norm"]
@@ -147,7 +147,7 @@ def test_a_network_that_is_nan_throughout_is_still_reported():
     report = wb.diagnose(model, BATCHES)
     assert report.failed == ("D1", "D2")
     assert report.conditions["blocks_return"] == "unknown"
-    assert "state not finite at site 0, first in batch 0" in report.advisories
+    assert {"kind": "state", "site": 0, "batch": 0} in report.nonfinite
 
 
 def test_a_nan_loss_is_a_finding():
@@ -321,7 +321,7 @@ def test_soft_labels_may_be_as_coarse_as_their_dtype(dtype):
 def test_several_labels_per_sample_are_measured_with_a_loss_of_their_own():
     several = labelled(lambda y: (F.one_hot(y, 10) + F.one_hot((y + 1) % 10, 10)).float())
     loss = lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").sum(1)  # noqa: E731
-    assert "the loss is not cross-entropy" in wb.diagnose(net(), several, loss=loss).advisories[-1]
+    assert coded(wb.diagnose(net(), several, loss=loss).notes, "loss-not-cross-entropy")
 
 
 def test_soft_labels_that_are_one_hot_are_the_classes():
@@ -970,7 +970,9 @@ def test_a_credit_that_overwrites_one_of_the_inputs_by_name():
 
 def test_a_nan_credit_is_noted():
     report = wb.diagnose(net(), BATCHES, credit=lambda t: [g * NAN for g in t.grads])
-    assert any("credit" in text for text in report.advisories)
+    missing = coded(report.notes, "no-cosine")
+    assert [(note.site, note.values["cause"]) for note in missing] == [(site, "nonfinite") for site in range(4)]
+    assert "no cosine at site 0: credit or reference is not finite" in report.advisories
 
 
 @pytest.mark.parametrize("anatomy", ["blocks", 3, {"bocks": "blocks"}])

@@ -1,4 +1,4 @@
-"""The page in a real browser, Debian's chromium without a window: it works, asks the network for nothing, is quick.
+"""The page in a real browser, Debian's chromium without a window: it works, asks the network for nothing, stays light.
 
 Without a browser these tests are skipped, unless WALKBACK_NEEDS_BROWSER is set; `make browser` installs one.
 """
@@ -15,14 +15,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, many, replace_slash
+from patience import PATIENCE
 from walkback.audit.records import read_records
 from walkback.exhibits.page import page, page_data, render
 from walkback.report import Report
@@ -36,7 +39,6 @@ if not all(FOUND.values()) and not os.environ.get("WALKBACK_NEEDS_BROWSER"):
         allow_module_level=True,
     )
 
-FIRST_PAINT = 2000.0  # ms, for 500 runs
 WIDE, PHONE = (1400, 900), (390, 800)
 
 
@@ -49,9 +51,31 @@ def browser(tmp_path_factory) -> Iterator[Any]:
     for switch in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", f"user-data-dir={folder}"):
         options.add_argument(f"--{switch}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(FOUND["chromedriver"]))
+    driver = started(options, {**os.environ, "FONTCONFIG_FILE": str(one_font(tmp_path_factory.mktemp("fonts")))})
+    driver.set_script_timeout(PATIENCE)
+    driver.set_page_load_timeout(PATIENCE)
+    driver.command_executor.client_config.timeout = PATIENCE
     yield driver
     driver.quit()
+
+
+def started(options: Any, env: dict[str, str], tries: int = 3) -> Any:
+    """The browser; another program may take the port of its driver between it is found free and used."""
+    try:
+        return webdriver.Chrome(options=options, service=webdriver.ChromeService(FOUND["chromedriver"], env=env))
+    except WebDriverException:
+        if tries == 1:
+            raise
+    return started(options, env, tries - 1)
+
+
+def one_font(folder: Path) -> Path:
+    """Widths of text depend on the fonts of a machine: here there is one, which comes with matplotlib."""
+    config = folder / "fonts.conf"
+    config.write_text(
+        f"<fontconfig><dir>{matplotlib.get_data_path()}/fonts/ttf</dir><cachedir>{folder}</cachedir></fontconfig>"
+    )
+    return config
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +115,7 @@ def identity(spec: RunSpec) -> str:
 
 def wait(browser: Any, condition: str) -> Any:
     """Until a line of JavaScript is true."""
-    return WebDriverWait(browser, 20).until(lambda b: b.execute_script(f"return {condition}"), condition)
+    return WebDriverWait(browser, PATIENCE).until(lambda b: b.execute_script(f"return {condition}"), condition)
 
 
 def section(browser: Any, spec: RunSpec) -> Any:
@@ -143,7 +167,7 @@ def test_a_request_would_be_refused(opened):
     """The page's own policy, whatever finds its way into it."""
     browser = opened()
     browser.execute_script("const i = new Image(); i.src = 'http://127.0.0.1:9/x.png'; document.body.append(i);")
-    WebDriverWait(browser, 20).until(lambda b: "Content Security Policy" in str(b.get_log("browser")))
+    WebDriverWait(browser, PATIENCE).until(lambda b: "Content Security Policy" in str(b.get_log("browser")))
 
 
 def test_no_figure_offers_to_send_its_data_away(opened):
@@ -205,19 +229,19 @@ def test_the_table_downloads_as_it_is_shown(opened, tmp_path, store):
     browser = opened()
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     head(browser, "acc").find_element(By.TAG_NAME, "button").click()
-    Select(browser.find_element(By.ID, "verdict")).select_by_visible_text("trustworthy")
+    Select(browser.find_element(By.ID, "verdict")).select_by_visible_text("undecided")
     for button in ("csv", "latex"):
         browser.find_element(By.ID, button).click()
     paths = [tmp_path / "verdicts.csv", tmp_path / "verdicts.tex"]
-    WebDriverWait(browser, 20).until(lambda _: all(p.exists() and p.stat().st_size for p in paths))
+    WebDriverWait(browser, PATIENCE).until(lambda _: all(p.exists() and p.stat().st_size for p in paths))
     with paths[0].open(newline="", encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
-    assert [r["rule"] for r in rows] == rules(browser) == ["FA", OURS, "BP"]
+    assert [r["rule"] for r in rows] == rules(browser) == ["FA", OURS]
     accuracy = [json.loads((store / run.name / "report.json").read_text())["headline_acc"] for run in (FA,)]
     assert float(rows[0]["acc_mean"]) == accuracy[0]
     body = paths[1].read_text(encoding="utf-8").partition("\\endfoot\n")[2].partition("\n\\end{longtable}\n")[0]
     latex = [line.strip().removeprefix("{}").partition(" & ")[0] for line in body.split("\n")]
-    assert (latex[0], latex[1].partition(":")[0], latex[2:]) == ("FA", "mine", ["BP"])
+    assert (latex[0], latex[1].partition(":")[0], latex[2:]) == ("FA", "mine", [])
 
 
 # -- runs ----------------------------------------------------------------------------------------------------------
@@ -308,8 +332,13 @@ def test_figures_answer_to_the_mouse(opened):
     draw_all(browser, DFA)
     plot = section(browser, DFA).find_element(By.CSS_SELECTOR, ".plot .nsewdrag")
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", plot)
-    ActionChains(browser).move_to_element(plot).perform()
-    wait(browser, f"document.querySelector('#{identity(DFA)} .plot .hoverlayer').textContent.includes('2.000e+6')")
+    hover = f"document.querySelector('#{identity(DFA)} .plot .hoverlayer').textContent"
+
+    def shows_the_number(_: Any) -> bool:  # the pointer moves on until it does: one move may come too early
+        ActionChains(browser).move_to_element_with_offset(plot, 3, 0).move_to_element(plot).perform()
+        return "2.000e+6" in browser.execute_script(f"return {hover}")
+
+    WebDriverWait(browser, PATIENCE).until(shows_the_number)
     seen = f"document.querySelector('#{identity(DFA)} .plot').layout.xaxis.range[0]"
     start = browser.execute_script(f"return {seen}")
     ActionChains(browser).move_to_element(plot).click_and_hold().move_by_offset(60, 30).release().perform()
@@ -412,11 +441,11 @@ def test_the_downloads_stay_together(opened, width):
     assert tops[0] == tops[1]
 
 
-def test_a_pass_without_depth_says_so_where_it_is_read(opened):
+def test_a_verdict_without_depth_says_so_where_it_is_read(opened):
     browser = opened()
     for place in ("#table tbody tr[data-rule=FA] strong", f"#{identity(FA)} .what"):
         text = browser.find_element(By.CSS_SELECTOR, place).text
-        assert " ".join(text.split()) == "✓ trustworthy (depth not tested)"
+        assert " ".join(text.split()) == "≈ undecided (depth not tested)"
     assert "depth" not in browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=BP] strong").text
 
 
@@ -477,29 +506,39 @@ def large(tmp_path_factory) -> Path:
     return path
 
 
-def test_five_hundred_runs_stay_responsive(browser, large):
-    """Painted and ready in under two seconds; a busy machine gets three tries, a slow page fails them all."""
-    times = []
-    for _ in range(3):
-        browser.get("about:blank")
-        browser.get(large.as_uri())
-        wait(browser, "performance.getEntriesByName('first-contentful-paint').length === 1")
-        times.append(
-            browser.execute_script(
-                "return [performance.getEntriesByName('first-contentful-paint')[0].startTime, "
-                "performance.getEntriesByType('navigation')[0].domContentLoadedEventEnd]"
-            )
+def test_of_five_hundred_runs_only_what_is_looked_at_is_drawn(browser, large):
+    """How long it takes is printed by `make bench`; that it can't grow with what nobody looks at is tested here."""
+    browser.get("about:blank")
+    browser.get(large.as_uri())
+
+    def count(expression: str) -> int:
+        return browser.execute_script(f"return {expression}")
+
+    def changed(action: str) -> list[int]:
+        """How many attributes were set, and nodes put in or moved, by one action of the reader's."""
+        return browser.execute_script(
+            "const seen = new MutationObserver(() => {});"
+            "seen.observe(document.body, {attributes: true, childList: true, subtree: true});"
+            f"{action} const records = seen.takeRecords(); seen.disconnect();"
+            "return [records.filter(r => r.type === 'attributes').length,"
+            " records.reduce((sum, r) => sum + r.addedNodes.length, 0)];"
         )
-        if max(times[-1]) < FIRST_PAINT:
-            break
-    assert min(map(max, times)) < FIRST_PAINT, f"[first paint, ready for input] after {times} ms"
-    assert len(browser.find_elements(By.CSS_SELECTOR, ".run")) == 500
-    # What a reader then does is done within a second, layout included; again the best of three.
-    for action in (
-        "const s = document.getElementById('rule'); s.value = 'DFA'; s.dispatchEvent(new Event('change'));",
-        "document.querySelector('th[data-key=acc] button').click();",
-        "document.querySelector('.run:not([hidden]):not([open])').open = true;",
-    ):
-        timed = f"const t = performance.now(); {action} document.body.offsetHeight; return performance.now() - t;"
-        times = [browser.execute_script(timed) for _ in range(3)]
-        assert min(times) < 1000, f"{action} took {times} ms"
+
+    every = "document.querySelectorAll"
+    assert count(f"{every}('.run').length") == 500
+    rows = count(f"{every}('#table tbody tr').length")
+    assert 0 < rows <= 500
+    assert count(f"{every}('.run .body > *').length") == count(f"{every}('.plot').length") == 0
+    assert count("window.Plotly === undefined"), "a script of a megabyte, for figures that nobody has seen"
+    assert count(f"{every}('.run *').length") <= 500 * 10
+    attributes, nodes = changed(
+        "const s = document.getElementById('rule'); s.value = 'DFA'; s.dispatchEvent(new Event('change'));"
+    )
+    assert 0 < attributes <= rows + 500
+    assert nodes <= 1, "the line that says how many are shown"
+    attributes, nodes = changed("document.querySelector('th[data-key=acc] button').click();")
+    assert (attributes <= 2, nodes) == (True, rows), "each row is moved once"
+    browser.execute_script("document.querySelector('.run:not([hidden]):not([open])').open = true;")
+    wait(browser, f"{every}('.run .body > *').length > 0")
+    assert count(f"[...{every}('.run .body')].filter(b => b.firstChild).length") == 1
+    assert count(f"{every}('.run .plot').length") <= 8

@@ -12,6 +12,7 @@ from scipy import stats
 
 import walkback as wb
 from walkback.checks import (
+    CAUSES,
     DiagnosticThresholds,
     accuracies,
     depth_utility,
@@ -21,8 +22,9 @@ from walkback.checks import (
     reference_validity,
     scale_stability,
 )
-from walkback.editions import Claim, Verdict, decide, is_concentrated
+from walkback.editions import EDITIONS, Claim, Verdict, decide, is_concentrated
 from walkback.measure import Measurements
+from walkback.notes import Note
 
 T = DiagnosticThresholds()
 BATCHES = wb.selftest.batches(3)
@@ -136,7 +138,7 @@ def test_three_check_fails_on_d1_and_d2_or_d3(d1, d2, d3):
     v = verdict(numbers(GROWTH[d1], G[d2], 0.1), *DEPTH[d3])
     failed = (("D1", "D2") if d1 and d2 else ()) + (("D3",) if d3 else ())
     assert v.failed == failed
-    assert v.verdict == ("walked back" if failed else "trustworthy")
+    assert v.verdict == ("walked back" if failed else "undecided" if d3 is None else "passes")
     assert v.measurement_valid is (not d2)
     assert v.depth_used is (None if d3 is None else not d3)
     assert v.submode == ("noise-dominated" if d2 else None)
@@ -151,7 +153,7 @@ def test_four_diagnostic_fails_on_a_or_b_or_d_and_c_only_names_the_submode(a, b,
     v = verdict(numbers(GROWTH[a], G[b], stability), *DEPTH[d], edition="four-diagnostic")
     failed = tuple(name for name, flagged in (("a", a), ("b", b), ("d", d)) if flagged)
     assert v.failed == failed
-    assert v.verdict == ("walked back" if failed else "trustworthy")
+    assert v.verdict == ("walked back" if failed else "undecided" if d is None else "passes")
     assert v.measurement_valid is (not (a or b))
     assert v.depth_used is (None if d is None else not d)
     named = {False: "noise-dominated", True: "drift-dominated", None: None}[c]
@@ -161,14 +163,19 @@ def test_four_diagnostic_fails_on_a_or_b_or_d_and_c_only_names_the_submode(a, b,
 
 def test_growth_alone_passes_and_is_still_shown():
     v = verdict(numbers(growth=1e4))
-    assert (v.verdict, v.failed, v.measurement_valid) == ("trustworthy", (), True)
+    assert (v.verdict, v.failed, v.measurement_valid) == ("passes", (), True)
     assert v.findings[0].flagged is True
+    line = wb.judge(numbers(growth=1330.0), headline_acc=0.6, frozen_baseline_acc=0.3).verdict_line
+    assert line == "VERDICT: passes, with D1 flagged (1.33e+03x; it decides only together with D2)"
 
 
 def test_a_dead_reference_alone_passes_but_the_measurement_is_not_valid():
     report = wb.diagnose(wb.selftest.creeping(), BATCHES, 0.6, 0.3)
-    assert (report.verdict, report.failed, report.measurement_valid) == ("trustworthy", (), False)
-    assert any("Γ should not be read" in text for text in report.advisories)
+    assert (report.verdict, report.failed, report.measurement_valid) == ("passes", (), False)
+    assert report.clamped_readable is False
+    assert [note.code for note in report.notes].count("reference-under-floor") == 1
+    g = report.values["g_norm_deepest"]
+    assert report.verdict_line == f"VERDICT: passes, with D2 flagged ({g:.2e}; it decides only together with D1)"
 
 
 # -- what was not tested is not passed -----------------------------------------------------------------------------
@@ -177,25 +184,45 @@ def test_a_dead_reference_alone_passes_but_the_measurement_is_not_valid():
 @pytest.mark.parametrize("edition", ["three-check", "four-diagnostic"])
 def test_nothing_tested_is_nothing_passed(edition):
     v = verdict(Measurements(stability=0.1), 0.9, None, edition)
-    assert (v.verdict, v.failed, v.measurement_valid, v.depth_used) == ("inconclusive", (), None, None)
+    assert (v.verdict, v.failed, v.measurement_valid, v.depth_used) == ("undecided", (), None, None)
+
+
+NO_D1, NO_D2 = "D1 not tested: no state norms were given", "D2 not tested: no gradient norms were given"
+NO_D3 = "depth not tested (give frozen_acc)"
 
 
 @pytest.mark.parametrize(
     ("m", "text"),
     [
-        (Measurements(growth=51.0), "VERDICT: inconclusive: D1 flags, but D2 was not tested"),
-        (Measurements(g_norm=[1e-9]), "VERDICT: inconclusive: D2 flags, but D1 was not tested"),
-        (Measurements(), "VERDICT: inconclusive: nothing was tested"),
+        (Measurements(growth=51.0), f"{NO_D2}; {NO_D3}; D1 flagged (51x; it decides only together with D2)"),
+        (Measurements(g_norm=[1e-9]), f"{NO_D1}; {NO_D3}; D2 flagged (1.00e-09; it decides only together with D1)"),
+        (Measurements(growth=2.0), f"{NO_D2}; {NO_D3}"),
+        (Measurements(g_norm=[1e-3]), f"{NO_D1}; {NO_D3}"),
+        (Measurements(), f"{NO_D1}; {NO_D2}; {NO_D3}"),
     ],
 )
-def test_half_of_d1_and_d2_decides_nothing(m, text):
-    assert wb.judge(m).verdict_line == text
+def test_one_of_d1_and_d2_decides_nothing(m, text):
+    assert wb.judge(m).verdict_line == f"VERDICT: undecided: {text}"
+    assert wb.judge(m, headline_acc=0.6, frozen_baseline_acc=0.3).verdict == "undecided"
     assert wb.judge(m, headline_acc=0.3, frozen_baseline_acc=0.3).failed == ("D3",)
 
 
-def test_one_sound_half_is_enough_to_pass():
-    assert verdict(Measurements(growth=2.0), None, None).verdict == "trustworthy"
-    assert verdict(Measurements(g_norm=[1e-3]), None, None).verdict == "trustworthy"
+@pytest.mark.parametrize("edition", EDITIONS)
+@pytest.mark.parametrize("missing", [(), ("D1",), ("D2",), ("D3",), ("D1", "D2", "D3")])
+def test_a_claim_passes_only_where_every_check_was_tested(edition, missing):
+    """Whichever check is missing, the line names it; direction stability decides nothing and may be missing."""
+    m = Measurements(
+        growth=None if "D1" in missing else 2.0,
+        g_norm=[] if "D2" in missing else [1e-3],
+        float64_disagreement=[] if "D2" in missing else [1e-6],
+        float64_shift=[] if "D2" in missing else [0.0],
+    )
+    report = wb.judge(m, edition, headline_acc=0.6, frozen_baseline_acc=None if "D3" in missing else 0.3)
+    assert report.verdict == ("undecided" if missing else "passes")
+    named = dict(zip(("D1", "D2", "D3"), (f["check"] for f in report.findings if f["title"] != "direction stability")))
+    for check, name in named.items():
+        said = "depth not tested" if check == "D3" else f"{name} not tested: "
+        assert (said in report.verdict_line) is (check in missing)
 
 
 @pytest.mark.parametrize(
@@ -214,34 +241,39 @@ def test_ratios_that_are_left_flag_but_do_not_pass(h, shapes, value, flagged):
     finding = scale_stability("a", m, T)
     assert (finding.value, finding.flagged) == (value, flagged)
     v = verdict(m, edition="four-diagnostic")
-    assert (v.verdict, v.failed) == (("walked back", ("a",)) if flagged else ("inconclusive", ()))
+    assert (v.verdict, v.failed) == (("walked back", ("a",)) if flagged else ("undecided", ()))
 
 
 @pytest.mark.parametrize(
-    ("m", "outcome"),
+    ("m", "outcome", "causes"),
     [
-        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-3]), "inconclusive"),
-        (Measurements(growth=1.0, g_norm=[1e-3, None]), "inconclusive"),
-        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-9]), "walked back"),
-        (Measurements(growth=1.0), "trustworthy"),  # (b) was never given: as in three-check
-        (Measurements(g_norm=[1e-3]), "trustworthy"),
-        (Measurements(h_norm=[None, None], g_norm=[None, None]), "trustworthy"),
+        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-3]), "undecided", ["not-measured", ""]),
+        (Measurements(growth=1.0, g_norm=[1e-3, None]), "undecided", ["", "not-measured"]),
+        (Measurements(h_norm=[0.0, 1.0], g_norm=[1e-3, 1e-9]), "walked back", ["not-measured", ""]),
+        (Measurements(growth=1.0), "undecided", ["", "not-given"]),
+        (Measurements(g_norm=[1e-3]), "undecided", ["not-given", ""]),
+        (Measurements(h_norm=[None, None], g_norm=[None, None]), "undecided", ["not-given", "not-given"]),
     ],
 )
-def test_norms_that_were_given_and_decide_nothing_are_no_pass_where_each_check_fails_alone(m, outcome):
-    assert verdict(m, edition="four-diagnostic").verdict == outcome
+def test_norms_that_decide_nothing_are_no_pass_where_each_check_fails_alone(m, outcome, causes):
+    v = verdict(m, edition="four-diagnostic")
+    assert (v.verdict, [f.cause for f in v.findings[:2]]) == (outcome, causes)
     assert verdict(m, 0.3, 0.3, "four-diagnostic").verdict == "walked back"
 
 
 @pytest.mark.parametrize(
     ("m", "text"),
     [
-        (Measurements(stability=0.9), "VERDICT: inconclusive: nothing was tested"),
-        (Measurements(h_norm=[0.0, 1.0], g_norm=[1.0] * 2, stability=0.9), "VERDICT: inconclusive: a was not tested"),
+        (Measurements(stability=0.9), f"{NO_D1}; {NO_D2}; {NO_D3}"),
+        (
+            Measurements(h_norm=[0.0, 1.0], g_norm=[1.0] * 2, stability=0.9),
+            f"a not tested: a state norm is zero: ‖h_0‖, so growth from there has no value; {NO_D3}",
+        ),
     ],
 )
 def test_a_drift_decides_nothing_alone(m, text):
-    assert wb.judge(m, "four-diagnostic").verdict_line == text
+    said = text.replace("D1 ", "a ").replace("D2 ", "b ")
+    assert wb.judge(m, "four-diagnostic").verdict_line == f"VERDICT: undecided: {said}"
 
 
 def test_untested_findings_say_why():
@@ -252,6 +284,8 @@ def test_untested_findings_say_why():
         "no stability was given",
         "not tested: frozen_baseline_acc not given",
     ]
+    assert [f.cause for f in v.findings] == ["not-given", "not-given", "not-measured", "not-given"]
+    assert {f.cause for f in v.findings} <= set(CAUSES)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +293,14 @@ def test_untested_findings_say_why():
     [({"state", "gradient"}, ("D1", "D2"), ("a", "b")), ({"gradient"}, ("D2",), ("b",))],
 )
 def test_numbers_that_are_not_finite_walk_the_claim_back_and_name_their_place(kinds, failed, four):
-    places = tuple(f"{kind} not finite at site 2, first in batch 3" for kind in sorted(kinds))
-    m = numbers(1.0, 1e-3, 0.9, nonfinite=places, nonfinite_kinds=frozenset(kinds))
+    m = numbers(1.0, 1e-3, 0.9, nonfinite=tuple(Note("nonfinite", 2, {"kind": k, "batch": 3}) for k in sorted(kinds)))
+    assert m.nonfinite_kinds == kinds
     v, older = verdict(m), verdict(m, edition="four-diagnostic")
     assert (v.verdict, v.failed, v.measurement_valid) == ("walked back", failed, False)
     assert (older.verdict, older.failed, older.measurement_valid) == ("walked back", four, False)
     assert v.submode is None  # a NaN has no direction to be stable
     assert v.findings[1].reason == "gradient not finite at site 2, first in batch 3"
+    assert v.findings[1].cause == "nonfinite"
     if "state" in kinds:
         assert v.findings[0].reason == "state not finite at site 2, first in batch 3"
         assert v.findings[0].value is None
@@ -295,10 +330,10 @@ def test_pairing_matters():
 @pytest.mark.parametrize(
     ("gains", "outcome", "flagged"),
     [
-        ([0.010, 0.050, 0.020], "inconclusive", None),
-        ([0.100, 0.101, 0.102], "trustworthy", False),
+        ([0.010, 0.050, 0.020], "undecided", None),
+        ([0.100, 0.101, 0.102], "passes", False),
         ([0.001, 0.002, 0.000], "walked back", True),
-        ([0.02, 0.02, 0.02], "trustworthy", False),
+        ([0.02, 0.02, 0.02], "passes", False),
     ],
     ids=["straddles", "above", "below", "at the margin without spread"],
 )
@@ -308,9 +343,10 @@ def test_seeds_are_judged_on_their_interval(gains, outcome, flagged, edition):
     assert v.verdict == outcome
     assert v.findings[-1].flagged is flagged
     assert v.depth_used is (None if flagged is None else not flagged)
-    if outcome == "inconclusive":
+    if outcome == "undecided":
         low, high = v.findings[-1].interval
         assert low < 2.0 < high
+        assert v.findings[-1].straddles
         assert f"the 95 % interval {low:+.1f}…{high:+.1f} pp straddles the margin of 2 pp" in v.findings[-1].reason
 
 
@@ -343,7 +379,8 @@ def test_where_bp_does_not_beat_frozen_blocks_d3_is_not_tested(bp, tested):
     if not tested:
         assert f"BP itself gains only {100 * (bp - 0.35):.1f} pp over frozen blocks" in finding.reason
         v = verdict(numbers(), 0.35, 0.35, bp=bp)
-        assert (v.verdict, v.failed, v.depth_used) == ("trustworthy", (), None)
+        assert (v.verdict, v.failed, v.depth_used) == ("undecided", (), None)
+        assert (v.findings[-1].cause, v.findings[-1].straddles) == ("task", False)
         assert "this task can't show depth" in v.chain[2].text
 
 

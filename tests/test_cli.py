@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import walkback as wb
+from patience import PATIENCE
 from walkback import cli, selftest
 from walkback.entry import call_entry, is_entry
 
@@ -468,7 +469,8 @@ SCRIPT = [str(Path(sys.executable).with_name("walkback"))]
 
 
 def process(command: list[str], **more) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False, timeout=60, **more)
+    how = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": PATIENCE}
+    return subprocess.run(command, check=False, **how, **more)
 
 
 @pytest.mark.parametrize("command", [MODULE, SCRIPT], ids=["python -m walkback", "walkback"])

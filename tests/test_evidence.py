@@ -147,9 +147,9 @@ def test_primary(world):
     assert dfa["D3 pp"] == "-4.4 [-4.4, -4.4] flags"
     assert dfa["D3 pp, BP stem"] == "-14.4 [-14.4, -14.4] flags"
     assert [r["three-check"] for r in (bp, dfa, fa, ep)] == [
-        "trustworthy", "walked back: D1 D2 D3", "trustworthy", "walked back: D3"]  # fmt: skip
+        "passes", "walked back: D1 D2 D3", "passes", "walked back: D3"]  # fmt: skip
     assert [r["four-diagnostic"] for r in (bp, dfa, fa, ep)] == [
-        "trustworthy", "walked back: a b d", "walked back: a", "walked back: d"]  # fmt: skip
+        "passes", "walked back: a b d", "walked back: a", "walked back: d"]  # fmt: skip
     assert bp["agrees?"] == "7 of 8, not ‖h_L‖"  # its published margin is over a control of another stem
     assert "0.306 ± 0.006 [002]" in one(table, rule="DFA", figures="published")["acc"]
     alone = one(table, rule="BP", figures=AUGMENTED)
@@ -186,7 +186,7 @@ def test_cross_arch_leaves_depth_untested_where_bp_gains_nothing(world):
     dfa = one(table, network="StudentNet on teacher-linear", rule="DFA", figures=PLAIN)
     # 10 pp over its own control; but BP is 11 pp under its own, so the task says nothing about depth.
     assert dfa["D3 pp"] == "+10.0 [+10.0, +10.0] not tested"
-    assert (dfa["D1"], dfa["D2"], dfa["three-check"]) == ("flags", "ok", "trustworthy (D3 not tested)")
+    assert (dfa["D1"], dfa["D2"], dfa["three-check"]) == ("flags", "ok", "undecided (D3 not tested)")
     assert dfa["epochs"] == "100"
     assert one(table, network="ResMLP d=256 L=4", terminal_LN="yes", rule="DFA", figures=PLAIN)["agrees?"] == "yes"
     vit = rows(table, network="ViT-Mini", rule="frozen", figures="published")
@@ -990,7 +990,7 @@ def test_depth_that_was_not_tested_is_no_pass_in_the_extended_ablation(tmp_path)
     write_run(tmp_path, RunSpec(rule="bp"), 0.6, **HEALTHY)
     table = evidence("extended-ablation", read_records(tmp_path))
     ours = [r for r in rows(table) if r["figures"] == PLAIN and r["strategy"].startswith("S")]
-    assert {r["BP RM-d256-L4"] for r in ours} == {"passes (D3 not tested)"}
+    assert {r["BP RM-d256-L4"] for r in ours} == {"undecided (D3 not tested)"}
     assert {r["agrees?"] for r in ours} == {"–"}
 
 
@@ -1004,20 +1004,20 @@ def test_a_flag_that_some_seeds_raise_agrees_with_neither(tmp_path):
     assert (dfa["D1"], dfa["D2"], dfa["agrees?"]) == ("flags", "flags (1/3)", "1 of 2, not D2")
 
 
-def test_what_is_inconclusive_is_compared_in_no_table(tmp_path):
+def test_what_is_undecided_is_compared_in_no_table(tmp_path):
     wide = {"h": (9.0, 9.5, 10.0), "g": (4e-4,) * 3}
     for seed, gain in zip(SEEDS, (0.0, 0.02, 0.06)):
         put(tmp_path, RunSpec(rule="fa", seed=seed, net_options=WIDE_SHALLOW), 0.345, 0.345 - gain, 0.3,
             cosine=(0.4, 0.5, 1.0), **wide)  # fmt: skip
     records = read_records(tmp_path)
     found = one(evidence("wide-shallow", records), rule="FA", figures=PLAIN)
-    assert found["three-check"] == "inconclusive"
+    assert found["three-check"] == "undecided"
     assert "three-check" not in found["agrees?"]
     found = rows(evidence("ablation", records), network="ResMLP d=512 L=2", rule="FA", figures=PLAIN)[0]
-    assert (found["S0 acc"], found["first caught by"], found["agrees?"]) == ("passes", "inconclusive", "–")
+    assert (found["S0 acc"], found["first caught by"], found["agrees?"]) == ("passes", "undecided", "–")
     table = evidence("extended-ablation", records)
     found = [row for row in rows(table, figures=PLAIN) if row["strategy"].startswith("S")]
-    assert {(row["FA RM-d512-L2"], row["agrees?"]) for row in found} == {("inconclusive", "–")}
+    assert {(row["FA RM-d512-L2"], row["agrees?"]) for row in found} == {("undecided", "–")}
 
 
 def test_rankings_are_compared_over_the_rules_that_both_have(tmp_path):

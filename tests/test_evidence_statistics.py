@@ -64,7 +64,8 @@ def test_d3_is_judged_on_the_interval(ours, theirs, flagged):
     low, high = found.interval
     assert (low < 2 <= high) == (flagged is None)
     if flagged is None:
-        assert found.reason.startswith("inconclusive: the 95 % interval")
+        assert found.straddles
+        assert found.reason.startswith("the 95 % interval")
 
 
 def test_without_predictions_one_seed_has_no_interval():
@@ -133,10 +134,10 @@ def test_one_seed_is_judged_on_its_predictions(tmp_path):
     assert j.depth.interval == pytest.approx((-4 - half, -4 + half))
 
 
-def test_an_interval_across_the_margin_is_inconclusive(tmp_path):
+def test_an_interval_across_the_margin_is_undecided(tmp_path):
     j = judged(store(tmp_path, {**ACCS, "dfa": [0.37, 0.36, 0.37]}), DFA)
     assert j.depth.flagged is None
-    assert j.word("three-check") == "inconclusive"
+    assert j.word("three-check") == "undecided"
     assert j.tested
 
 
@@ -152,7 +153,7 @@ def test_without_a_control_depth_is_not_tested_and_says_so(tmp_path):
     assert j.depth.flagged is None
     assert "frozen_baseline_acc not given" in j.depth.reason
     assert not j.tested
-    assert j.word("three-check") == "trustworthy"
+    assert j.word("three-check") == "undecided"
 
 
 def test_a_task_bp_gains_nothing_on_tests_no_depth(tmp_path):

@@ -16,16 +16,18 @@ from pathlib import Path
 
 import pytest
 
+from halting import DOORS, arrived, open_door
+from patience import alive, until
 from test_training import tiny
 from walkback.audit.executors import Event, Job, executor, slurm
 from walkback.audit.executors import cluster as loop
-from walkback.audit.store import progress, state
+from walkback.audit.store import progress
 from walkback.data import Dataset
 from walkback.errors import InputError
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
-LONG = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 20, "rule": "dfa"}
+SHORT = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 5, "rule": "dfa"}
 SCRIPT = Path(__file__).parents[1] / "scripts" / "slurm_single_node.sh"
 
 
@@ -33,9 +35,20 @@ def broken() -> Dataset:
     raise ValueError("no such shelf")
 
 
+def door(seed: int) -> str:
+    return f"seed {seed}"
+
+
+def halting(seed: int) -> RunSpec:
+    """A run that waits in the middle of its fourth epoch: four credits for the first row, eight for an epoch."""
+    options = {"name": door(seed), "at": 30}
+    return RunSpec(**{**SHORT, "rule": "halting:Halts", "rule_options": options, "seed": seed})
+
+
 @pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch) -> None:
+def path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Our modules for the jobs, and no long pauses between two looks."""
+    monkeypatch.setenv(DOORS, str(tmp_path))
     path = [Path(__file__).parent, Path(__file__).parents[1] / "src", os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(p) for p in path if p))
     monkeypatch.setattr(slurm, "POLL", 0.3)
@@ -47,15 +60,23 @@ def slurmd(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a Slurm of our own."""
     if (shutil.which("slurmd") is None or os.getuid() != 0) and not os.environ.get("WALKBACK_NEEDS_SLURM"):
         pytest.skip("needs root and Debian's Slurm, which `make slurm` installs")
-    folder = Path(tempfile.mkdtemp(prefix="wb", dir="/tmp"))
-    started = subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True)
+    folder, started = start_slurm()
+    for _ in range(2):  # another program may have taken a port after it was found free
+        if started.returncode:
+            shutil.rmtree(folder)
+            folder, started = start_slurm()
+    assert started.returncode == 0, started.stderr
     try:
-        assert started.returncode == 0, started.stderr
         monkeypatch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
         yield folder
     finally:
         subprocess.run([SCRIPT, "stop", folder], check=True)
         shutil.rmtree(folder)
+
+
+def start_slurm() -> tuple[Path, subprocess.CompletedProcess[str]]:
+    folder = Path(tempfile.mkdtemp(prefix="wb", dir="/tmp"))
+    return folder, subprocess.run([SCRIPT, "start", folder], capture_output=True, text=True)
 
 
 @pytest.fixture(params=["local", "slurm"])
@@ -71,15 +92,17 @@ def starts(job: Job) -> list[int]:
 
 
 def follow(jobs: list[Job], interfere: dict[RunSpec, signal.Signals], **options) -> tuple[list[Event], dict]:
-    """Run them all; a process whose run is three epochs old gets the signal meant for it."""
+    """Run them all; a process whose run has come to its door gets the signal meant for it, and the door is opened."""
     events, epochs, interfere = list[Event](), {job.spec: [0] for job in jobs}, dict(interfere)
     for event in slurm.run(jobs, **options):
         events += [event] if event else []
         for job in jobs:
             epochs[job.spec].append(progress(job.store, job.spec).get("epoch") or epochs[job.spec][-1])
-            if job.spec in interfere and epochs[job.spec][-1] >= 3:
-                assert state(job.store, job.spec).kind == "begun", "the run was too short to disturb it"
+            if job.spec in interfere and arrived(door(job.spec.seed)):
+                assert progress(job.store, job.spec)["epoch"] == 3
                 os.kill(starts(job)[-1], interfere.pop(job.spec))
+                until(lambda job=job: not alive(starts(job)[-1]))
+                open_door(door(job.spec.seed))
     assert not interfere
     return events, epochs
 
@@ -95,8 +118,8 @@ def assert_as_undisturbed(job: Job, calm: Path) -> None:
 
 
 def test_killed_preempted_and_broken_runs(cluster: str, tmp_path: Path) -> None:
-    killed, preempted = RunSpec(**LONG, seed=1), RunSpec(**LONG, seed=2)
-    bad = RunSpec(**{**LONG, "data": "test_executor_slurm:broken"})
+    killed, preempted = halting(1), halting(2)
+    bad = RunSpec(**{**SHORT, "data": "test_executor_slurm:broken"})
     jobs = [Job(spec, str(tmp_path / "store")) for spec in (killed, preempted, bad)]
     signals = {killed: signal.SIGKILL, preempted: signal.SIGUSR2}  # USR2: what Slurm sends near a time limit
     events, epochs = follow(jobs, signals, cluster=cluster, workers=2, retries=1, time=60)
@@ -114,7 +137,7 @@ def test_killed_preempted_and_broken_runs(cluster: str, tmp_path: Path) -> None:
 
 
 def test_a_time_limit_shorter_than_an_epoch_is_a_failure(tmp_path: Path) -> None:
-    job = Job(RunSpec(**LONG), str(tmp_path))
+    job = Job(RunSpec(**SHORT), str(tmp_path))
     training = slurm.Training(job.to_json())
     assert training.checkpoint() is None
     job.folder.mkdir()
@@ -123,13 +146,14 @@ def test_a_time_limit_shorter_than_an_epoch_is_a_failure(tmp_path: Path) -> None
 
 
 def test_the_node_is_lost_and_comes_back(slurmd: Path, tmp_path: Path) -> None:
-    job = Job(RunSpec(**LONG), str(tmp_path / "store"))
+    job = Job(halting(1), str(tmp_path / "store"))
     events, lost = list[Event](), False
     for event in slurm.run([job], retries=0):
         events += [event] if event else []
-        if not lost and (progress(job.store, job.spec).get("epoch") or 0) >= 3:
+        if not lost and arrived(door(1)):
             lost = True
             pull_the_plug(slurmd)
+            open_door(door(1))
         if event and event.kind == "retried":
             subprocess.run(["slurmd", "-f", slurmd / "slurm.conf"], check=True)
     assert told(events, job.spec) == ["started", "retried", "started", "finished"]
@@ -147,6 +171,10 @@ def pull_the_plug(folder: Path) -> None:
     for pid in [int((folder / "slurmd.pid").read_text()), *steps, *jobs]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in jobs))
+    # Slurm would notice when the node has not answered for some time; on a busy machine one that lives may not either.
+    (node,) = subprocess.run(["sinfo", "--noheader", "--format=%n"], capture_output=True, text=True).stdout.split()
+    subprocess.run(["scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=lost"], check=True)
 
 
 @pytest.mark.parametrize(

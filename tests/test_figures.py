@@ -265,7 +265,7 @@ def test_sensitivity(drawn, world):
     assert f"{min(values['bp']) / max(values['ep']):.3g}×" in [t.get_text() for t in norm.texts]
     for rule, face in (("BP", "white"), ("FA", look("FA")["color"])):
         found = {ln.get_markerfacecolor() for ln in norm.get_lines() if ln.get_marker() == look(rule)["marker"]}
-        assert found == {face}, "trustworthy is drawn open"
+        assert found == {face}, "what passes is drawn open"
 
 
 @pytest.mark.parametrize("width", WIDTHS)

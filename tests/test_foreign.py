@@ -35,6 +35,7 @@ from transformers import (
 )
 
 import walkback as wb
+from walkback.notes import coded
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 
@@ -163,7 +164,7 @@ def test_hugging_face_classifiers_with_a_cls_token(name: str) -> None:
     report = wb.diagnose(model, [{**x, "labels": y} for x, y in batches])
     assert report.conditions["pool"] == pool
     assert report.conditions["guessed"] == []
-    assert not [note for note in report.advisories if "guessed" in note]
+    assert not coded(report.notes, "guessed")
     m = wb.measure(model, batches)
     assert report.per_layer["h_norm"] == m.h_norm, "a dict with labels is the same batch"
     parts = [by_hand(model, x, top, lambda z, y=y: F.cross_entropy(z, y, reduction="none")) for x, y in batches]
@@ -249,8 +250,8 @@ def test_labels_on_padding_count_as_in_the_models_own_loss_and_that_is_said() ->
     x = tokens()
     counted = wb.diagnose(model, [{**x, "labels": x["input_ids"]}])
     left_out = wb.diagnose(model, [{**x, "labels": x["input_ids"].masked_fill(x["attention_mask"] == 0, -100)}])
-    assert [note for note in counted.advisories if "labels of padding count" in note]
-    assert not [note for note in left_out.advisories if "labels of padding" in note]
+    assert coded(counted.notes, "padding-labels")
+    assert not coded(left_out.notes, "padding-labels")
     assert counted.per_layer["g_norm"] != left_out.per_layer["g_norm"]
 
 
@@ -309,8 +310,8 @@ def test_a_mixer_of_hugging_face() -> None:
     assert "guessed: the blocks are the longest run of one type, model.encoder.mlp_mixer_encoder.mixers" in str(found)
     x, y = {"past_values": torch.randn(6, 16, 2, dtype=torch.float64)}, torch.randint(5, (6,))
     report = wb.diagnose(model, [(x, y)])
-    assert [note for note in report.advisories if note.startswith("guessed: the blocks are")]
     assert report.conditions["guessed"]
+    assert [note.values["what"] for note in coded(report.notes, "guessed")] == report.conditions["guessed"]
     kept: list[Tensor] = []
     encoder = model.model.encoder
     hooks = [m.register_forward_hook(lambda m, a, out: kept.append(out)) for m in (encoder.patcher, *found.blocks)]
@@ -633,7 +634,7 @@ def test_a_plain_sequential_of_stem_blocks_and_head() -> None:
     agrees(wb.measure(model, [(x, y)]), [linear_by_hand(model[0], model[1:4], model[4], x, y)], [flat])
     told = wb.diagnose(model, [(x, y)], anatomy={"blocks": ["1", "2", "3"]})
     assert told.per_layer == report.per_layer
-    assert not told.advisories or not any("guessed" in note for note in told.advisories)
+    assert not coded(told.notes, "guessed")
 
 
 @pytest.mark.parametrize("returns", ["tuple", "dict", "dataclass"])

@@ -14,13 +14,14 @@ import pytest
 
 import walkback
 import walkback as wb
+from patience import PATIENCE
 
 ROOT = Path(__file__).parents[1]
 
 
 def fresh(code: str) -> str:
     """What a new interpreter prints."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout.strip()
 

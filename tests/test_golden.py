@@ -2,8 +2,9 @@
 
 import json
 
-import golden
 import pytest
+
+import golden
 
 KNOWN = json.loads(golden.GOLDEN.read_text(encoding="utf-8"))
 

@@ -7,12 +7,15 @@ import random
 import struct
 import sys
 from importlib import import_module
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 import walkback as wb
+from patience import PATIENCE
 from walkback.integrations import mlflow_logger, tensorboard_logger, wandb_logger
 from walkback.training.watch import scalars
 
@@ -78,7 +81,8 @@ def test_wandb_offline(tmp_path, monkeypatch):
 
     for name in ("WANDB_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    run = wandb.init(mode="offline", dir=tmp_path, project="walkback", settings=wandb.Settings(silent=True))
+    settings = wandb.Settings(silent=True, init_timeout=PATIENCE, x_service_wait=PATIENCE)
+    run = wandb.init(mode="offline", dir=tmp_path, project="walkback", settings=settings)
     run.log({"loss": 1.0}, step=500)  # the loop's own steps are ahead of the watch's
     rows = watched(wandb_logger())
     run.finish()
@@ -108,6 +112,7 @@ def test_wandb_without_a_run():
 def test_mlflow_with_sqlite(tmp_path, monkeypatch):
     mlflow = import_module("mlflow")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("walkback.integrations.mlflow.time", SimpleNamespace(time=count(1.0).__next__))
     before, uri = mlflow.get_tracking_uri(), f"sqlite:///{tmp_path}/mlflow.db"
     try:
         mlflow.set_tracking_uri(uri)

@@ -19,8 +19,9 @@ import walkback as wb
 from nets import SmoothNet, batched, cos, rows
 from walkback import cli
 from walkback.measure import Measurements, cosine_error
+from walkback.notes import coded
 
-quick = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=12)
 
 
 def intrinsic(net: nn.Module, batches, **options) -> wb.Report:
@@ -183,10 +184,22 @@ def test_where_the_two_agree_and_where_the_published_one_is_wrong():
         ),
     }
     assert {name: outcome(report) for name, (report, _) in cases.items()} == {k: v for k, (_, v) in cases.items()}
-    said = " ".join(cases["exploded"][0].advisories)
-    assert "the published D2 would flag" in said
-    assert "small, not wrong" in said
-    assert "the published D2 would not flag" in " ".join(cases["absorbing"][0].advisories)
+    for name, (report, (published, exact)) in cases.items():
+        notes = coded(report.notes, "editions-differ")
+        assert [note.values["exact"] for note in notes] == [not exact] * (published != exact), name
+        assert (report.clamped_readable, report.unclamped_exact) == (not published, not exact), name
+        other = wb.judge(report, "three-check")
+        assert (other.clamped_readable, other.unclamped_exact) == (not published, not exact), "facts of no edition"
+    small, wrong = (coded(cases[name][0].notes, "editions-differ")[0].text for name in ("exploded", "absorbing"))
+    assert small.startswith("the published D2 would flag")
+    assert small.endswith("small, not wrong")
+    assert wrong.startswith("the published D2 would not flag")
+    line = cases["exploded"][0].verdict_line
+    assert line.endswith(f"; the published D2 flags (‖g_L‖ {cases['exploded'][0].values['g_norm_deepest']:.2g})")
+    judged = wb.judge(cases["absorbing"][0], "three-check")
+    assert judged.verdict_line.endswith(
+        f"the intrinsic D2 flags (cosines off float64 by {judged.values['cosine_error']:.1g})"
+    )
 
 
 def test_a_huge_batch_sinks_the_raw_norm_and_not_the_intrinsic_verdict():
@@ -197,7 +210,7 @@ def test_a_huge_batch_sinks_the_raw_norm_and_not_the_intrinsic_verdict():
     assert wb.judge({"g_norm": raw}).findings[1]["flagged"] is True
     for size in (128, 4096):
         report = intrinsic(net, list(zip(x.split(size), y.split(size))), headline_acc=0.6, frozen_baseline_acc=0.3)
-        assert (report.verdict, report.findings[1]["flagged"]) == ("trustworthy", False)
+        assert (report.verdict, report.findings[1]["flagged"]) == ("passes", False)
 
 
 @pytest.mark.parametrize(("d1", "d2", "d3"), list(product([False, True, None], repeat=3)))
@@ -210,9 +223,11 @@ def test_the_verdict_rule(d1: bool | None, d2: bool | None, d3: bool | None):
     report = wb.judge(m, "intrinsic", headline_acc=0.6, frozen_baseline_acc=frozen)
     failed = tuple(name for name, flagged in (("D2", d2), ("D3", d3)) if flagged)
     assert report.failed == failed
-    assert report.verdict == ("walked back" if failed else "inconclusive" if d2 is None else "trustworthy")
+    assert report.verdict == ("walked back" if failed else "undecided" if None in (d1, d2, d3) else "passes")
     assert report.measurement_valid is (None if d2 is None else not d2)
-    assert report.verdict_line
+    assert report.unclamped_exact is report.measurement_valid
+    assert report.clamped_readable is None, "no gradient norm was given"
+    assert ("D1 flagged (100x; it decides nothing alone)" in report.verdict_line) is (d1 is True)
 
 
 def test_the_limit_is_a_threshold():
@@ -270,7 +285,9 @@ def test_networks_that_fix_their_dtype_are_perturbed_instead(where: str, words: 
     assert told["method"] == "perturbed rounding"
     assert words in told["instead of float64 because"]
     assert 0 < max(report.per_layer["float64_disagreement"]) < 1e-8
-    assert any("lower bound" in text for text in report.advisories)
+    assert [note.values["why"] for note in coded(report.notes, "perturbed-rounding")] == [
+        told["instead of float64 because"]
+    ]
     assert report.findings[1]["flagged"] is False
 
 
@@ -292,9 +309,9 @@ def test_a_network_in_float64_is_perturbed():
 def test_a_network_that_runs_only_once_gives_no_verdict():
     net = Stubborn("second call")
     report = intrinsic(net, wb.selftest.batches(1), headline_acc=0.6, frozen_baseline_acc=0.3)
-    assert (report.verdict, report.measurement_valid) == ("inconclusive", None)
+    assert (report.verdict, report.measurement_valid) == ("undecided", None)
     assert "only once" in report.reasons["float64_disagreement"]
-    assert "D2 was not tested" in str(report)
+    assert "VERDICT: undecided: D2 not tested: " in str(report)
     assert report.per_layer["epsilon_share"] is not None
 
 
@@ -328,7 +345,7 @@ def test_reports_are_judged_again_alike(net: nn.Module, tmp_path):
     report = intrinsic(net, wb.selftest.batches(2), headline_acc=0.6, frozen_baseline_acc=0.3, credit=roll)
     again = wb.judge(wb.Report.load(report.save(tmp_path / "r.json")))
     assert (again.edition, again.verdict, again.failed) == ("intrinsic", report.verdict, report.failed)
-    assert again.advisories == report.advisories
+    assert again.notes == report.notes
     assert again.per_layer == report.per_layer
     asked = wb.diagnose(net, wb.selftest.batches(2), 0.6, 0.3, credit=roll, probes=("intrinsic",))
     assert wb.judge(asked, "intrinsic").failed == report.failed
@@ -353,9 +370,9 @@ def test_numbers_logged_elsewhere(tmp_path):
     ):
         del old["per_layer"][name]
     del old["values"]["cosine_error"], old["thresholds"]["cosine_error_limit"]
-    assert wb.Report.from_dict(old).verdict == "trustworthy"
+    assert wb.Report.from_dict(old).verdict == "undecided"
     assert "VERDICT" in str(wb.Report.from_dict(old))
-    assert wb.judge(old, "intrinsic").verdict == "inconclusive"
+    assert wb.judge(old, "intrinsic").verdict == "undecided"
 
 
 def entry() -> dict:
@@ -368,7 +385,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     told = json.loads(capsys.readouterr().out)
     assert told["failed"] == ["D2"]
     assert told["values"]["cosine_error"] > 0.05
-    assert cli.run(["diagnose", "test_intrinsic:entry", "--probes", "intrinsic", "--json"]) == 0
+    assert cli.run(["diagnose", "test_intrinsic:entry", "--probes", "intrinsic", "--json"]) == 3, "depth was not tested"
     assert json.loads(capsys.readouterr().out)["per_layer"]["absorption"][1] > 0.5
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 
-quick = settings(max_examples=20, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=20)
 
 WIDTH, CLASSES, SAMPLES = 12, 5, 512
 

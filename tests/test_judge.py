@@ -14,6 +14,7 @@ import torch
 import walkback as wb
 from walkback import cli
 from walkback.checks import DiagnosticThresholds
+from walkback.notes import Note, coded
 
 NAN, INF = float("nan"), float("inf")
 BAD = {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}
@@ -40,7 +41,7 @@ def test_a_dict_in_the_shape_of_a_report():
         }
     )
     assert verdict(report) == ("walked back", ("D1", "D2", "D3"), False, False, "drift-dominated")
-    assert (report.method, report.notes) == ("DFA", "logged in JAX")
+    assert (report.method, report.remark, report.advisories) == ("DFA", "logged in JAX", ())
     assert report.values["growth"] == pytest.approx(2e3 / 9)
     assert report.values["growth_total"] == pytest.approx(2e3 / 9)
     assert report.values["g_norm_deepest"] == 4e-9
@@ -52,14 +53,15 @@ def test_a_dict_in_the_shape_of_a_report():
 @pytest.mark.parametrize(
     ("numbers", "expected"),
     [
-        ({"h_norm": [1, 2]}, ("trustworthy", (), None, None, None)),
-        ({"g_norm": [1e-3]}, ("trustworthy", (), True, None, None)),
-        ({"values": {"growth": 2.0, "g_norm_deepest": 1e-9}}, ("trustworthy", (), False, None, None)),
+        ({"h_norm": [1, 2]}, ("undecided", (), None, None, None)),
+        ({"g_norm": [1e-3]}, ("undecided", (), True, None, None)),
+        ({"values": {"growth": 2.0, "g_norm_deepest": 1e-9}}, ("undecided", (), False, None, None)),
         ({"growth": 51.0, "g_norm_deepest": 1e-9}, ("walked back", ("D1", "D2"), False, None, None)),
-        ({"headline_acc": 0.6, "frozen_baseline_acc": 0.3}, ("trustworthy", (), None, True, None)),
+        ({"headline_acc": 0.6, "frozen_baseline_acc": 0.3}, ("undecided", (), None, True, None)),
+        ({**GOOD, "acc": 0.6, "frozen_acc": 0.3}, ("passes", (), True, True, None)),
         ({"acc": 0.3, "frozen_acc": 0.3}, ("walked back", ("D3",), None, False, None)),
-        ({"headline_acc": 0.6}, ("inconclusive", (), None, None, None)),
-        ({"h_norm": [1.0, 100.0]}, ("inconclusive", (), None, None, None)),
+        ({"headline_acc": 0.6}, ("undecided", (), None, None, None)),
+        ({"h_norm": [1.0, 100.0]}, ("undecided", (), None, None, None)),
     ],
 )
 def test_any_of_the_numbers_may_be_missing(numbers, expected):
@@ -69,7 +71,7 @@ def test_any_of_the_numbers_may_be_missing(numbers, expected):
 def test_arguments_stand_above_what_was_logged():
     logged = {**GOOD, "headline_acc": 0.6, "frozen_baseline_acc": 0.3, "method": "logged", "notes": "logged"}
     report = wb.judge(logged, headline_acc=0.31, bp_acc=0.9, method_name="given", notes="given")
-    assert (report.failed, report.method, report.notes) == (("D3",), "given", "given")
+    assert (report.failed, report.method, report.remark) == (("D3",), "given", "given")
     assert wb.judge(logged, headline_acc=0.31, bp_acc=0.31).depth_used is None
 
 
@@ -136,6 +138,8 @@ def test_what_is_not_finite_is_a_finding(numbers, failed, words):
     report = wb.judge(numbers)
     assert (report.verdict, report.failed, report.measurement_valid) == ("walked back", failed, False)
     assert words in report.advisories
+    kind, site = words.split()[0], next((i for i in range(3) if f"site {i}" in words), None)
+    assert [(one["kind"], one["site"]) for one in report.nonfinite] == [(kind, site)]
     json.loads(report.to_json(), parse_constant=pytest.fail)
 
 
@@ -408,8 +412,7 @@ def test_a_last_line_that_was_cut_off_anywhere_is_left_out_with_a_note(tmp_path,
     for cut in range(1, len(last)):  # also in the middle of a letter, a number, an escape
         path.write_bytes(whole.encode() + last[:cut] + end.encode())
         report = wb.judge(path)
-        note = "the last line of log.jsonl is incomplete, as a run that was killed leaves it: left out"
-        assert report.advisories.count(note) == 1, last[:cut]
+        assert report.notes.count(Note("torn-line", None, {"file": "log.jsonl"})) == 1, last[:cut]
         assert (report.verdict, report.per_layer) == (expected.verdict, expected.per_layer)
     assert cli.run(["judge", str(path)]) == cli.run(["judge", str(write(tmp_path / "whole.jsonl", whole))]) != 2
     assert "is incomplete" in capsys.readouterr().out
@@ -426,6 +429,12 @@ def test_errors_name_the_row_they_come_from(tmp_path):
 # -- rows without norms, and rows in another order ------------------------------------------------------------------
 
 HEADER = "epoch,h_norm_0,h_norm_1,g_norm_0,g_norm_1,test_acc,frozen_baseline_acc"
+
+
+def older(kinds: str, row: str) -> Note:
+    return Note("older-norms", None, {"kinds": kinds, "row": row})
+
+
 COURSE = ["1,9,20,1e-3,1e-3,0.30,0.20", "2,9,9000,1e-9,1e-9,0.31,0.20", "3,,,,,0.32,0.20"]
 
 
@@ -433,12 +442,13 @@ def test_norms_are_those_of_the_last_row_that_has_some(tmp_path, capsys):
     path = write(tmp_path / "log.csv", "\n".join([HEADER, *COURSE]))
     report = wb.judge(path)
     assert (report.failed, report.per_layer["h_norm"], report.headline_acc) == (("D1", "D2"), [9.0, 9000.0], 0.32)
-    assert "the state and gradient norms judged are those of epoch 2: no later row has any" in report.advisories
+    assert report.notes == (older("state and gradient", "epoch 2"),)
+    assert report.advisories == ("the state and gradient norms judged are those of epoch 2: no later row has any",)
     assert f"judged from the last numbers in {report.run['epochs']} rows" in str(report)
     assert cli.run(["judge", str(path)]) == 1
     assert "are those of epoch 2" in capsys.readouterr().out
     whole = wb.judge(write(tmp_path / "whole.csv", "\n".join([HEADER, *COURSE[:2]])))
-    assert (whole.failed, whole.advisories) == (("D1", "D2"), ())
+    assert (whole.failed, whole.notes) == (("D1", "D2"), ())
 
 
 @pytest.mark.parametrize(
@@ -451,15 +461,14 @@ def test_a_row_with_norms_of_one_kind_takes_the_other_from_an_earlier_one(last, 
         rows[0]["g_norm"], rows[1]["growth"] = None, 60.0
     report = wb.judge(rows, "four-diagnostic")
     assert report.failed == failed
-    note = f"the {kept} norms judged are those of step 5: no later row has any"
-    assert report.advisories == ((note,) if kept else ())
+    assert report.notes == ((older(kept, "step 5"),) if kept else ())
 
 
 def test_norms_that_are_not_finite_are_norms():
     rows = [{"epoch": 1, "h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}, {"epoch": 2, "h_norm": [NAN, NAN]}]
     report = wb.judge(rows)
     assert report.failed == ("D1", "D2")
-    assert "the gradient norms judged are those of epoch 1: no later row has any" in report.advisories
+    assert older("gradient", "epoch 1") in report.notes
 
 
 @pytest.mark.parametrize("order", [(3, 2, 1, 0), (1, 3, 0, 2)], ids=["newest first", "shuffled"])
@@ -468,15 +477,15 @@ def test_rows_that_do_not_ascend_are_sorted_with_a_note(order, unit):
     named = {"epoch": ("epoch",), "step": ("step",), "both": ("epoch", "step")}[unit]
     whole = [{**{k: v for k, v in row.items() if k != "epoch"}, **dict.fromkeys(named, row["epoch"])} for row in EPOCHS]
     expected, report = wb.judge(whole), wb.judge([whole[i] for i in order])
-    (note,) = set(report.advisories) - set(expected.advisories)
-    assert note.startswith(f"rows are not in ascending order of {' and '.join(named)} (first ")
-    assert replace(report, advisories=expected.advisories) == expected
+    (note,) = [note for note in report.notes if note not in expected.notes]
+    assert (note.code, note.values["unit"]) == ("rows-sorted", " and ".join(named))
+    assert replace(report, notes=expected.notes) == expected
 
 
 def test_rows_of_several_steps_per_epoch_are_in_order_and_can_be_sorted():
     at = [(1, 10), (1, 20), (2, 10), (2, 20)]  # steps counted anew in every epoch
     rows = [{**row, "epoch": e, "step": s} for row, (e, s) in zip(EPOCHS, at)]
-    assert not any("ascending" in note for note in wb.judge(rows).advisories)
+    assert not coded(wb.judge(rows).notes, "rows-sorted")
     assert wb.judge(rows[::-1]).per_layer == wb.judge(rows).per_layer
 
 
@@ -491,7 +500,7 @@ def test_rows_that_can_not_be_sorted_are_refused(epochs):
 def test_rows_of_a_resumed_run_and_rows_with_other_names_stay_as_they_are(epochs):
     report = wb.judge([{**row, "epoch": e} for row, e in zip(EPOCHS, epochs)])
     assert report.per_layer["h_norm"] == EPOCHS[-1]["h_norm"]
-    assert not any("ascending" in note for note in report.advisories)
+    assert not coded(report.notes, "rows-sorted")
 
 
 # -- numbers that are missing or contradict each other --------------------------------------------------------------
@@ -500,16 +509,30 @@ def test_rows_of_a_resumed_run_and_rows_with_other_names_stay_as_they_are(epochs
 @pytest.mark.parametrize(
     ("h", "g", "edition", "line", "site"),
     [
-        ([0, 1, 1000], 1e-3, "four-diagnostic", "VERDICT: needs walk-back: a", "zero: ‖h_0‖"),
-        ([None, 1, 1000], 1e-9, "three-check", "VERDICT: needs walk-back: D1, D2", "missing: ‖h_0‖"),
-        ([0, 1, 2], 1e-3, "four-diagnostic", "VERDICT: inconclusive: a was not tested", "zero: ‖h_0‖"),
-        ([1, None, 2], 1e-9, "three-check", "VERDICT: inconclusive: D2 flags, but D1 was not tested", "missing: ‖h_1‖"),
+        ([0, 1, 1000], 1e-3, "four-diagnostic", "walked back: a", "zero: ‖h_0‖"),
+        ([None, 1, 1000], 1e-9, "three-check", "walked back: D1, D2", "missing: ‖h_0‖"),
+        (
+            [0, 1, 2],
+            1e-3,
+            "four-diagnostic",
+            "undecided: a not tested: a state norm is zero: ‖h_0‖, so growth from there has no value",
+            "zero: ‖h_0‖",
+        ),
+        (
+            [1, None, 2],
+            1e-9,
+            "three-check",
+            "undecided: D1 not tested: a state norm is missing: ‖h_1‖; D2 flagged (1.00e-09; it decides only together "
+            "with D1)",
+            "missing: ‖h_1‖",
+        ),
     ],
 )
 def test_growth_that_is_hidden_in_part_flags_or_is_not_tested(tmp_path, h, g, edition, line, site):
     row = {"per_layer": {"h_norm": h, "g_norm": [g] * 3}, "headline_acc": 0.6, "frozen_baseline_acc": 0.3}
     report = wb.judge(row, edition)
-    assert report.verdict_line == line
+    assert report.verdict_line == f"VERDICT: {line}"
+    assert report.findings[0]["cause"] == ("partial" if 1000 in h else "not-measured")
     assert (report.values["growth"], site in report.reasons["growth"]) == (None, True)
     assert (report.findings[0]["value"], site in report.findings[0]["reason"]) == (1e3 if 1000 in h else None, True)
     assert ("growth 1e+03x per block is above 50x (at least: a state norm" in str(report.chain)) is (1000 in h)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import walkback as wb
+from patience import PATIENCE
 from walkback import cli, pitfalls
 
 ROOT = Path(__file__).parent.parent
@@ -158,6 +159,49 @@ TRIPS = {
         "data = torchvision.datasets.ImageFolder('test')\nloader = DataLoader(data, batch_size=128)",
         "loader = DataLoader(ImageFolder('test'), batch_size=128, shuffle=False)",
     ],
+    "P15": [
+        "credits = [grads[-1]]\nfor B in reversed(Bs):\n    credits.insert(0, credits[0] @ B)\n"
+        "c = [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]\nprint(c)",
+        "c = [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]\nprint(c)",
+        "for l, (a, g) in enumerate(zip(credits[1:], grads[:-1])):\n"
+        "    print(l, F.cosine_similarity(a.flatten(1), g.flatten(1), eps=0.0).mean())",
+        "for l in range(len(grads) - 1):\n    print(l, F.cosine_similarity(credits[l + 1], grads[l], eps=0.0).mean())",
+        "n = len(bp_grads)\nfor i in range(n - 1):\n    a, g = fa_grads[i + 1].double(), bp_grads[i].double()\n"
+        "    print(i, ((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean())",
+        "def per_layer(hidden, loss, rule):\n    grads = torch.autograd.grad(loss, hidden)\n"
+        "    credits = [rule(h) for h in hidden]\n    return [cosine(a, g) for a, g in zip(credits[1:], grads)]",
+        "def per_layer(hidden, loss, rule):\n    grads = torch.autograd.grad(loss, hidden[1:])\n"
+        "    credits = [rule(h) for h in hidden]\n    return [cosine(a, g) for a, g in zip(credits, grads)]",
+        "credits = [None] * len(grads)\ncredits[-1] = grads[-1]\nfor l in reversed(range(len(Bs))):\n"
+        "    credits[l] = credits[l + 1] @ Bs[l]\nfor l in range(L):\n"
+        "    print(l, alignment(credits[l + 1], grads[l]))",
+        "credits = {}\ncredits[L] = grads[L]\nfor l in reversed(range(L)):\n"
+        "    credits[l] = credits[l + 1] @ B[l]\n"
+        "cosines = [cosine(credits[l + 1], grads[l]) for l in range(L)]\nprint(cosines)",
+        "a = grads[-1]\nfor B, g in zip(reversed(Bs), reversed(grads[:-1])):\n"
+        "    print(F.cosine_similarity(a, g, eps=0.0).mean())\n    a = a @ B",
+        "a = grads[-1].clone()\nfor l in reversed(range(len(grads) - 1)):\n"
+        "    angles.append(np.dot(a, grads[l]) / (np.linalg.norm(a) * np.linalg.norm(grads[l])))\n"
+        "    a = B[l].T @ a",
+        "assert len(credits) == len(grads)\nfor l in range(L):\n    print(cos_sim(credits[l + 1], grads[l]))",
+        "import walkback as wb\nwith wb.Tracer(net) as tracer:\n    trace = tracer.trace(x, y)\n"
+        "for a, g in zip(trace.credits[1:], trace.grads):\n    print(cosine(a, g))",
+        "loss.backward()\ncredits = [rule(h.detach()) for h in hidden]\nfor l in range(depth):\n"
+        "    print(cosine(credits[l + 1], hidden[l].grad))",
+        "deltas = []\nfor h in hidden:\n    deltas.append(feedback(h))\n"
+        "grads = torch.autograd.grad(loss, hidden)\nfor layer in range(n_layers):\n"
+        "    print(F.cosine_similarity(deltas[layer + 1], grads[layer], eps=0.0))",
+        "c = F.cosine_similarity(credits[1:], grads[:-1], dim=-1, eps=0.0)",
+        "cos = nn.CosineSimilarity(dim=1, eps=0.0)\nfor l in range(1, len(credits)):\n"
+        "    print(l, cos(credits[l - 1], g[l]))",
+        "upper, lower = credits[1:], grads[:-1]\nfor a, g in zip(upper, lower):\n    print(cosine(a, g))",
+        "def measure(credits, grads):\n    if len(credits) != len(grads):\n        raise ValueError\n"
+        "    for l, a in enumerate(credits[:-1]):\n        print(cosine(a, grads[l + 1]))",
+        "for (l, g) in enumerate(grads[:-1]):\n    print(cosine(credits[l + 1], g))",
+        "class M:\n    def angles(self):\n"
+        "        return [cosine(self.credits[l + 1], self.grads[l]) for l in range(len(self.grads) - 1)]",
+        "for l in range(len(grads) - 2, -1, -1):\n    print(cosine(credits[l + 1], grads[l]))",
+    ],
 }
 
 CALM = {
@@ -300,6 +344,79 @@ CALM = {
         "data = ImageFolder('train')\nloader = DataLoader(data, 128, sampler=RandomSampler(data))",
         "loader = DataLoader(CIFAR10('data', train=False), batch_size=128)",
     ],
+    "P15": [
+        "c = [cosine(a, g) for a, g in zip(credits, grads)]\nprint(c)",
+        "c = [cosine(a, g) for a, g in zip(credits[1:], grads[1:])]\nprint(c)",
+        "c = [cosine(a, g) for a, g in zip(credits[:-1], grads[:-1])]\nprint(c)",
+        # neighbours of one list
+        "c = [cosine(u, v) for u, v in zip(grads[1:], grads[:-1])]\nprint(c)",
+        "c = [cosine(grads[l + 1], grads[l]) for l in range(len(grads) - 1)]\nprint(c)",
+        "up, down = grads[1:], grads[:-1]\nfor u, v in zip(up, down):\n    print(cosine(u, v))",
+        # one more in front
+        "grads = torch.autograd.grad(loss, [x, *hidden])\nfor a, g in zip(credits, grads[1:]):\n"
+        "    print(cosine(a, g))",
+        "grads = torch.autograd.grad(loss, [x, *hidden])\nfor a, g in zip(credits[:-1], grads[1:]):\n"
+        "    print(cosine(a, g))",
+        "grads = torch.autograd.grad(loss, inputs=[x] + hidden)\nfor a, g in zip(credits[:-1], grads[1:]):\n"
+        "    print(cosine(a, g))",
+        "for l in range(1, L):\n    print(cosine(credits[l], grads[l - 1]))",
+        "credits = [layer.delta for layer in layers]\ngrads = [layer.grad for layer in layers[1:]]\n"
+        "for a, g in zip(credits, grads):\n    print(cosine(a, g))",
+        "for l in range(len(credits) - 1):\n    print(cosine(credits[l], layers[l + 1].grad))",
+        "if first:\n    grads = torch.autograd.grad(loss, hidden)\nelse:\n"
+        "    grads = torch.autograd.grad(loss, hidden[1:])\ncredits = [rule(h) for h in hidden]\n"
+        "for a, g in zip(credits, grads):\n    print(cosine(a, g))",
+        "for a, g in zip(credits[1:], grads):\n    print(cosine(a, g))",
+        "for l in range(L):\n    print(cosine(credits[l], grads[l + 1]))",
+        "for l in range(len(credits) - 1):\n    print(cosine(credits[l + 1], grads[l]))",
+        "grads = torch.autograd.grad(loss, hidden)\ncredits = [rule(h) for h in hidden[1:]]\n"
+        "for a, g in zip(credits, grads[1:]):\n    print(cosine(a, g))",
+        "grads = torch.autograd.grad(loss, hidden[1:])\ncredits = [rule(h) for h in hidden]\n"
+        "for a, g in zip(credits[1:], grads):\n    print(cosine(a, g))",
+        "grads = torch.autograd.grad(loss, hidden[1:])\ncredits = [rule(h) for h in hidden]\n"
+        "for l in range(len(grads) - 1):\n    print(cosine(credits[l + 1], grads[l]))",
+        # carried by one layer
+        "grads = torch.autograd.grad(loss, hidden)\ncredits = [g @ B for g, B in zip(grads[1:], Bs)]\n"
+        "for a, g in zip(credits, grads):\n    print(cosine(a, g))",
+        "grads = torch.autograd.grad(loss, hidden)\ncredits = [g @ B for g in grads]\nfor l in range(L):\n"
+        "    print(cosine(credits[l + 1], grads[l]))",
+        "a = grads[-1]\nfor B, g in zip(reversed(Bs), reversed(grads[:-1])):\n    a = a @ B\n"
+        "    print(F.cosine_similarity(a, g, eps=0.0).mean())",
+        "a = grads[-1]\nfor B, g in zip(reversed(Bs), reversed(grads)):\n"
+        "    print(F.cosine_similarity(a, g, eps=0.0).mean())\n    a = a @ B",
+        "last = grads[-1]\nfor g in reversed(grads[:-1]):\n    print(cosine(last, g))\n    last = g",
+        # forward and backward weights
+        "for l in range(len(W) - 1):\n    print(cosine(B[l], W[l + 1]))",
+        "class Net:\n    def angles(self):\n        for idx in range(len(self.synapses) - 1):\n"
+        "            print(cosine(self.B_syn[idx].weight.data, self.synapses[idx + 1].weight.data))",
+        # in time
+        "for t in range(len(grads) - 1):\n    print(cosine(updates[t + 1], grads[t]))",
+        "for step in range(len(grads) - 1):\n    print(cosine(credits[step + 1], grads[step]))",
+        "for g, p in zip(grads[1:], prev_grads[:-1]):\n    print(cosine(g, p))",
+        "c = F.cosine_similarity(grads[:, 1:], credits[:, :-1], dim=-1, eps=0.0)",
+        # on purpose
+        "own = [cosine(credits[l], grads[l]) for l in range(L)]\n"
+        "above = [cosine(credits[l], grads[l + 1]) for l in range(len(credits) - 1)]\nprint(own, above)",
+        "shifted = [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]",
+        "def neighbouring(credits, grads):\n    return [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]",
+        # all pairs
+        "for i in range(len(grads)):\n    for j in range(i + 1, len(grads)):\n"
+        "        print(cosine(grads[i], grads[j]))",
+        # states and inputs
+        "for l in range(len(hidden) - 1):\n    print(cosine(hidden[l + 1], hidden[l]))",
+        "for l, (h, d) in enumerate(zip(hidden[1:], deltas[:-1])):\n    print(cosine(h, d))",
+        "for l in range(len(grads) - 1):\n    updates = lr * acts[l].T @ credits[l + 1]\n"
+        "    print(updates.norm() / grads[l].norm())",
+        "for l in range(len(grads) - 1):\n    a = credits[l + 1]\n    a = a @ B[l]\n    print(cosine(a, grads[l]))",
+        "for l in range(len(grads) - 1):\n    a = credits[l + 1]\n    a @= B[l]\n    print(cosine(a, grads[l]))",
+        "for l in range(len(grads) - 1):\n    print(cosine(credits[l + 1] @ B[l], grads[l]))",
+        "for l, a in enumerate(credits[1:], 1):\n    print(cosine(a, grads[l]))",
+        "for l, a in enumerate(credits[1:], start=1):\n    print(cosine(a, grads[l]))",
+        "for a, g in zip(reversed(credits[1:]), reversed(grads)):\n    print(cosine(a, g))",
+        "for got, want in zip(grads[1:], expected_grads[1:]):\n"
+        "    print(cosine(got.double().flatten(), want.flatten()))",
+        "for a, g in zip(credits[1:], grads, strict=True):\n    print(cosine(a, g))",
+    ],
 }
 
 
@@ -342,7 +459,7 @@ def test_what_pages_call_right_has_no_findings(tmp_path: Path) -> None:
 
 
 # The other pages show it with Walkback's own functions, or across runs.
-SHOWN_IN_A_SCRIPT = (1, 2, 3, 7, 11, 13, 14)
+SHOWN_IN_A_SCRIPT = (1, 2, 3, 7, 11, 13, 14, 15)
 
 
 def test_the_wrong_examples_of_the_pages_are_found(tmp_path: Path) -> None:
@@ -498,5 +615,5 @@ def test_several_paths_are_scanned_in_their_order(tmp_path: Path, capsys: pytest
 def test_linting_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("n = h.norm(-1)\n", encoding="utf-8")
     code = f"import sys; from walkback import cli; cli.run(['lint', {str(tmp_path)!r}]); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert done.stdout.splitlines()[-1] == "False"

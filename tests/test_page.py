@@ -174,7 +174,7 @@ def test_the_table_comes_first_with_a_row_per_rule_and_setting(html, parsed):
     assert html.index('id="table"') < html.index('id="list"')
     rows = [attrs for tag, attrs in parsed.tags if tag == "tr" and "data-rule" in attrs]
     assert [r["data-rule"] for r in rows] == ["BP", "FA", "DFA", OTHER.rule.replace("/", "")]
-    assert [r["data-verdict"] for r in rows] == ["trustworthy", "trustworthy", "walked back", "trustworthy"]
+    assert [r["data-verdict"] for r in rows] == ["passes", "undecided", "walked back", "undecided"]
     heads = [attrs["data-key"] for tag, attrs in parsed.tags if tag == "th" and "data-key" in attrs]
     assert heads == ["rule", "setting", "seeds", "verdict", "d1", "d2", "d3", "valid", "depth", "acc", "frozen"]
 
@@ -224,13 +224,13 @@ def test_what_is_missing_is_said(parsed):
     assert (fa["d3"]["value"], fa["d3"]["interval"], fa["frozen"]["mean"]) == (None, None, None)
     assert fa["d3"]["reason"] == "no frozen control in the store"
     assert fa["depth"]["word"] == "not tested"
-    assert "3 trustworthy, of them 2 with depth not tested." in parsed.data["summary"]
+    assert "2 undecided (with depth not tested), 1 passes." in parsed.data["summary"]
     assert fa["verdict"] | {"order": 0} == {
-        "word": "trustworthy", "mark": "✓", "kind": "open", "qualifier": "depth not tested", "order": 0
+        "word": "undecided", "mark": "≈", "kind": "open", "qualifier": "depth not tested", "order": 0
     }  # fmt: skip
     assert (row(parsed, "BP")["verdict"]["kind"], row(parsed, "BP")["verdict"]["qualifier"]) == ("good", "")
     # Twice in the table, and in the heads of their two runs.
-    assert len(re.findall(r"trustworthy \(depth not tested\)", parsed.text)) == 4
+    assert len(re.findall(r"undecided \(depth not tested\)", parsed.text)) == 4
     named = dict(parsed.data["missing"])
     assert len(named) == 3
     assert "its frozen control is not in the store" in entry(parsed, FA)["chain"][2]["text"]
@@ -448,7 +448,7 @@ def test_the_command_writes_the_page(store, html, tmp_path, capsys, monkeypatch)
     out = tmp_path / "report.html"
     assert cli.run(["report", str(store), "--out", str(out)]) == 0
     said = capsys.readouterr()
-    assert said.out.startswith("4 settings: 1 walked back, 3 trustworthy, of them 2 with depth not tested. 6 runs and")
+    assert said.out.startswith("4 settings: 1 walked back, 2 undecided (with depth not tested), 1 passes. 6 runs and")
     assert "not used: half" in said.err
     assert out.read_text(encoding="utf-8") == html + "\n"
     monkeypatch.chdir(tmp_path)
@@ -488,7 +488,7 @@ def test_a_report_is_one_file_without_scripts(report):
     assert len(text) < 60_000
     assert f"DFA {ATTACK}" in seen.text
     assert " ".join(NOTE.split()) in " ".join(seen.text.split())
-    assert "needs walk-back: D1, D2, D3" in seen.text
+    assert "walked back: D1, D2, D3" in seen.text
 
 
 def test_a_report_in_html_has_the_rows_of_the_text(report):
@@ -515,7 +515,7 @@ def test_notebooks_get_every_form(report):
 def test_a_report_of_little_still_shows():
     text = judge({"headline_acc": 0.5, "frozen_baseline_acc": 0.3}).to_html()
     assert "<svg" not in text
-    assert "trustworthy" in text
+    assert "undecided: D1 not tested: no state norms were given" in Parsed(text).text
     bare = judge({"per_layer": {"h_norm": [1.0, None, 0.0]}})
     assert Parsed(bare.to_html()).text.count("not tested") >= 2
 
@@ -523,7 +523,7 @@ def test_a_report_of_little_still_shows():
 def test_diagnosis_goes_to_a_html_file(tmp_path, capsys):
     numbers = tmp_path / "numbers.json"
     numbers.write_text(json.dumps({"per_layer": {"h_norm": [1.0, 2.0], "g_norm": [1e-3, 1e-3]}}))
-    assert cli.run(["judge", str(numbers), "--out", str(tmp_path / "r.html")]) == 0
+    assert cli.run(["judge", str(numbers), "--out", str(tmp_path / "r.html")]) == 3, "depth was not tested"
     assert "<svg" in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 

@@ -34,6 +34,7 @@ from walkback.pitfalls import (
     p12_missing_null,
     p13_batch_size,
     p14_sorted_batches,
+    p15_off_by_one,
 )
 from walkback.pitfalls.trained import Trained, train
 
@@ -83,9 +84,9 @@ def accuracy(run: Trained) -> float:
 # -- all of them ---------------------------------------------------------------------------------------------------
 
 
-def test_there_are_fourteen_with_a_page_each() -> None:
-    assert [e.number for e in pitfalls.CATALOGUE] == list(range(1, 15))
-    assert len({e.name for e in pitfalls.CATALOGUE}) == 14
+def test_there_are_fifteen_with_a_page_each() -> None:
+    assert [e.number for e in pitfalls.CATALOGUE] == list(range(1, 16))
+    assert len({e.name for e in pitfalls.CATALOGUE}) == 15
     files = {p.name for p in (ROOT / "src/walkback/pitfalls").glob("p[0-9]*.py")}
     assert files == {f"p{e.number:02}_{e.name.replace('-', '_')}.py" for e in pitfalls.CATALOGUE}
     for entry in pitfalls.CATALOGUE:
@@ -285,6 +286,30 @@ def test_p14_one_class_is_one_direction(shown: dict[str, pitfalls.Pitfall]) -> N
     assert p.wrong > 0.9 > 0.3 > abs(p.right)
 
 
+def test_p15_ends_in_the_cosine_of_two_gradients(shown: dict[str, pitfalls.Pitfall]) -> None:
+    p, run = shown["off-by-one"], p15_off_by_one.trained(0)
+    grads, _ = gradients(run.net, run.batches)
+    credits = [grads[-1]]
+    for site in reversed(range(len(grads) - 1)):
+        credits.insert(0, credits[0] @ rows(run.rule.get_buffer(f"B{site}")))
+    right = [cosines(a, g).mean() for a, g in zip(credits[:-1], grads[:-1])]
+    wrong = [cosines(credits[site + 1], grads[site]).mean() for site in range(len(grads) - 1)]
+    assert p.wrong == pytest.approx(np.mean(wrong), abs=1e-4)
+    assert p.right == pytest.approx(np.mean(right), abs=1e-4)
+    assert wrong[-1] == cosines(grads[-1], grads[-2]).mean() > 0.9, "no feedback in it at all"
+    assert p.wrong > 0.25 > 0.2 > p.right
+    assert max(map(abs, right)) < 0.3
+    m = run.measure()
+    assert m.gamma == pytest.approx(p.right, abs=1e-6), "what Walkback measures is the right one"
+    assert [m.cosine_below[site + 1] for site in range(4)] == pytest.approx(wrong, abs=1e-4)
+
+
+def test_p15_needs_no_training() -> None:
+    wrong, right = p15_off_by_one.pairings(train("fa", epochs=0, seed=0))
+    assert wrong[-1] > 0.98
+    assert max(map(abs, right)) < 0.15
+
+
 # -- the command line ----------------------------------------------------------------------------------------------
 
 
@@ -302,7 +327,7 @@ def test_the_command_runs_all_in_one_table(
     monkeypatch.setattr(pitfalls, "run", lambda name, seed: shown[name])  # they ran once already
     assert cli.run(["pitfalls", "run", "all"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 16
+    assert len(lines) == 17
     assert lines[3].split()[:2] == ["2", "cosine-epsilon"]
     assert lines[3].endswith("÷100")
     assert cli.run(["pitfalls", "run", "all", "--json"]) == 0

@@ -60,7 +60,7 @@ ACC = Figure("x", "y", "acc", 0.30, "002", 0.03)
         (Figure("x", "y", "cosine", (-0.03, 0.0), "002"), [0.05, -0.08], [0.06]),
         (Figure("x", "y", "growth", (0.0, 10.0), "004"), [9.0], [11.0]),
         (Figure("x", "y", "saved", 0.96, "000"), [0.91], [0.90]),
-        (Figure("x", "y", "verdict.three", "walked back", "004"), ["walked back"], ["trustworthy", "inconclusive"]),
+        (Figure("x", "y", "verdict.three", "walked back", "004"), ["walked back"], ["passes", "undecided"]),
     ],
 )
 def test_the_rule_of_each_kind(figure, yes, no):

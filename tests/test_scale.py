@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import walkback as wb
 from nets import SmoothNet, batched
+from patience import PATIENCE
 
 # -- two processes ------------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ from nets import SmoothNet, batched
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = tmp_path_factory.mktemp("ranks") / "found.json"
     script = Path(__file__).parent / "two_ranks.py"
-    done = subprocess.run([sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(script), str(out)], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(out.read_text(encoding="utf-8"))
 

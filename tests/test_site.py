@@ -13,6 +13,7 @@ import pytest
 
 import docs_site
 import walkback as wb
+from patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 def build(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(out)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=300)
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import walkback as wb
+from patience import PATIENCE
 from walkback.data import Dataset, Split
 from walkback.training import loop
 from walkback.training.bundle import load_bundle
@@ -174,34 +173,48 @@ def test_stopped_after_every_epoch_a_run_ends_with_the_same_bytes(
     assert weights(run(tmp_path / "stopped", rule="dfa")) == weights(calm)
 
 
+KILLED = """
+import json, os, signal, sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, sys.argv[1])
+from test_training import tiny
+from walkback.training import loop
+from walkback.training.spec import RunSpec
+calls, last, epoch, finish = 0, int(sys.argv[4]), loop._epoch, loop._finish
+def count(frame, event, argument):
+    global calls
+    calls += 1
+    if calls == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+def counted(*arguments):
+    sys.setprofile(count)
+    return epoch(*arguments)
+def told(*arguments):
+    sys.setprofile(None)
+    print(calls)
+    return finish(*arguments)
+loop._epoch, loop._finish = counted, told
+loop.train(RunSpec(**json.loads(sys.argv[3])), sys.argv[2], data=tiny(), quiet=True)
+"""
+
+
 def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    """kill −9, three times, whenever; then let it finish."""
+    """kill −9, three times, whenever; then let it finish. Moments are counted in calls of functions, not in seconds."""
     spec = {**SMALL, "rule": "dfa", "epochs": 8, "optimiser": {"batch_size": 16}}
-    program = (
-        "import sys, torch; torch.set_num_threads(1); sys.path.insert(0, sys.argv[1])\n"
-        "import json\nfrom test_training import tiny\n"
-        "from walkback.training.loop import train\nfrom walkback.training.spec import RunSpec\n"
-        "print('ready', flush=True)\n"
-        "train(RunSpec(**json.loads(sys.argv[3])), sys.argv[2], data=tiny(), quiet=True)\n"
-    )
-    here = str(Path(__file__).parent)
-    call = [sys.executable, "-c", program, here, str(tmp_path / "killed"), json.dumps(spec)]
+
+    def process(out: str, last: int) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / out), json.dumps(spec)]
+        return subprocess.run([*call, str(last)], stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
+
+    calls = int(process("whole", 0).stdout)
+    draw = random.Random(0)
+    for _ in range(3):  # each more than one of eight epochs, together less than all
+        assert process("killed", int(draw.uniform(0.15, 0.3) * calls)).returncode == -signal.SIGKILL
     folder = tmp_path / "killed" / RunSpec(**spec).name
-    cut = []
-    for delay in (0.25, 0.6, 0.1):
-        with subprocess.Popen(call, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            until = time.monotonic() + 20
-            while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < until:
-                time.sleep(0.01)
-            time.sleep(delay)
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        cut.append((folder / "report.json").exists())
-    assert not cut[0], "the first kill came too late to test anything"
+    assert (folder / "checkpoint.safetensors").exists()
+    assert not (folder / "report.json").exists()
     resumed = train(RunSpec(**spec), tmp_path / "killed", data=tiny(), quiet=True)
-    whole = train(RunSpec(**spec), tmp_path / "whole", data=tiny(), quiet=True)
+    whole = load_bundle(tmp_path / "whole" / RunSpec(**spec).name)
     assert weights(resumed) == weights(whole)
     for name in ("trajectory.jsonl", "report.json"):
         assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()

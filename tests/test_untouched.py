@@ -608,11 +608,14 @@ def test_the_weight_of_an_old_weight_norm_is_the_one_it_was():
     assert before.dtype == torch.float32
 
 
-def test_parameters_made_on_the_way_are_not_hidden_by_the_attribute_they_replaced():
+def test_parameters_made_on_the_way_are_gone_and_the_attribute_they_replaced_is_back():
     model = nn.Linear(2, 2)
     model.scale = None
     with untouched(model):
         model.scale = nn.Parameter(torch.ones(2))
+    assert model.scale is None
+    assert list(model._parameters) == ["weight", "bias"]
+    model.scale = nn.Parameter(torch.ones(2))
     assert isinstance(model.scale, nn.Parameter)
 
 

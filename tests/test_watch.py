@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import walkback as wb
+from patience import PATIENCE
 from walkback import cli
 from walkback.training.watch import Fired, Watch, _on, scalars
 
@@ -483,7 +485,7 @@ def test_the_same_numbers_as_diagnose():
     ours, theirs = watch.report(frozen_baseline_acc=0.3), wb.diagnose(net, batches, 0.6, 0.3, lambda t: t.grads)
     assert ours.values == theirs.values
     assert ours.per_layer == theirs.per_layer
-    assert (ours.verdict, ours.advisories) == (theirs.verdict, theirs.advisories)
+    assert (ours.verdict, ours.notes) == (theirs.verdict, theirs.notes)
     assert "512 samples in 4 batches, eval mode, float32 on cpu" in str(ours)
 
 
@@ -546,7 +548,7 @@ def test_every_row_is_on_disk_when_the_process_dies(tmp_path):
         "for step in range(3): watch.step()\n"
         "os._exit(9)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False, timeout=PATIENCE)
     assert done.returncode == 9
     assert [row["step"] for row in lines_of(tmp_path / "runs/history.jsonl")] == [1, 2, 3]
 
@@ -712,7 +714,8 @@ def test_advisories_are_shown_once(capsys):
     watch.step()
     watch.step()
     notes = watch.history[-1]["advisories"]
-    assert notes
+    assert notes == [note["text"] for note in watch.history[-1]["notes"]]
+    assert {note["code"] for note in watch.history[-1]["notes"]} >= {"one-class", "repeated-samples"}
     err = capsys.readouterr().err
     for text in notes:
         assert err.count(f"note: {text}") == str(watch).count(f"note: {text}") == 1
@@ -763,6 +766,33 @@ def test_a_trajectory_that_ends_in_nan_fires():
     report = wb.judge(rows)
     assert report.failed == ("D1", "D2")
     assert (report.run["fired"], report.run["layer"]) == ({"D1": 2, "D2": 2}, {"D1": 1, "D2": 0})
+    # As rows say it since it is data, and the words beside it are for the reader.
+    places = [("state", 1), ("gradient", 0), ("gradient", 1)]
+    rows[1] |= {
+        "reasons": {"h_norm": "x", "g_norm": "x"},
+        "nonfinite": [{"kind": kind, "batch": 0, "site": site} for kind, site in places],
+    }
+    later = wb.judge(rows)
+    assert (later.failed, later.run, later.nonfinite) == (report.failed, report.run, report.nonfinite)
+
+
+def test_rows_are_judged_by_their_data_and_not_by_their_words(tmp_path):
+    net = wb.selftest.network(depth=3)
+    watch = Watch(net, wb.selftest.batches(2), credit=lambda trace: trace.grads)
+    watch.epoch()
+    with torch.no_grad():
+        list(net.blocks[1].children())[-1].bias.fill_(float("nan"))
+    watch.epoch()
+    rows = list(watch.history)
+    mute = json.loads(json.dumps(rows))
+    for row in mute:
+        row["advisories"] = ["x" for _ in row["advisories"]]
+        row["notes"] = [{**note, "text": "x"} for note in row["notes"]]
+        row["reasons"] = dict.fromkeys(row["reasons"], "x")
+    for count in (1, 2):
+        spoken, silent = wb.judge(rows[:count]), wb.judge(mute[:count])
+        assert replace(silent, reasons=spoken.reasons) == spoken
+    assert silent.failed == ("D1", "D2")
 
 
 @pytest.mark.parametrize(
@@ -800,7 +830,7 @@ def test_two_processes_make_one_measurement_and_agree(tmp_path):
         subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)], env=env, stderr=subprocess.PIPE)
         for rank in (0, 1)
     ]
-    errors = [rank.communicate(timeout=180)[1].decode() for rank in ranks]
+    errors = [rank.communicate(timeout=PATIENCE)[1].decode() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     a, b = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1))
     assert a["measured"] == a["rows"] + 1  # one batch at the start

@@ -107,7 +107,8 @@ def look(net: nn.Module, batches: list[tuple[Tensor, Tensor]], again: bool = Fal
     clean = not any(p.grad is not None for p in net.parameters())
     return {
         "h_norm": m.h_norm, "g_norm": m.g_norm, "cosine": m.cosine, "nudging": m.probes.get("nudging"),
-        "anatomy": m.conditions["anatomy"], "gathered": most, "untouched": same and clean, "notes": list(m.notes),
+        "anatomy": m.conditions["anatomy"], "gathered": most, "untouched": same and clean,
+        "notes": [note.code for note in m.notes],
     }  # fmt: skip
 
 

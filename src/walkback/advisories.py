@@ -281,21 +281,27 @@ def _same_direction(m: Measurements) -> Note | None:
 def _shifted(m: Measurements) -> Note | None:
     """Whether the credits fit the gradients of the next or the previous site better than those of their own.
 
-    Their means over the sites that have both cosines must differ by more than chance makes them: by the null band of
-    a mean over these sites.
+    The mean of cos(a_l, g_{l±1}) − cos(a_l, g_l) over the sites that have both must be more than chance makes it: a
+    credit that has nothing to do with either has the null band of its cosine times ‖ĝ_{l±1} − ĝ_l‖ there, which is
+    √(2 − 2 cos(g_l, g_{l±1})). A credit that is exactly the gradient of a neighbour, and not of its own site, is enough
+    by itself.
     """
-    found = []
     band = m.null_high or [None] * len(m.cosine)
-    for fits, values in (("next", m.cosine_above), ("previous", m.cosine_below)):
-        both = [(c, s, b or 0.0) for c, s, b in zip(m.cosine, values, band) if c is not None and s is not None]
+    found = []
+    for fits, values, apart in (
+        ("next", m.cosine_above, m.gradient_next),
+        ("previous", m.cosine_below, [None, *m.gradient_next[:-1]]),
+    ):
+        rows = list(zip(m.cosine, values, band, apart or [None] * len(values)))
+        both = [(c, s, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0)))) for c, s, b, p in rows if None not in (c, s)]
         if not both:
             continue
         n = len(both)
         own, shifted = (sum(side) / n for side in list(zip(*both))[:2])
-        chance = sqrt(sum(b * b for _, _, b in both)) / n
-        if shifted - own > max(BETTER, chance):
-            found.append((shifted - own, {"fits": fits, "own": own, "shifted": shifted}))
-    return Note("shifted-pairing", None, max(found, key=lambda one: one[0])[1]) if found else None
+        exact = any(s > 1 - 1e-6 and c < 1 - 1e-4 for c, s, _ in both)
+        if exact or shifted - own > max(BETTER, sqrt(sum(b * b for *_, b in both)) / n):
+            found.append((exact, shifted - own, {"fits": fits, "own": own, "shifted": shifted}))
+    return Note("shifted-pairing", None, max(found, key=lambda one: one[:2])[2]) if found else None
 
 
 def _other_limits(thresholds: DiagnosticThresholds) -> Note | None:

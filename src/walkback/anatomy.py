@@ -25,6 +25,7 @@ from walkback.stacks import (
     matching,
     type_name,
 )
+from walkback.values import children_of, named_modules_of
 
 # The two spellings of the published interface: stem, terminal norm, head.
 STEMS = ("embed", "patch_embed")
@@ -123,7 +124,7 @@ class Anatomy:
     def resolve(self, model: nn.Module) -> Anatomy:
         """The same anatomy with every dotted path looked up in `model`."""
         core = unwrap(model)
-        known = {id(module): name for name, module in core.named_modules()}
+        known = {id(module): name for name, module in named_modules_of(core)}
         raw = _unfold(_find(core, self.blocks)) if isinstance(self.blocks, str) else self.blocks
         if len(raw) == 1 and isinstance(raw[0], (nn.ModuleList, nn.ModuleDict)):
             raw = _unfold(raw[0])  # a list with the container in it; a lone nn.Sequential is one block
@@ -269,14 +270,14 @@ def _find(model: nn.Module, part: Part) -> nn.Module:
 
 
 def _counted(container: nn.Module) -> str:
-    children = list(container.children())
+    children = [child for _, child in children_of(container)]
     return f"{len(children)} x {' or '.join(dict.fromkeys(type_name(c) for c in children))}"
 
 
 def _tree(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> str:
     marked = {stack.name() for stack in stacks}
     lines = [f"  {type_name(model)}"]
-    for name, module in model.named_modules():
+    for name, module in named_modules_of(model):
         if not name:
             continue
         depth = name.count(".") + 1

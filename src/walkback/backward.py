@@ -1,36 +1,121 @@
-"""Is the reference the derivative of the loss? Asked of the loss itself, by finite differences.
+"""Is the reference the derivative of the loss? Asked of the network itself, by finite differences.
 
 A network whose own backward pass is altered (custom autograd Functions, backward hooks, straight-through tricks) makes
-`torch.autograd.grad` return something else than ∂loss/∂h_l, without a word. A step along a known direction at every
-site must change the loss by what the reference says.
+`torch.autograd.grad` return something else than ∂loss/∂h_l, without a word. A step from h_l must change the logits z by
+what the reference says: ⟨g_l, step⟩ = ⟨e, change of z⟩, with e = ∂loss/∂z taken where g_l was.
+
+Logits are asked and not the loss, which rounds to 0 on a network that is right about its training data: a change of
+such a loss can't be read, that of the logits can. The loss is asked apart from the network, see `_check_loss`.
+
+Where the network has a kink (ReLU at exactly 0, a max pool over equal values), autograd returns one of several values,
+and no finite difference says which: f = relu(a) − relu(b) at a = b = 0 has the slopes 1 and 0.9 to both sides along
+(1, −0.9), autograd's is 0. A reference that disagrees is therefore asked once more beside the batch, where nothing is
+tied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Int
 from torch import Tensor, nn
 
-from walkback.batch import Inputs, mapped, split
+from walkback.batch import Inputs, mapped
+from walkback.derived import Spy, Tape, has_custom_backward
+from walkback.differences import (
+    ROWS,
+    SEED,
+    Change,
+    Reading,
+    Rung,
+    direction,
+    judged,
+    narrowest_type,
+    norms,
+    probed,
+    read,
+)
 from walkback.probes import double_weights, is_sharded
 from walkback.trace import Trace, Tracer
-from walkback.values import has_float64, logits_of, no_autocast, places, widened
+from walkback.values import buffers_of, has_float64, no_autocast, parameters_of, widened
 
-SAMPLES = 16
-SEED = 0
-# (limit, step), the next where rounding or kinks drown the one before. The step is a share of ‖h_l‖, over all sites
-# together. In float64 the reference's own rounding (float32) is what is left; in float32, that of the loss.
-_ROUNDED = ((5e-2, 1e-2), (5e-2, 1e-3))
-LADDERS = {
-    torch.float64: ((1e-3, 1e-6), (1e-3, 1e-4), *_ROUNDED),  # a layer may round to float32 by itself
-    torch.float32: _ROUNDED,
+Answer = Literal["agrees", "altered", "cannot-tell"]
+Labels = Literal["given", "permuted"]
+Deltas = Mapping[int, Tensor]
+Weights = dict[str, Tensor] | None
+
+SAMPLES = 32  # traced once more where the pass itself is too narrow to be checked
+# (limit, step), the next where rounding drowns the one before. The step is a share of ‖h_l‖. In float64 the rounding of
+# the reference (float32) is what is left; in float32, that of the logits. The coarse ones are for layers that round.
+FINE: dict[torch.dtype, tuple[Rung, ...]] = {
+    torch.float64: ((1e-4, 1e-7), (1e-3, 1e-4)),
+    torch.float32: ((1e-2, 1e-3),),
 }
+LADDERS: dict[torch.dtype, tuple[Rung, ...]] = {
+    torch.float64: (*FINE[torch.float64], (1e-2, 1e-3), (5e-2, 1e-2)),
+    torch.float32: (*FINE[torch.float32], (5e-2, 1e-3), (5e-2, 1e-2)),
+}
+ROUNDED = 5e-2  # how far float32 may be off where float64 agrees
+APART = {torch.float64: 1e-2, torch.float32: 1e-1}  # how far beside the batch nothing is tied, a share of ‖h_l‖
 COPY_LIMIT = 2**28  # bytes a float64 copy of the weights may take; larger networks are checked in float32
-OUTLIERS = 0.1  # a sample may sit at a kink
-DOUBT = 10  # times the noise: an error below it accuses nobody
+
+# Every cause of "cannot-tell": what was found, and what to do.
+_WIDER = "Measure a float32 copy outside autocast"
+CAUSES: dict[str, tuple[str, str]] = {
+    "not-needed": (
+        "not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
+        "that leave torch",
+        "",
+    ),
+    "no-copy": ("{needs}its weights can't be copied to float64: {what}", _WIDER),
+    "not-run": ("{needs}the network can't be run again from its sites: {what}", _WIDER),
+    "random": ("the forward pass is random: the same samples get other logits when they are run again", "Seed it"),
+    "coupled": (
+        "some samples alone get other logits than within their batch: the forward pass couples its samples",
+        "Measure the network in a mode that keeps its samples apart",
+    ),
+    "no-axis": ("what the network returns has no axis of samples", "Return logits with the samples first"),
+    "nonfinite": ("the network or its gradient is not finite", "Measure where numbers are finite"),
+    "flat": ("no state changes the loss: every gradient is zero", "Measure other samples"),
+    "rounding": (
+        "finite differences are too noisy here: rounding hides every change of the logits",
+        "Measure a float64 copy",
+    ),
+    "kinks": (
+        "finite differences are too noisy here: the slopes to both sides differ, and beside the batch too",
+        "Measure other samples",
+    ),
+    "casts": (
+        "the network rounds to {what} inside, where a small step changes nothing",
+        "Measure a copy that computes in one type",
+    ),
+    "tie": (
+        "the reference is off by {what:.2%} on the batch and right beside it: autograd chose a value where states are "
+        "exactly equal, or exactly zero",
+        "Measure other samples",
+    ),
+    "unsteady": (
+        "the reference is off by {what:.2%}, and right when it is taken again: the backward pass changes from call to "
+        "call",
+        "Make it repeatable",
+    ),
+    "dtype": (
+        "the backward pass is right in float64 and off by {what:.2%} in the network's own type",
+        "Measure a float64 copy",
+    ),
+    "loss": (
+        "the loss has something that can alter its gradient, and no change of it can be read",
+        "Write the loss in plain torch operations",
+    ),
+    "side-input": (
+        "the loss reads more than the logits, and returns a mean",
+        "Return one loss per sample, or leave out what it reads beside the logits",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -38,64 +123,81 @@ class BackwardCheck:
     """What finite differences say of the reference.
 
     Args:
-        error: |change of the loss − what the reference predicts| in units of the largest change there could be; the
-            value that nine samples in ten stay under. None: could not be told.
-        limit: above this the reference is not the derivative of the loss.
+        answer: "agrees", "altered" or "cannot-tell".
+        cause: of "altered", what is: "network" or "loss"; of "cannot-tell", a key of CAUSES; else "".
+        error: |change − what the reference predicts| in units of the change to be expected, the largest but one of all
+            probes. None: could not be told.
+        limit: above this the reference is not the derivative.
         sites: the sites that disagree, where the check failed.
-        why: the reason of a None.
-        dtype: what the loss was computed in.
+        samples: how many samples were read.
+        labels: "given", or "permuted" where every gradient of the given ones is zero.
+        dtype: what the finite differences were computed in.
+        values: what the sentence of `cause` names.
     """
 
-    error: float | None
+    answer: Answer
+    cause: str = ""
+    error: float | None = None
     limit: float = 0.0
     sites: tuple[int, ...] = ()
-    why: str = ""
+    samples: int = 0
+    labels: Labels = "given"
     dtype: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def agrees(self) -> bool | None:
         """True, False, or None when it could not be told."""
-        return None if self.error is None else self.error <= self.limit
+        return {"agrees": True, "altered": False, "cannot-tell": None}[self.answer]
+
+    @property
+    def why(self) -> str:
+        """The cause of "cannot-tell" as a sentence, without its full stop."""
+        return CAUSES[self.cause][0].format(**self.values) if self.answer == "cannot-tell" else ""
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it can't be told, as a sentence without its full stop."""
+        return CAUSES[self.cause][1] if self.answer == "cannot-tell" else ""
 
 
 @torch.no_grad()
 def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
-    """Compare `trace.grads` with central differences of the loss, on the first 16 samples of an open tracer's trace.
+    """Compare `trace.grads` with central differences of the network, on samples of an open tracer's trace.
 
-    One direction per sample at every site at once: half along the reference (which shows a wrong length), half random
-    (which shows what the reference leaves out). Four forward passes of 16 samples where all is well. A loss that
-    returns a mean is asked for one sample after the other, see `_Parts`. In half precision and under autocast the
-    rounding of g_l would drown an answer: there 32 samples are traced once more in a wider type, and that is checked.
+    A probe is one sample, one site and one direction, partly along the reference (which shows a wrong length), partly
+    random (which shows what the reference leaves out). Three forward passes of some 32 samples where all is well.
+    Where not, the batch is traced once more with every site moved a little, and judged there.
+
+    In half precision and under autocast the rounding of g_l would drown an answer: there 32 samples are traced once
+    more in a wider type, and that is checked.
 
     >>> import walkback as wb
     >>> with wb.Tracer(wb.selftest.healthy()) as tracer:
-    ...     check_backward(tracer, tracer.trace(*wb.selftest.batches(1)[0])).agrees
-    True
+    ...     check_backward(tracer, tracer.trace(*wb.selftest.batches(1)[0])).answer
+    'agrees'
     """
     device, model = trace.losses.device, tracer.model
     native = {t.dtype for t in (*trace.states, *trace.grads)}
-    low = ", ".join(sorted(str(d).removeprefix("torch.") for d in native - set(LADDERS)))
+    low = ", ".join(sorted(_name(d) for d in native - set(LADDERS)))
     narrow = "under autocast" if torch.is_autocast_enabled(device.type) else f"in {low}" if low else ""
-    size = 8 * sum(t.numel() for t in (*model.parameters(), *model.buffers()))
+    size = 8 * sum(t.numel() for t in (*parameters_of(model), *buffers_of(model)))
     copies = has_float64(device) and size <= COPY_LIMIT and not is_sharded(model)
     dtypes = [torch.float64] if torch.float64 in native or copies else []
-    if not narrow or all(p.dtype == torch.float32 for p in model.parameters()):
+    if not narrow or all(p.dtype == torch.float32 for p in parameters_of(model)):
         dtypes.append(torch.float32)
-    why = f"its weights can't be copied to float64: {_no_copy(device, model, size)}"
+    cause, what = "no-copy", _no_copy(device, model, size)
     for dtype in dtypes:
-        wider = dtype == torch.float64 and any(h.dtype != dtype for h in trace.states)
-        weights = double_weights(model) if wider else None
         try:
             with no_autocast(device):
-                return _compare(tracer, _again(tracer, trace, weights, dtype) if narrow else trace, weights, dtype)
-        except _UntoldError as error:
-            return BackwardCheck(None, why=str(error))
-        # Whatever a network raises in another dtype, or on 16 samples: it is said.
+                return _Check(tracer, trace, dtype, bool(narrow)).answer()
+        except _UntoldError as untold:
+            return BackwardCheck("cannot-tell", untold.cause, values=untold.values)
+        # Whatever a network raises in another dtype, or on few samples: it is said.
         except Exception as error:
-            said = (str(error).strip() or repr(error)).splitlines()[0]
-            why = f"the network can't be run again from its sites: {said}"
+            cause, what = "not-run", (str(error).strip() or repr(error)).splitlines()[0]
     needs = f"finite differences need float32 or float64, but this pass runs {narrow}, and " if narrow else ""
-    return BackwardCheck(None, why=needs + why)
+    return BackwardCheck("cannot-tell", cause, values={"needs": needs, "what": what})
 
 
 def _no_copy(device: torch.device, model: nn.Module, size: int) -> str:
@@ -106,125 +208,323 @@ def _no_copy(device: torch.device, model: nn.Module, size: int) -> str:
     return f"they would take {size / 2**20:.0f} MB, and the limit is {COPY_LIMIT / 2**20:.0f}"
 
 
-def _again(tracer: Tracer, trace: Trace, weights: dict[str, Tensor] | None, dtype: torch.dtype) -> Trace:
-    """Twice as many samples as are checked, in `dtype`: those that see each other show it when half of them is run."""
-    x, y = _first(trace, 2 * SAMPLES, dtype)
-    with torch.enable_grad():
-        again = tracer.again(x, y, weights or dict(places(tracer.model)))
-    other = {t.dtype for t in (*again.states, *again.grads)} - {dtype}
-    if other:
-        raise TypeError(f"it computes in {str(other.pop()).removeprefix('torch.')} whatever its weights are")
-    return again
-
-
-def _first(trace: Trace, count: int, dtype: torch.dtype) -> tuple[Inputs, Tensor]:
-    x, y = next(split(trace.inputs, trace.labels, count))
-    return mapped(x, lambda t: _as(t, dtype)), _as(y, dtype)
-
-
-def _as(t: Tensor, dtype: torch.dtype) -> Tensor:
-    return t.to(dtype) if t.is_floating_point() else t
-
-
-class _Parts:
-    """What each of the first samples has of a mean loss over B, (few,): the mean, and B times the change of it when
-    the logits of that sample alone are put into the batch.
-
-    The network is run on the few only, and the loss still sees the whole batch: it may weigh its samples by what else
-    is there (class weights, tokens that are left out, negatives), and g_l was taken with that.
-    """
-
-    def __init__(self, tracer: Tracer, trace: Trace, dtype: torch.dtype) -> None:
-        self.tracer, self.labels, self.logits = tracer, _as(trace.labels, dtype), trace.logits.to(dtype, copy=True)
-        self.mean = self._mean()
-
-    def _mean(self) -> Tensor:
-        return widened(self.tracer.losses(self.logits, self.labels)[0])
-
-    def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
-        """As `Tracer.replay`, for a loss that returns a mean."""
-        seen: list[Tensor] = []
-        handle = self.tracer.model.register_forward_hook(lambda module, args, made: seen.append(logits_of(made)))
-        try:
-            self.tracer.replay(x, y, deltas, weights)
-        finally:
-            handle.remove()
-        batch, few = len(self.labels), seen[-1]
-        if few.shape != (len(y), *self.logits.shape[1:]) or len(self.logits) != batch:
-            raise _UntoldError("the loss returns a mean, and what the network returns has no axis of samples in front")
-        changed = [self._with(i, row) for i, row in enumerate(few)]
-        return self.mean + batch * (torch.stack(changed) - self.mean)
-
-    def _with(self, i: int, row: Tensor) -> Tensor:
-        kept = self.logits[i].clone()
-        self.logits[i] = row
-        mean = self._mean()
-        self.logits[i] = kept
-        return mean
-
-
-def _compare(tracer: Tracer, trace: Trace, weights: dict[str, Tensor] | None, dtype: torch.dtype) -> BackwardCheck:
-    # With a mean never the whole batch: what has the samples first is then seen by its shape.
-    count = SAMPLES if tracer.per_sample else min(SAMPLES, len(trace.labels) - 1)
-    few = slice(count)
-    replay = tracer.replay if tracer.per_sample else _Parts(tracer, trace, dtype).replay
-    x, y = _first(trace, count, dtype)
-    states, grads = ([t[few].to(dtype) for t in tensors] for tensors in (trace.states, trace.grads))
-    generator = torch.Generator(states[0].device).manual_seed(SEED)
-    ways = [
-        _shaped(_norms(h) / len(states), h) * (_unit(g) + _unit(_normal(h, generator))) for h, g in zip(states, grads)
-    ]
-
-    every = tuple(range(len(states)))
-
-    def losses(share: float, sites: tuple[int, ...]) -> Float[Tensor, " batch"]:
-        return replay(x, y, {site: share * ways[site] for site in sites}, weights)
-
-    def error(sites: tuple[int, ...], step: float, limit: float) -> float | None:
-        up, down = losses(step, sites), losses(-step, sites)
-        if not torch.allclose((up + down) / 2, widened(trace.losses[few]), rtol=1e-2, atol=1e-2, equal_nan=True):
-            raise _UntoldError(
-                "the first samples alone get another loss than within their batch: the forward pass is random, or "
-                "couples its samples"
-            )
-        near = (up - down) / (2 * step)
-        far = (losses(2 * step, sites) - losses(-2 * step, sites)) / (4 * step)
-        said = torch.stack([widened((grads[s] * ways[s]).flatten(1).sum(1)) for s in sites]).sum(0)
-        scale = torch.stack([widened(_norms(grads[s]) * _norms(ways[s])) for s in sites]).sum(0)
-        noise = (near - far).abs()
-        usable = noise <= limit * scale  # a kink, noise or rounding makes the two steps disagree
-        if 2 * int(usable.sum()) < len(scale) or not bool((scale[usable] > 0).any()):
-            return None
-        found = float(((near - said).abs() / scale)[usable].nan_to_num().quantile(1 - OUTLIERS))
-        return None if limit < found < DOUBT * float((noise / scale).nan_to_num().median()) else found
-
-    rounded = tracer.losses(_as(trace.logits, dtype), _as(trace.labels, dtype)).dtype  # a loss may cast by itself
-    if rounded not in LADDERS:
-        raise _UntoldError(f"the loss computes in {str(rounded).removeprefix('torch.')}")
-    for limit, step in LADDERS[min(dtype, rounded, key=lambda d: d.itemsize)]:
-        found = error(every, step, limit)
-        if found is not None:
-            sites = tuple(s for s in every if (error((s,), step, limit) or 0.0) > limit) if found > limit else ()
-            return BackwardCheck(found, limit, sites, dtype=str(dtype).removeprefix("torch."))
-    raise _UntoldError("finite differences are too noisy here: no change of the loss that can be read")
-
-
 class _UntoldError(Exception):
     """Why it can't be told, whatever the dtype."""
 
-
-def _norms(x: Tensor) -> Float[Tensor, " batch"]:
-    return torch.linalg.vector_norm(x.flatten(1), dim=1)
-
-
-def _shaped(per_sample: Tensor, like: Tensor) -> Tensor:
-    return per_sample.view(-1, *[1] * (like.ndim - 1))
+    def __init__(self, cause: str, **values: Any) -> None:
+        super().__init__(cause)
+        self.cause, self.values = cause, values
 
 
-def _unit(x: Tensor) -> Tensor:
-    norms = _norms(x)
-    return x / _shaped(torch.where(norms > 0, norms, 1.0), x)
+class _Check:
+    """One check in one dtype: where the backward pass is asked, and how the readings become one answer."""
+
+    def __init__(self, tracer: Tracer, trace: Trace, dtype: torch.dtype, narrow: bool) -> None:
+        self.tracer, self.dtype, self.narrow = tracer, dtype, narrow
+        self.wider = dtype == torch.float64 and any(h.dtype != dtype for h in trace.states)
+        self.weights = double_weights(tracer.model) if self.wider else None  # of the finite differences
+        self.labels: Labels = "given"
+        self.point = self._first(trace)
+
+    # -- where it is asked ---------------------------------------------------------------------------
+
+    def _first(self, trace: Trace) -> Trace:
+        """The trace to be checked, with the logits that its gradients were taken at."""
+        point = trace
+        if self.narrow:
+            loudest = norms(trace.grads[-1]).nan_to_num(0.0).argsort(descending=True, stable=True)[:SAMPLES]
+            point = self._trace(*_rows(trace.inputs, trace.labels, loudest), {})
+        elif self.tracer.reference == "twin":
+            # It may round its logits otherwise, which of a loss near 0 changes the whole gradient.
+            point = replace(trace, logits=self._trace(trace.inputs, trace.labels, {}).logits)
+        if not any(bool(g.any()) for g in point.grads):
+            other = _other_labels(point.labels, point.logits, self.tracer.has_custom_loss)
+            if other is not None:
+                point, self.labels = self._trace(point.inputs, other, {}), "permuted"
+        return point
+
+    def _trace(self, x: Inputs, y: Tensor, moved: Deltas, wide: bool = False) -> Trace:
+        """The pass that gives the reference on a batch, its sites moved, and `wide` in the type of the check."""
+        source, weights = self.tracer.source, None
+        if wide or self.narrow:
+            weights = double_weights(source.model) if self.wider else None
+            x, y = mapped(x, self._cast), self._cast(y)
+            moved = {site: self._cast(delta) for site, delta in moved.items()}
+        with torch.enable_grad(), source.moved(moved, weights):
+            point = source.again(x, y, weights)
+        other = {t.dtype for t in (*point.states, *point.grads)} - {self.dtype}
+        if other and (wide or self.narrow):
+            raise TypeError(f"it computes in {_name(other.pop())} whatever its weights are")
+        return point
+
+    def _beside(self, shift: Deltas, wide: bool = False) -> Trace:
+        return self._trace(self.point.inputs, self.point.labels, shift, wide)
+
+    def _cast(self, t: Tensor) -> Tensor:
+        return t.to(self.dtype) if t.is_floating_point() else t
+
+    # -- the network -----------------------------------------------------------------------------------
+
+    def _moved(self, rows: Int[Tensor, " rows"], ways: Deltas, shift: Deltas) -> tuple[Inputs, Deltas]:
+        """Some samples, and what is added to their sites, in the type of the check."""
+        x, _ = _rows(self.point.inputs, self.point.labels, rows)
+        deltas = {site: self._cast(delta[rows]) for site, delta in shift.items()}
+        deltas |= {site: deltas[site] + way if site in deltas else way for site, way in ways.items()}
+        return mapped(x, self._cast), deltas
+
+    def _logits(self, rows: Int[Tensor, " rows"], ways: Deltas, shift: Deltas) -> Tensor:
+        return self.tracer.logits_at(*self._moved(rows, ways, shift), self.weights)
+
+    def _read(self, point: Trace, shift: Deltas, ladder: Sequence[Rung], by_loss: bool = False) -> Reading:
+        def narrowest(rows: Tensor) -> torch.dtype:
+            x, deltas = self._moved(rows, {}, shift)
+            return narrowest_type(lambda: self.tracer.logits_at(x, deltas, self.weights), self.dtype)
+
+        def run(rows: Tensor, ways: Deltas) -> Tensor:
+            if not by_loss:
+                return self._logits(rows, ways, shift)
+            x, deltas = self._moved(rows, ways, shift)
+            return self.tracer.replay(x, self._cast(point.labels[rows]), deltas, self.weights)
+
+        change = _change_of_losses(point) if by_loss else self._change(point, shift)
+        return read(run, change, point, self.dtype, ladder, narrowest)
+
+    def _change(self, point: Trace, shift: Deltas) -> Change:
+        """⟨e, change of the logits⟩ per row."""
+        batch, slope = len(point.labels), _slope(self.tracer.source, point.logits, point.labels)
+        found: list[int] = []  # the axis of samples
+
+        def change(logits: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+            if not found:
+                found.append(self._axis(point.logits, before, rows, shift))
+            e = widened(_split(slope, found[0], batch)[rows])
+            old, new = (widened(_split(z, found[0], len(rows))) for z in (before, logits))
+            return (e * (new - old)).sum(1), (e * new).abs().sum(1)
+
+        return change
+
+    def _axis(self, whole: Tensor, few: Tensor, rows: Tensor, shift: Deltas) -> int:
+        """Where the samples are in the logits; an error where these are others than within the batch."""
+        batch = len(self.point.labels)
+        axes = [a for a in range(whole.ndim) if _scaled(whole.shape, a, len(rows), batch) == few.shape]
+        for axis in axes:
+            if _close(_split(whole, axis, batch)[rows], _split(few, axis, len(rows)), 1e-2):
+                return axis
+        if not axes:
+            raise _UntoldError("no-axis")
+        again = self._logits(rows, {}, shift)
+        raise _UntoldError("coupled" if torch.allclose(again, few, equal_nan=True) else "random")
+
+    def _refuse_coupled(self, shift: Deltas, limit: float) -> None:
+        """Before anyone is accused: samples must get the very logits that more of them get together."""
+        rows = torch.arange(min(len(self.point.labels), ROWS), device=self.point.labels.device)
+        half = rows[: (len(rows) + 1) // 2]
+        more, few = self._logits(rows, {}, shift), self._logits(half, {}, shift)
+        axes = [a for a in range(more.ndim) if _scaled(more.shape, a, len(half), len(rows)) == few.shape]
+        if not any(_close(_split(more, a, len(rows))[half], _split(few, a, len(half)), limit / 10) for a in axes):
+            raise _UntoldError("coupled")
+
+    # -- the answer ------------------------------------------------------------------------------------
+
+    def answer(self) -> BackwardCheck:
+        """Return the answer; raise _UntoldError where it can't be told."""
+        told = _check_loss(self.tracer, self.point, self.dtype)
+        if told is not None:
+            return self._said(told, "loss")
+        here = self._read(self.point, {}, FINE[self.dtype])
+        if here.answer == "agrees":
+            return self._said(here)
+        shift = _shift(self.point.states, APART[self.dtype])
+        beside = self._told(self._beside(shift), shift)
+        if beside.answer == "agrees":
+            if here.answer == "altered" and not here.bent:
+                again = self._trace(self.point.inputs, self.point.labels, {})
+                same = all(map(torch.equal, again.grads, self.point.grads))
+                raise _UntoldError("tie" if same else "unsteady", what=here.error)
+            return self._said(beside)
+        beside = self._confirmed(beside, shift)
+        return self._said(here if here.answer == beside.answer else beside)
+
+    def _told(self, point: Trace, shift: Deltas, by_loss: bool = False) -> Reading:
+        reading = self._read(point, shift, LADDERS[self.dtype], by_loss)
+        if reading.answer == "unread":
+            raise _UntoldError(reading.cause, what=reading.narrowest and _name(reading.narrowest))
+        return reading
+
+    def _confirmed(self, beside: Reading, shift: Deltas) -> Reading:
+        """An alteration, unless coupled samples, a loss with other inputs or rounding look like one."""
+        self._refuse_coupled(shift, beside.limit)
+        if self._reads_more():
+            if not self.tracer.per_sample:
+                raise _UntoldError("side-input")
+            return self._told(self._beside(shift), shift, by_loss=True)
+        if self.wider and not self.narrow:
+            try:
+                wide = self._told(self._beside(shift, wide=True), shift)
+            except _UntoldError:
+                raise
+            except Exception:  # a loss that takes one type only
+                return beside
+            if wide.answer == "agrees" and beside.error > ROUNDED:
+                raise _UntoldError("dtype", what=beside.error)
+            if wide.answer == "agrees":
+                return replace(beside, answer="agrees", limit=ROUNDED, sites=())
+        return beside
+
+    def _reads_more(self) -> bool:
+        """Does the same loss of the same logits change with what the network did last, say an auxiliary term?"""
+        if not self.tracer.has_custom_loss:
+            return False
+        self._logits(torch.zeros(1, dtype=torch.long, device=self.point.labels.device), {}, {})
+        try:
+            losses = self.tracer.losses(self.point.logits, self.point.labels)
+        except Exception:
+            return True
+        return not torch.allclose(losses, self.point.losses, rtol=1e-4, atol=0, equal_nan=True)
+
+    def _said(self, reading: Reading, what: str = "network") -> BackwardCheck:
+        altered = reading.answer == "altered"
+        return BackwardCheck(
+            "altered" if altered else "agrees",
+            what if altered else "",
+            reading.error,
+            reading.limit,
+            reading.sites,
+            reading.samples,
+            self.labels,
+            _name(self.dtype),
+        )
 
 
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+# -- the loss --------------------------------------------------------------------------------------------
+
+
+def _slope(tracer: Tracer, logits: Tensor, labels: Tensor) -> Tensor:
+    """∂loss/∂logits of a batch, taken as the reference is."""
+    z = logits.detach().clone().requires_grad_()
+    tape = Tape() if tracer.reference == "derived" else None
+    with torch.enable_grad():
+        with tape or nullcontext():
+            losses = tracer.losses(z, labels)
+        total = (losses if tape is None else tape.rerun()[0](losses)).sum()
+        return torch.autograd.grad(total, z)[0]
+
+
+def _change_of_losses(point: Trace) -> Change:
+    largest = widened(point.logits.abs().amax())  # inside a log-softmax numbers as large as the logits cancel
+    return lambda losses, before, rows: (losses - before, losses.abs() + largest)
+
+
+def _check_loss(tracer: Tracer, point: Trace, dtype: torch.dtype) -> Reading | None:
+    """What finite differences say of ∂loss/∂logits where the loss is the user's: None, or that it is altered."""
+    if not tracer.has_custom_loss:
+        return None
+    sites = tuple(range(len(point.states)))
+    for labels in (point.labels, _other_labels(point.labels, point.logits, True)):
+        for kind in dict.fromkeys((dtype, point.logits.dtype)):
+            if labels is None or kind not in LADDERS:
+                continue
+            try:
+                reading = _read_loss(tracer.source, point.logits.to(kind), labels, kind)
+            except RuntimeError:  # a loss that takes one type only
+                continue
+            if reading.answer == "altered":
+                return replace(reading, sites=sites, samples=len(labels))
+            if reading.answer == "agrees":
+                return None
+    with Spy() as spy, torch.enable_grad():
+        losses = tracer.losses(point.logits.detach().clone().requires_grad_(), point.labels)
+    if spy.saw or has_custom_backward(losses):
+        raise _UntoldError("loss")
+    return None  # made of torch's own operations
+
+
+def _read_loss(tracer: Tracer, logits: Tensor, labels: Tensor, dtype: torch.dtype) -> Reading:
+    generator = torch.Generator(logits.device).manual_seed(SEED)
+    (noise,) = _shift([logits.reshape(1, -1)], APART[dtype]).values()
+    z = logits + noise.view_as(logits)  # beside a kink
+    labels = labels.to(dtype) if labels.is_floating_point() else labels
+    slope = _slope(tracer, z, labels)
+    narrowest = narrowest_type(lambda: tracer.losses(z, labels), dtype)
+    before = widened(tracer.losses(z, labels)).sum()
+    magnitude = widened(before.abs() + len(labels) * z.abs().amax())
+    ways = [direction(slope.reshape(1, -1), z.reshape(1, -1), noisy, generator) for noisy in (False, True) * 4]
+    reading = Reading("unread", "rounding")
+    for limit, step in LADDERS[dtype]:
+        sides = [
+            [widened(tracer.losses(z + s * w.view_as(z), labels)).sum() - before for w, _ in ways]
+            for s in (step, -step)
+        ]
+        up, down = (torch.stack(side) for side in sides)
+        found = probed(
+            slope=(up - down) / (2 * step),
+            predicted=torch.stack([(widened(slope).flatten() * widened(w).flatten()).sum() for w, _ in ways]),
+            bend=(up + down) / step,
+            rounding=(torch.finfo(narrowest).eps * magnitude / step).expand(len(ways)),
+            unit=torch.cat([unit for _, unit in ways]),
+            least=torch.zeros_like(up),
+        )
+        reading = judged(found, torch.zeros(len(ways), dtype=torch.long), torch.arange(len(ways)), limit)
+        if reading.answer != "unread":
+            break
+    return reading
+
+
+def _other_labels(labels: Tensor, logits: Tensor, custom: bool) -> Tensor | None:
+    """Labels that a loss must take, and that a network is wrong about: those of other samples of the batch.
+
+    None where there are none. Is a backward pass the derivative of its forward pass, it is so for any labels.
+    """
+    if labels.ndim != 1 or labels.is_floating_point():
+        other = labels.roll(1, 0)
+    else:
+        values, counts = labels.unique(return_counts=True)
+        order = labels.argsort(stable=True)
+        other = torch.empty_like(labels)
+        other[order] = labels[order.roll(int(counts.max()))]
+        if len(values) == 1 and not custom and logits.ndim == 2:
+            other = (labels + 1) % logits.shape[1]
+    return None if torch.equal(other, labels) else other
+
+
+# -- small helpers -----------------------------------------------------------------------------------------
+
+
+def _rows(x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
+    batch = len(y)
+    return mapped(x, lambda t: t[rows] if t.ndim and t.shape[0] == batch else t), y[rows]
+
+
+def _shift(states: Sequence[Tensor], share: float) -> dict[int, Tensor]:
+    """A small random move of every state, by which values that are exactly equal become different ones."""
+    generator = torch.Generator(states[0].device).manual_seed(SEED + 1)
+    moves: dict[int, Tensor] = {}
+    for site, h in enumerate(states):
+        lengths = norms(h)
+        lengths = torch.where(lengths > 0, lengths, lengths.mean() if bool(lengths.any()) else 1.0)
+        noise = torch.randn(h.shape, dtype=h.dtype, device=h.device, generator=generator)
+        size = share / h[0].numel() ** 0.5
+        moves[site] = (noise.flatten(1) * (size * lengths)[:, None]).view_as(h)
+    return moves
+
+
+def _scaled(shape: torch.Size, axis: int, rows: int, batch: int) -> tuple[int, ...] | None:
+    """The shape that logits of `rows` samples have, if those of `batch` are along `axis`, alone or several each."""
+    if shape[axis] % batch:
+        return None
+    return (*shape[:axis], shape[axis] // batch * rows, *shape[axis + 1 :])
+
+
+def _split(t: Tensor, axis: int, rows: int) -> Tensor:
+    return t.movedim(axis, 0).reshape(rows, -1)
+
+
+def _close(a: Tensor, b: Tensor, share: float) -> bool:
+    """Are rows of numbers the same, up to a share of the largest in each?"""
+    a, b = widened(a), widened(b)
+    same = (a == b) | (a.isnan() & b.isnan())
+    return bool((same | ((a - b).abs() <= share * a.abs().amax(1, keepdim=True))).all())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -23,7 +23,7 @@ from walkback.rules.rule import Parts, Rule, declares
 from walkback.trace import Trace, Tracer
 from walkback.training.step import Step
 from walkback.untouched import untouched
-from walkback.values import widened
+from walkback.values import buffers_of, modules_of, parameters_of, widened
 
 EXACT, RANDOM, LEARNED, COMPUTED, NONE = "exact", "random feedback", "learned", "computed", "none"
 NOT_FINITE = "not finite"
@@ -182,11 +182,11 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
         if rule.example is None:
             raise InputError("Expected a rule that was set up for the network, but it was not: call set_up first.")
         shape, classes = rule.example
-        parameter = next(net.parameters())
+        parameter = next(parameters_of(net))
         x = torch.randn(64, *shape, generator=generator, dtype=parameter.dtype).to(parameter.device)
         batch = x, torch.randint(classes, (64,), generator=generator).to(parameter.device)
     _refuse_batch(batch)
-    own = {id(t) for t in (*net.parameters(), *net.buffers())}  # a rule may hold the network: no auxiliaries
+    own = {id(t) for t in (*parameters_of(net), *buffers_of(net))}  # a rule may hold the network: no auxiliaries
     networks = [name for name, p in rule.named_parameters() if id(p) not in own]
     with untouched(net), untouched(rule):
         _mode(net, True)
@@ -222,7 +222,7 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
 def _refuse_frozen(parts: Parts, rule: Rule) -> None:
     """A step needs something that trains: anywhere for exact rules, in the stem and every block for local ones."""
     groups = {"stem": parts.stem, **{f"block {i}": block for i, block in enumerate(parts.blocks, 1)}}
-    still = [name for name, module in groups.items() if not any(p.requires_grad for p in module.parameters())]
+    still = [name for name, module in groups.items() if not any(p.requires_grad for p in parameters_of(module))]
     nothing = len(still) == len(groups) and not parts.readout_parameters()
     if nothing or (still and not declares(rule, "exact")):
         raise InputError(
@@ -291,13 +291,13 @@ def _gradients(
 ) -> dict[str, Tensor | None]:
     groups = {"stem": [parts.stem], **{f"block {i}": [b] for i, b in enumerate(parts.blocks, 1)}}
     groups["readout"] = list(parts.readout_modules)
-    for p in (p for modules in groups.values() for m in modules for p in m.parameters()):
+    for p in (p for modules in groups.values() for m in modules for p in parameters_of(m)):
         p.grad = None
     torch.manual_seed(seed)  # the same dropout every time
     Step(parts, rule, exact)(*batch)
     out: dict[str, Tensor | None] = {}
     for name, modules in groups.items():
-        grads = [p.grad for m in modules for p in m.parameters() if p.grad is not None]
+        grads = [p.grad for m in modules for p in parameters_of(m) if p.grad is not None]
         out[name] = torch.cat([widened(g.flatten()) for g in grads]) if grads else None
     return out
 
@@ -357,7 +357,7 @@ def _apart(a: Tensor, b: Tensor) -> float:
 
 
 def _mode(module: nn.Module, training: bool) -> None:
-    for m in module.modules():
+    for m in modules_of(module):
         m.training = training
 
 
@@ -388,5 +388,5 @@ def _scramble(rule: Rule, networks: list[str], generator: torch.Generator) -> No
 
 def _twin(rule: Rule, net: nn.Module) -> Rule:
     """A copy with its own auxiliaries that still works on the same network."""
-    shared = (*net.modules(), *net.parameters(), *net.buffers())
+    shared = (*modules_of(net), *parameters_of(net), *buffers_of(net))
     return copy.deepcopy(rule, {id(t): t for t in shared})

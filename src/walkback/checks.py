@@ -125,16 +125,17 @@ def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds) -> Fin
     if "state" in m.nonfinite_kinds:
         why = _first_nonfinite(m, "state")
         return Finding(check, "scale stability", None, limit, f"> {limit:g}", True, why, cause="nonfinite")
+    shapes = stream_shapes(m.conditions, len(m.h_norm))
     if m.growth is None:
-        shapes = stream_shapes(m.conditions, len(m.h_norm))
         least = max(block_growth(m.h_norm, shapes).values(), default=0.0)
         if least > limit:
             why = f"at least: {growth(m.h_norm, shapes)[2]}"
             value = min(least, float_info.max)  # a ratio that overflows can't be written in JSON
             return Finding(check, "scale stability", value, limit, f"> {limit:g}", True, why, cause="partial")
     flagged = None if m.growth is None else m.growth > limit
-    why = "" if flagged is not None else m.reasons.get("growth", "no state norms were given")
     cause = _missing(flagged, m.h_norm)
+    told = "no state norms were given" if cause == "not-given" else growth(m.h_norm, shapes)[2]
+    why = "" if flagged is not None else m.reasons.get("growth", told)
     return Finding(check, "scale stability", m.growth, limit, f"> {limit:g}", flagged, why, cause=cause)
 
 

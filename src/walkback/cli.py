@@ -56,6 +56,7 @@ def diagnose(
     thresholds: Path | None = None,
     probes: Probes = (),
     chunk: int | None = None,
+    pairing: Literal["site", "shifted"] | None = None,
     method: str = "",
     notes: str = "",
     out: Path | None = None,
@@ -91,6 +92,9 @@ def diagnose(
         Extra measurements: perturbation, nudging, fresh-b, intrinsic.
     chunk
         Run batches in parts of at most so many samples: the same numbers in less memory.
+    pairing
+        site (the default), or shifted: the credit of each site with the gradient of the one below, for comparing with
+        published figures of FA.
     method
         Name shown in the report.
     notes
@@ -118,6 +122,7 @@ def diagnose(
             ("edition", edition),
             ("probes", probes),
             ("chunk", chunk),
+            ("pairing", pairing),
             ("method_name", method),
             ("notes", notes),
         ):
@@ -640,7 +645,7 @@ def calibrate(
 def pitfalls(
     action: Literal["run"] | None = None, name: str | None = None, *, seed: int = 0, json: Flag = False
 ) -> int:
-    """Fourteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
+    """Fifteen ways to a wrong number: list them, or `run` one or all to see the wrong and the right number.
 
     Parameters
     ----------

@@ -7,15 +7,30 @@ again with autograd on and none of the above in the way.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+
+class _Place(NamedTuple):
+    """Where the numbers of a tensor lie."""
+
+    memory: int
+    offset: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+# What is noted beside operations: a tensor from outside; another name for memory that was made here (`.data`); a tensor
+# whose memory can't be looked at; a mark.
+_OUTSIDE, _ALIAS, _KEEP, _MARK = "outside", "alias", "keep", "mark"
 
 
 class Tape(TorchDispatchMode):
@@ -37,48 +52,164 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[tuple[Any, Any, Any, Any]] = []  # operation, arguments, keywords, result; or a mark
-        self._made: set[int] = set()
-        self._first: dict[int, Tensor] = {}  # what came from outside and was written in place: its value before
+        self._calls: list[tuple[Any, Any, Any, Any]] = []  # operation, arguments, keywords, result; or one of the above
+        self._known: dict[int, Any] = {}  # tensor -> where its numbers began, and its shape, when it was last seen
+        self._made: dict[int, list[Tensor]] = {}  # memory that was made here -> the tensors in it, its owner first
+        self._outside: dict[int, set[_Place]] = {}  # memory that was not -> what lies in it
+        self._alive: dict[int, Any] = {}  # memory by its number, kept so that this stays its own
+        self._before: dict[int, Any] = {}  # memory from outside that was written -> a copy from before
+        self._strange: set[int] = set()  # tensors from outside whose memory can't be looked at
+        self._first: dict[int, Tensor] = {}  # those that were written, from before
         self._random = torch.get_rng_state()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and note it. Tensors are kept, so that an id stays theirs."""
         kwargs = kwargs or {}
+        for t in _tensors(args, kwargs):
+            if id(t) not in self._known or self._known[id(t)] != _spot(t):
+                self._see(t)
         for t in _written(func, args, kwargs):
-            if id(t) not in self._made and id(t) not in self._first:
-                self._first[id(t)] = t.detach().clone()
-                self._calls.append((None, t, None, None))  # keeps it alive
+            self._own(t)
         result = func(*args, **kwargs)
         self._calls.append((func, args, kwargs, result))
-        self._made.update(id(t) for t in tree_leaves(result) if isinstance(t, Tensor))
+        for t in _tensors((result,)):
+            self._known[id(t)] = spot = _spot(t)
+            if spot is not None:
+                storage = t.untyped_storage()
+                memory = storage._cdata
+                if memory not in self._outside:
+                    if memory not in self._made:
+                        self._made[memory] = []
+                        self._alive[memory] = storage
+                    self._made[memory].append(t)
         return result
+
+    def _see(self, t: Tensor) -> None:
+        """Note a tensor that no operation has made, or that lies elsewhere since: a parameter, or a `.data`."""
+        spot = _spot(t)
+        if spot is None:
+            if id(t) not in self._known:
+                self._strange.add(id(t))
+            self._known[id(t)] = spot
+            self._calls.append((_KEEP, t, None, None))
+            return
+        self._known[id(t)] = spot
+        place = _place(t)
+        if place.memory not in self._made:
+            self._outside.setdefault(place.memory, set()).add(place)
+            self._alive[place.memory] = t.untyped_storage()
+            self._calls.append((_OUTSIDE, t, place, None))
+            return
+        there = [made for made in self._made[place.memory] if made.dtype == t.dtype]
+        exact = next((made for made in reversed(there) if _place(made) == place), None)
+        if exact is not None:
+            self._calls.append((_ALIAS, t, None, exact))
+        else:
+            self._calls.append((_ALIAS, t, place, there[0]) if there else (_KEEP, t, None, None))
+
+    def _own(self, t: Tensor) -> None:
+        """Keep a copy of memory from outside before it is written: only that is written when all is run again."""
+        if self._known[id(t)] is not None:
+            storage = t.untyped_storage()
+            if storage._cdata in self._outside and storage._cdata not in self._before:
+                self._before[storage._cdata] = storage.clone()
+        elif id(t) in self._strange and id(t) not in self._first:
+            self._first[id(t)] = t.detach().clone()
 
     def mark(self, key: Hashable, tensor: Tensor) -> None:
         """Ask for the gradient edge that `tensor` has at this moment: it may be written in place later."""
-        self._calls.append((None, tensor, key, None))
+        if id(tensor) not in self._known or self._known[id(tensor)] != _spot(tensor):
+            self._see(tensor)
+        if not tensor.requires_grad:
+            self._own(tensor)  # it will be made to carry a gradient
+        self._calls.append((_MARK, tensor, key, None))
 
     def rerun(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
-        """(recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)})."""
+        """(recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)}).
+
+        Only tensors that are made here are written: for memory from outside that the pass wrote, a copy stands in.
+        """
         again: dict[int, Tensor] = dict(self._first)
+        copies: dict[Any, Tensor] = {}
         marks: dict[Hashable, tuple[Tensor, GradientEdge]] = {}
 
         def twin(t: Tensor) -> Tensor:
             return again.get(id(t), t)
 
+        def copied(place: _Place) -> Tensor:
+            if place not in copies:
+                copies[place] = self._copied(place, copies)
+            return copies[place]
+
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             torch.set_rng_state(self._random)
             for func, args, kwargs, result in self._calls:
-                if func is None:
-                    if kwargs is not None:
-                        marks[kwargs] = (twin(args), _edge(twin(args)))
+                if func is _MARK:
+                    marks[kwargs] = (twin(args), _edge(twin(args)))
+                elif func is _OUTSIDE:
+                    again.pop(id(args), None)
+                    if kwargs.memory in self._before:
+                        again[id(args)] = copied(kwargs)
+                    elif _place(args) != kwargs:  # it was given other memory since
+                        again[id(args)] = _in_memory(kwargs, self._alive[kwargs.memory])
+                elif func is _ALIAS:
+                    there = twin(result)
+                    again[id(args)] = (
+                        there if kwargs is None else there.as_strided(kwargs.shape, kwargs.stride, kwargs.offset)
+                    )
                 elif func is torch.ops.aten.detach.default:
                     again[id(result)] = twin(args[0])  # the same numbers, so the same tensor
-                else:
-                    new = func(*tree_map_only(Tensor, twin, args), **tree_map_only(Tensor, twin, kwargs))
-                    pairs = zip(tree_leaves(result), tree_leaves(new))
-                    again.update({id(old): t for old, t in pairs if isinstance(old, Tensor)})
+                elif func is not _KEEP:
+                    given = {name: _with(value, twin) for name, value in kwargs.items()}
+                    new = func(*[_with(value, twin) for value in args], **given)
+                    again.update((id(old), t) for old, t in zip(_tensors((result,)), _tensors((new,))))
         return twin, marks
+
+    def _copied(self, place: _Place, copies: dict[Any, Tensor]) -> Tensor:
+        """A tensor at the same place in a copy of its memory, which it shares with all that lay in the original."""
+        if len(self._outside[place.memory]) == 1:
+            return _in_memory(place, self._before[place.memory].clone())
+        whole = (place.memory, place.dtype)
+        if whole not in copies:
+            memory = self._before[place.memory].clone()
+            length = memory.nbytes() // place.dtype.itemsize
+            copies[whole] = _in_memory(place._replace(offset=0, shape=torch.Size([length]), stride=(1,)), memory)
+        return copies[whole].as_strided(place.shape, place.stride, place.offset)
+
+
+def _in_memory(place: _Place, memory: Any) -> Tensor:
+    empty = torch.empty(0, dtype=place.dtype, device=memory.device)
+    return empty.set_(memory, place.offset, place.shape, place.stride)
+
+
+def _spot(t: Tensor) -> tuple[int, torch.Size] | None:
+    """Where the numbers of a tensor begin, and its shape; None where its memory can't be looked at."""
+    if t.layout != torch.strided or is_traceable_wrapper_subclass(t):
+        return None
+    return t.data_ptr(), t.shape
+
+
+def _place(t: Tensor) -> _Place:
+    return _Place(t.untyped_storage()._cdata, int(t.storage_offset()), t.shape, t.stride(), t.dtype)
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
+    """The tensors among what an operation takes or returns: alone, or in lists."""
+    found: list[Tensor] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += [v for v in value if isinstance(v, Tensor)]
+    return found
+
+
+def _with(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)) and any(isinstance(v, Tensor) for v in value):
+        return type(value)(change(v) if isinstance(v, Tensor) else v for v in value)
+    return value
 
 
 class Spy(TorchFunctionMode):
@@ -98,6 +229,7 @@ class Spy(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.saw = False
+        self.read: set[int] = set()  # ids of all tensors that were taken up
         self._cut: dict[int, Tensor] = {}  # kept, so that an id stays theirs
         self._numbers: set[float] = set()  # what item() and float() gave out
 
@@ -107,6 +239,7 @@ class Spy(TorchFunctionMode):
         result = func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         given = [t for t in leaves if isinstance(t, Tensor)]
+        self.read.update(map(id, given))
         used = any(id(t) in self._cut for t in given)
         used = used or any(isinstance(v, float) and v in self._numbers for v in leaves)
         if func in _LEAVES and any(t.is_floating_point() and (t.requires_grad or id(t) in self._cut) for t in given):
@@ -169,8 +302,10 @@ def _edge(tensor: Tensor) -> GradientEdge:
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
     """The tensors an operation writes in place."""
     schema = func._schema
-    if not schema.is_mutable:
+    moves = any(a.name == "running_mean" for a in schema.arguments)  # which no schema of batch norm admits
+    if not schema.is_mutable and not moves:
         return []
     given = {**{a.name: v for a, v in zip(schema.arguments, args)}, **kwargs}
     names = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-    return [t for name in names for t in tree_leaves(given.get(name)) if isinstance(t, Tensor)]
+    names += ["running_mean", "running_var"] if moves and given.get("training", True) else []
+    return _tensors([given.get(name) for name in names])

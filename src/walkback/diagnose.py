@@ -37,7 +37,8 @@ from walkback.trace import Credit, Trace, Tracer
 
 # Per-layer fields of Measurements beyond the published ones, by where they come from.
 PUBLISHED = ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps")
-SHIFTED = ("cosine_above", "cosine_below")
+SHIFTED = ("cosine_above", "cosine_below", "gradient_next")
+PAIRINGS = ("site", "shifted")
 NULLS = ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
 PRECISION = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
 
@@ -60,6 +61,7 @@ def diagnose(
     reference: nn.Module | str | None = None,
     correct: Correct | None = None,
     bp_frozen_acc: Accuracy = None,
+    pairing: str = "site",
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -88,6 +90,9 @@ def diagnose(
         correct: for one seed, (N,) which test samples the network gets right and (N,) which its frozen control does:
             D3 is then judged on the binomial error of the pair.
         bp_frozen_acc: of BP's own frozen control, where `frozen_baseline_acc` has a stem trained otherwise.
+        pairing: "site" compares the credit of every site with the gradient of the same site. "shifted" compares the
+            credit of site l + 1 with the gradient of site l, as published figures of FA seem to do, and is there for
+            comparing with them: see pitfall 15.
 
     >>> import walkback as wb
     >>> report = diagnose(wb.selftest.exploded(), wb.selftest.batches(8), 0.31, 0.35, method_name="DFA")
@@ -109,6 +114,7 @@ def diagnose(
         probes=asked,
         chunk=chunk,
         reference=reference,
+        pairing=pairing,
     )
     return make_report(measurements, claim, chosen, edition, method_name, notes)
 
@@ -123,6 +129,7 @@ def measure(
     probes: Sequence[str | Probe] = (),
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
+    pairing: str = "site",
 ) -> Measurements:
     """All numbers of the protocol, before any threshold. Arguments as in `diagnose`.
 
@@ -135,6 +142,8 @@ def measure(
     asked = [probe for probe in wanted(probes) if not isinstance(probe, Intrinsic)]
     if chunk is not None:
         whole_numbers(chunk=chunk)
+    if pairing not in PAIRINGS:
+        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {pairing!r:.60}.")
     recorded = isinstance(credit, Recorded)
     if recorded and reference is None:
         reference = "derived"
@@ -143,11 +152,13 @@ def measure(
     with Tracer(model, anatomy, loss, reference) as tracer:
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
-            credit = credit.bound(tracer.anatomy, tracer.losses)
+            credit = credit.bound(tracer.anatomy, tracer.losses, tracer.notes)
         probing = Probing(asked, tracer, credit)
         second = None if precise is None else IntrinsicMeter(tracer, precise)
         for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
             parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
+            if pairing == "shifted":
+                parts = map(_shifted, parts)
             meter.add(_seen(parts, probing, witness, *([] if second is None else [second])))
         if not meter.batches:
             raise InputError(
@@ -166,6 +177,7 @@ def measure(
         "guessed": tracer.guesses,
         "tokens_read": tracer.read_tokens,
         "chunk": chunk,
+        "pairing": pairing,
         "loss": tracer.loss_name,
         "reference": _REFERENCES[tracer.reference],
         "backward_error": backward.error,
@@ -197,11 +209,7 @@ def measure(
     )
 
 
-_UNSUSPECTED = BackwardCheck(
-    None,
-    why="not needed: the forward pass has no custom autograd Function, no hook, no cut in its graph, and no numbers "
-    "that leave torch",
-)
+_UNSUSPECTED = BackwardCheck("cannot-tell", "not-needed")
 _REFERENCES = {
     "own": "the network's own backward pass",
     "derived": "derived from the forward pass alone",
@@ -211,19 +219,20 @@ _REFERENCES = {
 
 def _unchecked(tracer: Tracer, check: BackwardCheck) -> Note | None:
     """The network's own backward pass, where it should have been checked and could not be."""
-    doubtful = tracer.suspect and check.error is None and tracer.reference == "own"
-    return Note("unchecked-backward", None, {"why": check.why}) if doubtful else None
+    doubtful = tracer.suspect and check.answer == "cannot-tell" and tracer.reference == "own"
+    return Note("unchecked-backward", None, {"cause": check.cause, "why": check.why}) if doubtful else None
 
 
 def _unchecked_reference(tracer: Tracer, check: BackwardCheck) -> list[dict[str, str]]:
     """The same of a reference that was derived or given."""
-    if not tracer.suspect or check.error is not None or tracer.reference == "own":
+    if not tracer.suspect or check.answer != "cannot-tell" or tracer.reference == "own":
         return []
-    return [{"reference": _REFERENCES[tracer.reference], "why": check.why}]
+    return [{"reference": _REFERENCES[tracer.reference], "cause": check.cause, "why": check.why}]
 
 
 def _altered(check: BackwardCheck) -> Note:
-    return Note("altered-backward", None, {"error": check.error, "limit": check.limit, "sites": list(check.sites)})
+    values = {"error": check.error, "limit": check.limit, "sites": list(check.sites), "cause": check.cause}
+    return Note("altered-backward", None, values)
 
 
 def _checked(parts: Iterable[Trace], tracer: Tracer, recorded: bool, checks: list[BackwardCheck]) -> Iterator[Trace]:
@@ -248,14 +257,14 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
             else "Its backward pass is altered too: build it from plain layers."
         )
         raise InputError(
-            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.1%} "
-            f"(limit {check.limit:.1%}). {remedy}"
+            f"Expected {which} to predict how the loss changes, but finite differences disagree by {check.error:.2%} "
+            f"(limit {check.limit:.2%}). {remedy}"
         )
     if recorded and check.agrees is None:
         raise InputError(
             "Expected a reference that finite differences can confirm, since recorded credits come from a backward "
-            f"pass that may be altered, but {check.why}. Measure a float32 copy outside autocast, with one loss per "
-            "sample, or give the credits as a function of the trace."
+            f"pass that may be altered, but {check.why}. {check.remedy}, or give the credits as a function of the "
+            "trace."
         )
 
 
@@ -379,6 +388,15 @@ def unclamped_exact(m: Measurements, thresholds: DiagnosticThresholds) -> bool |
 def _loudest(m: Measurements) -> int:
     """The site that carries most of Γ."""
     return max(range(len(m.cosine) - 1), key=lambda site: abs(m.cosine[site] or 0.0))
+
+
+def _shifted(trace: Trace) -> Trace:
+    """The same trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
+    if trace.credits is None:
+        raise InputError('Expected a credit with pairing="shifted", but none was given.')
+    if any(a.shape != trace.credits[0].shape for a in trace.credits):
+        raise InputError('Expected a stream of one shape with pairing="shifted", but it changes its shape on the way.')
+    return replace(trace, credits=(*trace.credits[1:], trace.credits[-1]))
 
 
 def _seen(parts: Iterable[Trace], *lookers: Probing | Witness | IntrinsicMeter) -> Iterator[Trace]:

@@ -86,7 +86,7 @@ class IntrinsicMeter:
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
         self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total and count
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a parameter, and what stands for it
         self._given_up = False
         self._absorption = ""
         self._seen: set[int] = set()
@@ -139,11 +139,12 @@ class IntrinsicMeter:
     def _other_weights(self) -> dict[str, Tensor]:
         change = _float64 if self.method == FLOAT64 else lambda t: _nudged(t, self.seed)
         named = list(places(self.tracer.model))
-        if not self._weights:
-            self._weights = {id(p): change(p.detach()) for _, p in named if isinstance(p, nn.Parameter)}
+        # A network may make a parameter anew in every pass; those of the last are kept, so that an id is their own.
+        parameters = {id(p): p for _, p in named if isinstance(p, nn.Parameter)}
+        self._weights = {key: self._weights.get(key) or (p, change(p.detach())) for key, p in parameters.items()}
         # Buffers anew for every batch: a network may write them.
         buffers = {id(b): change(b.detach()).clone() for _, b in named if not isinstance(b, nn.Parameter)}
-        changed = self._weights | buffers
+        changed = {key: other for key, (_, other) in self._weights.items()} | buffers
         return {name: changed[id(t)] for name, t in named}
 
     # -- what is added up ----------------------------------------------------------------------------

@@ -582,7 +582,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
             reasons["growth"] = why
     kinds = {"h_norm": "state", "g_norm": "gradient"}
     logged_bad = [
-        Note("nonfinite", site, {"kind": kind, "batch": None, "logged": said})
+        _nonfinite({"kind": kind, "site": site, "logged": said})
         for name, kind in kinds.items()
         for site, said in bad.get(name, ())
     ]
@@ -651,8 +651,8 @@ def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> di
 def _nonfinite(one: Mapping[str, Any]) -> Note:
     if one["kind"] not in ("state", "gradient"):
         raise ValueError(f"kind {one['kind']}")
-    values = {"kind": one["kind"], "batch": one.get("batch"), "logged": one.get("logged", "")}
-    return Note("nonfinite", one.get("site"), values)
+    values = {"kind": one["kind"], "batch": one.get("batch")}
+    return Note("nonfinite", one.get("site"), values | {k: one[k] for k in ("logged",) if one.get(k)})
 
 
 def _same(name: str, number: float, of: str, derived: float, where: str) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from walkback.errors import InputError
-from walkback.values import widened
+from walkback.values import modules_of, widened
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -103,4 +103,4 @@ def _check_probabilities(y: Float[Tensor, "batch classes"]) -> None:
 
 def is_causal(model: nn.Module) -> bool:
     """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
-    return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in model.modules())
+    return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in modules_of(model))

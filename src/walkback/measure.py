@@ -261,6 +261,7 @@ class Measurements:
     zero_credit: Numbers = field(default_factory=list)  # share of samples without credit: counted as cosine 0
     cosine_above: Numbers = field(default_factory=list)  # of a_l with g_{l+1}: would a shift by one fit better?
     cosine_below: Numbers = field(default_factory=list)  # of a_l with g_{l-1}
+    gradient_next: Numbers = field(default_factory=list)  # of g_l with g_{l+1}: how alike the two are
     cosine_low: Numbers = field(default_factory=list)  # 95 % interval over samples and batches
     cosine_high: Numbers = field(default_factory=list)
     null_low: Numbers = field(default_factory=list)  # 95 % band of the same credit, turned at random: see nulls.py
@@ -427,7 +428,7 @@ class Meter:
             reasons["stability"] = why
         if self._credit is None:
             names = ("cosine", "cosine_clamped", "below_eps", "gamma", "gamma_concentration", "deep_cosine")
-            names += ("cosine_above", "cosine_below", "zero_credit")
+            names += ("cosine_above", "cosine_below", "gradient_next", "zero_credit")
             names += ("cosine_low", "cosine_high", "null_low", "null_high", "null_dimension")
             reasons.update(dict.fromkeys((*names, "aggregates"), "no credit was given"))
         prints = torch.cat(self._prints)
@@ -532,21 +533,26 @@ class _CreditMeter:
         self._means, self._n_means = Groups(), 0
         self._samples = self._n_groups = 0
         self._same = True
+        self._alike: list[bool] = []  # of sites l and l + 1: have they one shape?
 
     def add(self, credits: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(credits, grads))
         dtype = grads[-1].dtype
-        cos, above, below, na, ng = neighbouring_cosines(credits, grads)
+        cos, above, below, beside, na, ng = neighbouring_cosines(credits, grads)
         cos = torch.where((na == 0) | (ng == 0), 0.0, cos)
         # Written so that NaN stays in: it is not finite, which is another finding than an underflow.
         usable = ~(ng < least_norm(dtype))
         directed = ~(na < _SQUARABLE)
         valid = usable & directed
-        alike = torch.tensor([a.shape == g.shape for a, g in pairwise(credits)], device=cos.device)
+        self._alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
+        alike = torch.tensor(self._alike, device=cos.device)
         for name, shifted, by in (("above", above, -1), ("below", below, 1)):
             # A sample without credit counts as no alignment; where there is no such neighbour, nothing is counted.
             there = usable.roll(by, 0) & pad(alike, (0, 1) if by < 0 else (1, 0))[:, None]
-            self._sum[name] += torch.stack([torch.where(there & directed, shifted, 0.0).sum(1), there.sum(1)])
+            given = there & directed
+            self._sum[name] += torch.stack([torch.where(given, shifted, 0.0).sum(1), there.sum(1), given.sum(1)])
+        both = usable & usable.roll(-1, 0) & pad(alike, (0, 1))[:, None]
+        self._sum["next"] += torch.stack([torch.where(both, beside, 0.0).sum(1), both.sum(1), both.sum(1)])
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
         cosines = torch.where(valid, cos, 0.0)
@@ -611,14 +617,20 @@ class _CreditMeter:
         if why:
             reasons["cosine"] = "; ".join(why)
         shifted = {
-            f"cosine_{name}": [some(total / n) if n else None for total, n in self._sum[name].T.tolist()]
-            for name in ("above", "below")
+            name: [some(total / n) if given else None for total, n, given in self._sum[which].T.tolist()]
+            for name, which in (("cosine_above", "above"), ("cosine_below", "below"), ("gradient_next", "next"))
         }
         for name, values in shifted.items():
-            if None in (values[:-1] if name == "cosine_above" else values[1:]):
-                reasons[name] = reasons.get(
-                    "cosine", "the stream changes shape there, or the neighbour has no gradient"
-                )
+            missing = [
+                f"the stream changes shape between sites {site} and {site + 1}"
+                for site, alike in enumerate(self._alike)
+                if not alike
+            ]
+            found = zip(values[1:] if name == "cosine_below" else values[:-1], self._alike)
+            if any(value is None and alike for value, alike in found):
+                missing.append(reasons.get("cosine", "no sample has a direction at both of two neighbouring sites"))
+            if missing:
+                reasons[name] = "; ".join(missing)
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
         deep = mean([cosine[site] for site in deep_sites(cosine)])
         by_sample, n_by_sample, given, d, aa, gg = self._sum["orders"].tolist()
@@ -717,14 +729,13 @@ def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "
     return rows / top[:, None], top
 
 
-def neighbouring_cosines(
-    credits: Sequence[Tensor], grads: Sequence[Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Per site and sample cos(a_l, g_l), cos(a_l, g_{l+1}), cos(a_l, g_{l-1}), ‖a_l‖ and ‖g_l‖: five (sites, B).
+def neighbouring_cosines(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Per site and sample cos(a_l, g_l), cos(a_l, g_{l+1}), cos(a_l, g_{l-1}), cos(g_l, g_{l+1}), ‖a_l‖, ‖g_l‖.
 
-    NaN where there is no such neighbour, or one of another shape. Two sites at a time are held in float64.
+    Six (sites, B) tensors; NaN where there is no such neighbour, or one of another shape. Two sites at a time are held
+    in float64.
     """
-    own, above, below, norms_a, norms_g = [], [], [], [], []
+    own, above, below, beside, norms_a, norms_g = [], [], [], [], [], []
     last: tuple[Tensor, Tensor] | None = None
     for a, g in zip(credits, grads):
         (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
@@ -735,12 +746,14 @@ def neighbouring_cosines(
         alike = last is not None and last[0].shape == unit_a.shape
         if last is not None:
             above.append((last[0] * unit_g).sum(1) if alike else nowhere)
+            beside.append((last[1] * unit_g).sum(1) if alike else nowhere)
         below.append((unit_a * last[1]).sum(1) if last is not None and alike else nowhere)
         last = unit_a, unit_g
         norms_a.append(na * top_a)
         norms_g.append(ng * top_g)
-    above.append(torch.full_like(norms_a[-1], torch.nan))
-    return torch.stack(own), torch.stack(above), torch.stack(below), torch.stack(norms_a), torch.stack(norms_g)
+    for upward in (above, beside):
+        upward.append(torch.full_like(norms_a[-1], torch.nan))
+    return tuple(map(torch.stack, (own, above, below, beside, norms_a, norms_g)))
 
 
 def _cosine_and_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:

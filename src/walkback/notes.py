@@ -71,7 +71,7 @@ def _altered(note: Note) -> str:
     v = note.values
     sites = ", ".join(map(str, v.get("sites") or ())) or "all together"
     measured = (
-        f" (finite differences disagree by {v['error']:.1%}, limit {v['limit']:.1%}; sites {sites})"
+        f" (finite differences disagree by {v['error']:.2%}, limit {v['limit']:.2%}; sites {sites})"
         if v.get("error") is not None
         else ""
     )
@@ -157,6 +157,33 @@ def _editions_differ(note: Note) -> str:
     return f"the intrinsic D2 would flag: rounding puts a cosine off by {v['error']:.1g}"
 
 
+# Why a recorded credit could not be proven.
+UNPROVEN = {
+    "no-parameters": "the module that writes it has no parameters",
+    "frozen": "no parameter of the module that writes it is trained",
+    "shared": "the parameters of the module that writes it are used outside it too",
+    "no-gradient": "the run left no gradients in its weights (an optimiser in the backward pass that clears them?)",
+    "failed": "the run could not be repeated",
+    "sharded": "its parameters are sharded",
+    "ranks": "gradients are averaged over processes",
+    "nonfinite": "it is not finite",
+    "one-sample": "the batch has one sample",
+    "random": "the backward pass draws random numbers",
+    "other-states": "training mode computes other states",
+    "placed": "in another order the batch has other states",
+}
+
+
+def _unproven(proof: str, why: str, detail: str, sites: list[int]) -> str:
+    which = f"site{'s' * (len(sites) > 1)} {', '.join(map(str, sites))}"
+    what = {
+        "weights": f"recorded credit of {which} is what trains the weights there",
+        "samples": "recorded credits belong to the samples of the batch",
+        "mode": "recorded credits, of eval mode, are those of training mode",
+    }[proof]
+    return f"it could not be proven that the {what}: {UNPROVEN[why]}{f' ({detail})' if detail else ''}"
+
+
 SENTENCES: dict[str, str | Callable[[Note], str]] = {
     # of the user, and of reports in an older format
     "remark": "{text}",
@@ -230,6 +257,20 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "no-cosine": _no_cosine,
     "cosine-left-out": _left_out,
     "shifted-pairing": _shifted,
+    # of a recorded credit
+    "unproven-credit": lambda note: _unproven(**note.values),
+    "inner-feedback": (
+        "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
+        "their gradient from there, and the credit of site {site} trains the others"
+    ),
+    "added-gradient": lambda note: (
+        f"{note.values['share']:.0%} of a gradient in the weights of {note.values['module']} does not come from the "
+        f"credit of site {note.site}: a loss or penalty inside it"
+    ),
+    "other-writer": (
+        "{module}, named as the writer of site {site}, writes neither the state nor what is added to it: its signal is "
+        "compared with the gradient of another value"
+    ),
     "concentrated": "one site carries {share:.0%} of Γ: report the cosine per layer",
     # of the probe set, the loss, the probes
     "few-samples": _few_samples,

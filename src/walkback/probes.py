@@ -23,7 +23,7 @@ from walkback.notes import Note
 from walkback.nulls import student
 from walkback.options import whole_numbers
 from walkback.trace import Trace, Tracer
-from walkback.values import has_float64, no_autocast, places
+from walkback.values import has_float64, no_autocast, parameters_of, places
 
 
 @dataclass(frozen=True)
@@ -301,7 +301,7 @@ def double_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def is_sharded(model: nn.Module) -> bool:
     """Are its weights spread over processes, so that a copy would gather them?"""
-    return any(type(p).__name__ == "DTensor" for p in model.parameters())
+    return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
 
 
 class _Redraws:

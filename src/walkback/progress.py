@@ -103,7 +103,7 @@ def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
     >>> with contextlib.redirect_stderr(sys.stdout), epochs("a run", 0, 2, "acc 0.1") as show:
     ...     show(0.5, "")
     ...     show(1, "acc 0.5")
-    a run  epoch 1/2  acc 0.5  0.0 s/epoch, 0 min left
+    a run  epoch 1/2  acc 0.5  ... s/epoch, 0 min left
     """
     start = time.monotonic()
 

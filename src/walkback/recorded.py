@@ -7,25 +7,27 @@ the credit of that site.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from walkback.anatomy import Anatomy, Part, unwrap
 from walkback.batch import Inputs, call, mapped
-from walkback.derived import carry_gradient
-from walkback.errors import CreditError, InputError
+from walkback.errors import CreditError, InputError, WalkbackError
 from walkback.loss import Loss, cross_entropy
+from walkback.notes import Note
+from walkback.proof import Shown, by_weights, farthest, refuse_unlike
+from walkback.quiet import quiet_training
+from walkback.signals import Listener, OtherPass, alike
 from walkback.trace import Trace
 from walkback.untouched import untouched, unwritten
-from walkback.values import first_tensor, fragile, largest, logits_of, members, stream_of
+from walkback.values import logits_of, parameters_of, random_state
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
@@ -36,6 +38,7 @@ def recorded(
     *,
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     writers: Sequence[Part] | None = None,
+    train: bool | None = None,
 ) -> Recorded:
     """The credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
 
@@ -52,6 +55,12 @@ def recorded(
         writers: the L + 1 modules at whose output the signal of site 0…L is read, where these are not the stem and the
             blocks themselves. Modules or paths. A feedback layer that ends a block and passes its input on unchanged
             needs none: the signal is read behind it.
+        train: True: run in training mode, but without dropout, and with batch norm on its running statistics. False: in
+            eval mode. None: in eval mode, with an error where training mode sends another credit.
+
+    The first batch is run a few times more to prove the credits (docs/custom-rules.md): each must give the gradients
+    that the run leaves in the weights of its module, and come in another order with the samples. One that does not is
+    an error; where it can't be told, the report says so.
 
     >>> import torch, walkback as wb
     >>> net, batches = wb.selftest.healthy(), wb.selftest.batches(8)
@@ -70,42 +79,79 @@ def recorded(
         )
     if isinstance(anatomy, Mapping):
         anatomy = Anatomy.of(unwrap(model), **anatomy)
-    return Recorded(model, backward, anatomy, None if writers is None else tuple(writers))
+    if train is not None and not isinstance(train, bool):
+        raise InputError(f"Expected train to be True, False or None, but got {train!r}.")
+    return Recorded(model, backward, anatomy, None if writers is None else tuple(writers), train=train)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A credit function, made by `recorded`. Call it with the trace of a batch."""
+    """A credit function, made by `recorded`. Call it with the trace of a batch.
+
+    `notes` says what of the proofs could not be made; a measurement takes it into its own.
+    """
 
     model: nn.Module
     backward: Backward | None = None
     anatomy: Anatomy | None = None
     writers: tuple[Part, ...] | None = None
     loss: Loss | None = None
+    train: bool | None = None
+    notes: list[Any] = field(default_factory=list, compare=False, repr=False)
+    _proven: set[str] = field(default_factory=set, compare=False, repr=False)
     restores_weights: bool = field(default=True, init=False)
 
-    def bound(self, anatomy: Anatomy, loss: Loss | None) -> Recorded:
-        """The same with the anatomy and the loss of a measurement, where it has none of its own."""
-        return replace(self, anatomy=self.anatomy or anatomy, loss=self.loss or loss)
+    def bound(self, anatomy: Anatomy, loss: Loss | None, notes: list[Any] | None = None) -> Recorded:
+        """The same with the anatomy, the loss and the notes of a measurement, where it has none of its own."""
+        return replace(
+            self,
+            anatomy=self.anatomy or anatomy,
+            loss=self.loss or loss,
+            notes=self.notes if notes is None else notes,
+            _proven=set(),
+        )
 
     def __call__(self, trace: Trace) -> list[Tensor]:
-        """One signal per site, shaped like `trace.states`."""
+        """One signal per site, shaped like `trace.states`. Those of the first batch are proven."""
         if trace.reference == "own":
             raise CreditError(
                 "Expected a reference that does not come from the network's own backward pass, since that is what is "
                 'being recorded: a cosine of it with itself is 1. Use Tracer(model, reference="derived").'
             )
+        heard = self._hear(trace.inputs, trace.labels)
+        credits = heard.signals(trace.states)
+        if trace.index == 0:
+            self._prove_by_weights(trace, heard)
+            self._prove_by_samples(trace, credits, heard)
+            self._prove_by_mode(trace, credits, heard)
+            self._look_at_writers(trace, heard)
+        return credits
+
+    # -- running the user's code -----------------------------------------------------------------------
+
+    def _hear(self, x: Inputs, y: Tensor, train: bool | None = None, **how: Any) -> Listener:
+        """Run the user's backward pass once and listen; the network is afterwards as it was."""
         model = unwrap(self.model)
         anatomy = Anatomy.of(model) if self.anatomy is None else self.anatomy.resolve(model)
-        listener = _Listener(model, anatomy, self.writers)
+        heard = Listener(model, anatomy, self.writers, **how)
+        train = bool(self.train) if train is None else train
         with ExitStack() as stack:
-            stack.enter_context(untouched(model))
-            # Also where no `backward` is given: an optimiser may run in hooks of the backward pass.
-            stack.enter_context(unwritten(model.parameters()))
-            listener.listen(stack)
-            stack.enter_context(listener.makers)
-            self._run(mapped(trace.inputs, lambda t: t.detach().clone()), trace.labels)
-        return listener.signals(trace)
+            # Weights too, also where no `backward` is given: an optimiser may run in hooks of the backward pass.
+            found = stack.enter_context(untouched(model))
+            stack.enter_context(unwritten(parameters_of(model) if found.reach.sharded else ()))
+            if train:
+                stack.enter_context(quiet_training(self.model))
+            heard.listen(stack)
+            before = _random_states(y.device)
+            try:
+                self._run(mapped(x, lambda t: t.detach().clone()), y.clone())
+            except Exception as error:
+                if not isinstance(error, WalkbackError):
+                    mode = "training" if train else "eval"
+                    error.add_note(f"(while recording the network's backward pass, in {mode} mode: see `train`)")
+                raise
+            heard.finish(drew=before != _random_states(y.device))
+        return heard
 
     def _run(self, x: Inputs, y: Tensor) -> None:
         if self.backward is not None:
@@ -115,178 +161,133 @@ class Recorded:
         loss = (self.loss or cross_entropy)(logits, y)
         loss.sum().backward()
 
+    # -- proofs: on the first batch, where the user's code is run again ----------------------------------
 
-class _Listener:
-    """Hears what every writer made and the signal that came back to it.
+    def _prove_by_weights(self, trace: Trace, heard: Listener) -> None:
+        """Each credit gives the gradients in the weights of its module, and nothing else does."""
+        keys = heard.keys(trace.states)
+        left = {key: heard.gradients(key) for key in keys}
+        unknown: dict[int, Shown] = {}
+        if any(isinstance(grads, dict) for grads in left.values()):
+            try:
+                sent = self._hear(trace.inputs, trace.labels, send=heard.arrived())
+                silent = self._hear(trace.inputs, trace.labels, silence=keys)
+            except Exception as error:
+                unknown = {site: Shown(why="failed", detail=_line(error)) for site in range(len(keys))}
+        for site, key in enumerate(keys):
+            grads = left[key]
+            if isinstance(grads, str):
+                unknown[site] = Shown(why=grads)
+            elif site not in unknown:
+                shown = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
+                if key in sent.failed:
+                    shown = Shown(why="failed", detail=sent.failed[key])
+                try:
+                    refuse_unlike(shown, site, heard.name(key), trace.states[site].dtype)
+                except CreditError:  # what was drawn when the credit was sent is not what was drawn in the run
+                    if not self._is_random(trace, heard.drew and shown.compared):
+                        raise
+                    shown = Shown(why="random")
+                if shown.why:
+                    unknown[site] = shown
+                if shown.fed:
+                    values = {"module": heard.name(key), "fed": len(shown.fed), "of": len(shown.fed + shown.compared)}
+                    self._note(Note("inner-feedback", site, {**values, "parameters": list(shown.fed)}))
+                if shown.added:
+                    self._note(Note("added-gradient", site, {"module": heard.name(key), "share": shown.added}))
+        for shown in dict.fromkeys(unknown.values()):
+            sites = [site for site, other in unknown.items() if other == shown]
+            self._unproven("weights", shown.why, shown.detail, sites)
 
-    Keys are the sites 1…L; for site 0 the stems, ("stem", k), or a writer that the user named, 0, and "given", which is
-    what block 1 received.
-    """
-
-    def __init__(self, model: nn.Module, anatomy: Anatomy, writers: Sequence[Part] | None) -> None:
-        self.model = model
-        self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
-        stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems)}
-        self.writers: dict[Any, Any] = {**stems, **dict(enumerate(self.blocks, 1))}
-        if writers is not None:
-            self.writers = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
-            if len(self.writers) != len(self.blocks) + 1:
-                raise InputError(
-                    f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
-                    f"{len(self.writers)}. The first is the stem."
-                )
-        self.heard: dict[Any, list[list[Tensor]]] = {}  # key -> per run the signals that came
-        self.made: dict[Any, Tensor] = {}  # stem -> what it made last
-        self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
-        self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
-        self.makers = _Makers()
-        self.named = writers is not None  # read where the user says
-
-    def listen(self, stack: ExitStack) -> None:
-        """Put hooks on, for as long as `stack` lasts."""
-        for key, writer in self.writers.items():
-            stack.callback(writer.register_forward_hook(self._after(key)).remove)
-        for i, block in enumerate(self.blocks):
-            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
-            stack.callback(hook.remove)
-
-    def _after(self, key: Any) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(members(output))
-            if made is not None and torch.is_grad_enabled():
-                self._hear(key, made, self.named)
-                if isinstance(key, tuple):
-                    self.made[key] = made.detach().clone()
-
-        return hook
-
-    def _before(self, i: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = stream_of(module, args, kwargs)
-            if stream is not None and torch.is_grad_enabled():
-                self.given.setdefault(i, []).append(stream.detach().clone())
-                if i == 0:
-                    self._hear("given", stream)
-
-        return hook
-
-    def _hear(self, key: Any, tensor: Tensor, here: bool = True) -> None:
-        """Take down what comes to `tensor`, or unless `here` what a feedback layer at its end sends on in its place."""
-        signals: list[Tensor] = []
-        self.heard.setdefault(key, []).append(signals)
-        if not tensor.requires_grad:
-            if fragile(tensor, chain(self.model.parameters(), self.model.buffers())):
-                raise CreditError(
-                    f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
-                    f"{tuple(tensor.shape)} that needs no gradient, and writing there would change the network. Call "
-                    "requires_grad_() on it while recording."
-                )
-            carry_gradient(tensor)  # frozen parameters below: the signal would stop above
-        last = None if here else self.makers.feedback(tensor)
-        self.makers.forget()
-        if last is None:
-            tensor.register_hook(lambda grad: signals.append(grad.detach().clone()))
+    def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor], heard: Listener) -> None:
+        """With the batch in another order, the credits come in that order."""
+        batch = len(trace.labels)
+        order = torch.randperm(batch, generator=torch.Generator().manual_seed(0)).to(trace.labels.device)
+        x = mapped(trace.inputs, lambda t: t[order.to(t.device)] if t.ndim and t.shape[0] == batch else t)
+        if batch == 1:
+            if "samples" not in self._proven:  # by another part of the batch
+                self._unproven("samples", "one-sample")
             return
-        node, behind = last
+        try:
+            again = self._hear(x, trace.labels[order])
+            others = again.signals([h[order.to(h.device)] for h in trace.states])
+        except OtherPass:
+            self._unproven("samples", "placed")
+            return
+        except Exception as error:
+            self._unproven("samples", "failed", _line(error))
+            return
+        gap, site = farthest([a[order.to(a.device)] for a in credits], others)
+        if not gap:
+            self._proven.add("samples")
+            return
+        if not gap > 0 or self._is_random(trace, heard.drew):
+            self._unproven("samples", "random" if gap > 0 else "nonfinite")
+            return
+        raise CreditError(
+            f"Expected credits that belong to the samples of the batch, but with the same batch in another order that "
+            f"of site {site} is another one (by {gap:.1%}): what was kept of an earlier batch is in it, or the place "
+            "of a sample in the batch. Layers that take down the output error in training mode only still have that of "
+            "the last training batch: record with train=True, and pass what they ask for in `backward`. A function "
+            "must use the inputs and labels that it is given; if your rule pairs samples by their place, give the "
+            "credits as a function of the trace."
+        )
 
-        def sent(grads: tuple[Tensor | None, ...], _: Any) -> None:
-            found = grads[behind]
-            if found is not None:
-                signals.append(found.detach().clone())
-
-        node.register_hook(sent)
-
-    def signals(self, trace: Trace) -> list[Tensor]:
-        """The signal of every site; an error where there is none, or not one."""
-        self._refuse_other_pass(trace)
-        # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
-        first = 0 if 0 in self.writers else "given"
-        for key, made in self.made.items():
-            if any(self.heard[key]) and _alike(self._batch_first(made), trace.states[0]):
-                first = key
-        return [self._signal(site, site or first) for site in range(len(self.blocks) + 1)]
-
-    def _batch_first(self, h: Tensor) -> Tensor:
-        return h.transpose(0, 1) if self.axis else h
-
-    def _signal(self, site: int, key: Any) -> Tensor:
-        runs = [signals for signals in self.heard.get(key, ()) if signals]
-        if not runs:
-            ran = len(self.heard.get(key, ()))
-            raise CreditError(
-                f"Expected the backward pass to reach site {site}, but no signal came to what its module wrote (it ran "
-                f"{ran} times with gradients on). Code that computes its updates without autograd has nothing to "
-                "record: give its signals as credit=function of the trace instead."
-            )
-        if len(runs) > 1:
-            raise CreditError(
-                f"Expected one signal for site {site}, but its module ran {len(runs)} times and each run got one. "
-                "Record a backward that runs the network once per batch."
-            )
-        return self._batch_first(torch.stack(runs[0]).sum(0))
-
-    def _refuse_other_pass(self, trace: Trace) -> None:
-        for i in range(len(self.blocks)):
-            seen = self.given.get(i, ())
-            if not seen or any(_alike(self._batch_first(g), trace.states[i]) for g in seen):
-                continue
-            if i == 0 and any(g.ndim == 3 and _alike(g.transpose(0, 1), trace.states[0]) for g in seen):
-                self.axis = 1
-                continue
-            raise CreditError(
-                f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received other "
-                "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
-                "the inputs given, in the mode it is in."
-            )
-
-
-class _Makers(TorchFunctionMode):
-    """Knows which tensor each node of the graph made, since `forget`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[Any, Tensor] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call and note what it made."""
-        result = func(*args, **(kwargs or {}))
-        if torch.is_grad_enabled():
-            for t in (*tree_leaves((args, kwargs)), *tree_leaves(result)):
-                if isinstance(t, Tensor) and t.grad_fn is not None:
-                    self._made[t.grad_fn] = t
-        return result
-
-    def forget(self) -> None:
-        """Let the tensors go."""
-        self._made = {}
-
-    def feedback(self, tensor: Tensor) -> tuple[Any, int] | None:
-        """The autograd Function that passed `tensor` on without a change of its value, and which of its inputs it was.
-
-        Such a Function can only be there for its backward pass: what it sends on is the signal of this value. The
-        lowest, where there are several; None where there is none.
-        """
-        node, found = tensor.grad_fn, None
-        while node is not None:
-            custom = isinstance(node, torch.autograd.function.BackwardCFunction)
-            inputs = [(i, below) for i, (below, _) in enumerate(node.next_functions) if below is not None]
-            if not custom and len(inputs) != 1:
-                break
-            same = [(i, below) for i, below in inputs if self._is_value(below, tensor)]
-            if not same:
-                break
-            if custom:
-                found = (node, same[0][0])
-            node = same[0][1]
-        return found
-
-    def _is_value(self, node: Any, tensor: Tensor) -> bool:
-        made = self._made.get(node)
-        if made is None or made.grad_fn is not node or made.shape != tensor.shape:  # or it was written in place since
+    def _is_random(self, trace: Trace, drew: object) -> bool:
+        """Whether the credits are drawn: the state of the generators shows it, or no two runs agree."""
+        if drew:
+            return True
+        try:  # what is kept from one run to the next has settled after the first
+            _, second, third = (self._hear(trace.inputs, trace.labels).signals(trace.states) for _ in range(3))
+        except Exception:
             return False
-        with torch.no_grad():
-            return torch.equal(made, tensor)
+        return bool(farthest(second, third)[0])
+
+    def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor], heard: Listener) -> None:
+        """Unless the mode was chosen: the credits of eval mode are those of training mode."""
+        if self.train is not None:
+            return
+        try:
+            others = self._hear(trace.inputs, trace.labels, train=True).signals(trace.states)
+        except OtherPass:
+            self._unproven("mode", "other-states")
+            return
+        except Exception as error:
+            self._unproven("mode", "failed", _line(error))
+            return
+        gap, site = farthest(credits, others)
+        if gap > 0 and self._is_random(trace, heard.drew):
+            self._unproven("mode", "random")
+        elif gap > 0:
+            raise CreditError(
+                f"Expected the credits that train the network, but in training mode that of site {site} is another one "
+                f"than in eval mode (by {gap:.1%}): a layer acts on self.training. Record with train=True: training "
+                "mode without dropout, and batch norm with its running statistics. train=False records eval mode."
+            )
+
+    def _look_at_writers(self, trace: Trace, heard: Listener) -> None:
+        """A module that was named should write the state of its site, or what is added to it."""
+        for site in heard.made if heard.named else ():
+            made, state = heard.batch_first(heard.made[site]), trace.states[site]
+            before = trace.states[site - 1] if site else None
+            added = before is not None and before.shape == made.shape and alike(before + made, state)
+            if not added and not alike(made, state):
+                self._note(Note("other-writer", site, {"module": heard.name(site)}))
+
+    def _unproven(self, proof: str, why: str, detail: str = "", sites: Sequence[int] = ()) -> None:
+        values = {"proof": proof, "why": why, "detail": detail, "sites": list(sites)}
+        self._note(Note("unproven-credit", sites[0] if len(sites) == 1 else None, values))
+
+    def _note(self, note: Note) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)
+def _random_states(device: torch.device) -> tuple[Any, ...]:
+    """The state of every generator that code may draw from, to see whether it did."""
+    _, numbers, place, *_ = np.random.get_state()
+    return random.getstate(), numbers.tobytes(), place, random_state(device).numpy().tobytes()
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

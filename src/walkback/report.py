@@ -25,6 +25,8 @@ _COLUMNS = {
     "‖g‖": "g_norm",
     "cosine": "cosine",
     "zero credit": "zero_credit",
+    "with next": "cosine_above",
+    "with previous": "cosine_below",
     "clamped": "cosine_clamped",
     "under ε": "below_eps",
     "95 %": "cosine_low",
@@ -32,6 +34,7 @@ _COLUMNS = {
     "ρ_pert": "perturbation",
     "nudge": "nudging",
     "nudge rel.": "nudging_relative",
+    "nudge rms": "nudging_rms",
 }
 # A table of its own: only measured when asked.
 _PRECISION = {
@@ -43,6 +46,7 @@ _PRECISION = {
 _CONTROLS = {
     "perturbation_bp": "control, ρ_pert of the BP gradient by site",
     "perturbation_random": "control, ρ_pert of a random vector by site",
+    "nudging_bp_rms": "control, nudge by η√d along the BP gradient by site",
     "nudging_bp": "control, nudge along the BP gradient by site",
     "nudging_bp_relative": "control, relative nudge along the BP gradient by site",
     "fresh_mean": "control, mean cosine under fresh feedback by site",
@@ -369,6 +373,8 @@ class Report:
         lists = {head: values for head, values in lists.items() if values and any(v is not None for v in values)}
         if not any(lists.get("zero credit") or ()):  # a column of its own where there are any
             lists.pop("zero credit", None)
+        if not coded(self.notes, "shifted-pairing"):
+            lists = {head: values for head, values in lists.items() if not head.startswith("with ")}
         sites = self._sites()
         heads = ["site"]
         for head in lists:
@@ -397,7 +403,7 @@ class Report:
             return f"±{value:.3f}"
         if head in ("under ε", "ε share", "zero credit"):
             return _share(value)
-        return _number(value, head in ("cosine", "clamped", "ρ_pert", "shift"))
+        return _number(value, head in ("cosine", "with next", "with previous", "clamped", "ρ_pert", "shift"))
 
     def reads_as(self, site: int) -> str | None:
         """The word signal where the cosine and its interval lie outside the null band of the site, else noise.
@@ -510,8 +516,11 @@ class DiagnosticReport(Report):
     @staticmethod
     def of(report: Report) -> DiagnosticReport:
         """The same report under the published words."""
-        given = {f.name: getattr(report, f.name) for f in fields(report)}
-        return DiagnosticReport(**{**given, "verdict": "walked back" if report.failed else "trustworthy"})
+        return DiagnosticReport(**{f.name: getattr(report, f.name) for f in fields(report)})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "verdict", "walked back" if self.failed else "trustworthy")
 
     @property
     def verdict_line(self) -> str:

@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from walkback.values import children_of, named_modules_of, parameters_of
+
 # A container may hang anywhere in a model; `*` is any child, `?` one character. Stages come before plain stacks, since
 # a stage looks like a block from outside.
 SPELLINGS = (
@@ -149,13 +151,13 @@ def lone_blocks(model: nn.Module) -> list[str]:
     >>> lone_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)))
     ['1']
     """
-    lists = [_children(path, m) for path, m in model.named_modules() if isinstance(m, UNCALLED)]
+    lists = [_children(path, m) for path, m in named_modules_of(model) if isinstance(m, UNCALLED)]
     single = [path for children in lists if len(children) == 1 for path, m in children if _may_be_block(m)]
     if single:
         return single
     path, module = "", model
     while True:
-        children = [(p, m) for p, m in _children(path, module) if any(True for _ in m.parameters())]
+        children = [(p, m) for p, m in _children(path, module) if any(True for _ in parameters_of(m))]
         if len(children) != 1:
             return [p for p, m in children if _may_be_block(m) and not isinstance(m, UNCALLED)]
         path, module = children[0]
@@ -185,12 +187,12 @@ def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tu
         levels: list[list[str]] = []
         for depth, step in enumerate(steps):
             above = ".".join(steps[:depth])
-            siblings = [name for name, _ in model.get_submodule(above).named_children()]
+            siblings = [name for name, _ in children_of(model.get_submodule(above))]
             at = siblings.index(step)
             part = siblings[at + 1 :] if behind else siblings[:at]
             levels.append([f"{above}.{name}" if above else name for name in part])
         for level in reversed(levels) if behind else levels:
-            names += [path for path in level if any(True for _ in model.get_submodule(path).parameters())]
+            names += [path for path in level if any(True for _ in parameters_of(model.get_submodule(path)))]
     return tuple(before), tuple(after)
 
 
@@ -198,7 +200,7 @@ def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tu
 
 
 def _spelled(model: nn.Module) -> Iterator[Stack]:
-    for prefix, parent in model.named_modules():
+    for prefix, parent in named_modules_of(model):
         for spelling in SPELLINGS:
             found = matching(parent, spelling)
             while found and all(isinstance(m, UNCALLED) for _, m in found):
@@ -220,7 +222,7 @@ def _is_stack(holders: list[nn.Module], blocks: list[nn.Module]) -> bool:
 
 
 def _runs(model: nn.Module) -> Iterator[Stack]:
-    for prefix, parent in model.named_modules():
+    for prefix, parent in named_modules_of(model):
         groups: dict[object, list[tuple[str, nn.Module]]] = {}
         for path, child in _children(prefix, parent):
             groups.setdefault(_kind(child), []).append((path, child))
@@ -236,7 +238,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
 
 def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
     """Blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
-    marks = [(_kind(m), tuple(p.shape for p in m.parameters())) if _may_be_block(m) else None for _, m in children]
+    marks = [(_kind(m), tuple(p.shape for p in parameters_of(m))) if _may_be_block(m) else None for _, m in children]
     run: list[int] = []
     for i, mark in enumerate([*marks, None]):
         if mark is not None and marks.count(mark) > 1:
@@ -250,7 +252,7 @@ def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:
-    return [(f"{prefix}.{name}" if prefix else name, child) for name, child in parent.named_children()]
+    return [(f"{prefix}.{name}" if prefix else name, child) for name, child in children_of(parent)]
 
 
 def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -266,15 +268,15 @@ def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _may_be_block(module: nn.Module) -> bool:
     """Something with weights that is more than one layer of torch's own."""
-    primitive = type(module).__module__.startswith("torch.nn.modules") and not any(True for _ in module.children())
-    return not primitive and any(True for _ in module.parameters())
+    primitive = type(module).__module__.startswith("torch.nn.modules") and not any(children_of(module))
+    return not primitive and any(True for _ in parameters_of(module))
 
 
 def _kind(module: nn.Module) -> object:
     """Equal for modules that may be siblings in one stack: the class, and for containers the kinds inside."""
     module = original(module)
     if type(module) in CONTAINERS:
-        return type(module), frozenset(_kind(child) for child in module.children())
+        return type(module), frozenset(_kind(child) for _, child in children_of(module))
     return next(c for c in type(module).__mro__ if not c.__module__.startswith(_SHARDING))
 
 

@@ -9,7 +9,7 @@ taken when the tensor is made, so blocks may write the stream in place afterward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
@@ -20,16 +20,17 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
-from walkback.asked import Asked
+from walkback.asked import LOOKS, Asked
 from walkback.batch import Inputs, call, check_batch, mapped, real_tokens, split
 from walkback.derived import Spy, Tape, carry_gradient, has_custom_backward
 from walkback.errors import AnatomyError, InputError, cut, shown
 from walkback.loss import Loss, cross_entropy, is_causal, next_token_loss
 from walkback.notes import Note
 from walkback.prints import prints_of
+from walkback.reach import copyable
 from walkback.stacks import BY_ORDER
 from walkback.tokens import few_tokens, only, read_at, read_still
-from walkback.untouched import untouched
+from walkback.untouched import AsFound, untouched, untrained, unwritten
 from walkback.values import (
     first_tensor,
     fragile,
@@ -39,6 +40,7 @@ from walkback.values import (
     members,
     no_autocast,
     no_inference,
+    places,
     random_state,
     refuse_weights,
     return_hidden,
@@ -120,8 +122,8 @@ class Tracer:
         if loss is not None and not callable(loss):
             raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(loss).__name__}.")
         self.model = unwrap(model)
-        parameters = dict(self.model.named_parameters())
-        refuse_weights(parameters | dict(self.model.named_buffers()))
+        weights = dict(places(self.model))
+        refuse_weights(weights)
         if isinstance(anatomy, Mapping):
             known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
             if set(anatomy) - set(known):
@@ -158,12 +160,15 @@ class Tracer:
         self._first_made: Tensor | None = None
         self._hidden = return_hidden(self.model)
         self.asked = Asked(self.model)
-        self._device = next((t.device for t in (*parameters.values(), *self.model.buffers())), None)
+        self._device = next((t.device for t in weights.values()), None)
         self._tape: Tape | None = None
         self.suspect = False  # something in the forward pass could make the backward pass another function's
         self._derive = isinstance(reference, str) and reference == "derived"
         self._twin = None if reference is None or self._derive else self._tracer_of(reference)
         self.reference = "derived" if self._derive else "own" if self._twin is None else "twin"
+        self._found: AsFound | None = None  # the network as it was before the session
+        self._looked = 0  # passes that were looked at for what they write
+        self._moves = False  # the network writes to tensors that it keeps
         self._stack = ExitStack()
         self._open = False
 
@@ -181,7 +186,9 @@ class Tracer:
     def __enter__(self) -> Tracer:
         self._stack.__enter__()
         try:
-            self._stack.enter_context(untouched(self.model))
+            self._found = self._stack.enter_context(untouched(self.model))
+            self._stack.enter_context(copyable())
+            self.asked.begin(self._found)
             if self._twin is not None:
                 self._stack.enter_context(self._twin)
             for i, block in enumerate(self.blocks):
@@ -211,6 +218,9 @@ class Tracer:
         try:
             self.asked.finish(put_back_only=exc[0] is not None)
         finally:
+            if self._found is not None and not self.asked.alone:
+                self._found.leave_training()
+            self._found = None
             self._stack.__exit__(*exc)  # type: ignore[arg-type]
 
     # -- hooks ---------------------------------------------------------------------------------------
@@ -236,6 +246,7 @@ class Tracer:
     def _before(self, i: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if not self._recording:
+                self.asked.ran = True
                 return None  # activation checkpointing runs blocks again during the backward pass
             stream = stream_of(module, args, kwargs)
             if stream is None:
@@ -278,7 +289,9 @@ class Tracer:
                 )
             if (shapes := several(output)) is not None:
                 self._returned[i] = shapes
-            handed = self._safe(made if made.requires_grad else self._seed(made))
+            # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
+            cut = not made.requires_grad and self._tape is not None
+            handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
             if self._widen:  # an exact cast, so the sum with the stream stays the same bit for bit
                 handed = handed.to(torch.promote_types(handed.dtype, self._given[i].dtype))
             self._mark(i + 1, handed)
@@ -338,7 +351,8 @@ class Tracer:
     @property
     def _own(self) -> Iterator[Tensor]:
         """All that the network keeps, in the weights it runs with."""
-        return iter(self._weights.values()) if self._weights else chain(self.model.parameters(), self.model.buffers())
+        kept = () if self._found is None else self._found.reach.tensors
+        return chain((self._weights or {}).values(), (t for _, t in places(self.model)), kept)
 
     def _name(self, i: int) -> str:
         return self.anatomy.names[i + len(self.anatomy.stems)]
@@ -357,16 +371,21 @@ class Tracer:
     def trace(self, x: Inputs, y: Tensor, credit: Credit | None = None) -> Trace:
         """One forward, one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
         self._refuse_outside("trace")
+        with self._as_found():
+            return self._traced(x, y, credit)
+
+    def _traced(self, x: Inputs, y: Tensor, credit: Credit | None) -> Trace:
         index = self._count
         try:
             check_batch(x, y, index, self._device)
             prints = prints_of(x, len(y))  # while the inputs are in the cache
             x, y = mapped(x, no_inference), no_inference(y)  # neither could be saved for backward
-            states, grads, logits, losses = self._pass(x, y, index)
+            with self._looked_at():
+                states, grads, logits, losses = self._pass(x, y, index)
             if self._twin is not None:
                 grads = self._twin_grads(self._twin, x, y, states)
         except Exception as error:
-            made = [name for name, buffer in self.model.named_buffers() if buffer.is_inference()]
+            made = [name for name, kept in places(self.model) if kept.is_inference()]
             if made and "Inference tensors" in str(error):
                 error = InputError(
                     f"Expected buffers that a backward pass can use, but {made[0]} was made under "
@@ -400,6 +419,34 @@ class Tracer:
         self._count += 1
         return trace
 
+    @contextmanager
+    def _as_found(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """Let every pass of a network that writes to what it keeps begin where the user left it, also the tenth.
+
+        Otherwise no two passes of it could be compared. Where the user may train meanwhile, see `_looked_at`.
+        """
+        with unwritten((weights or {}).values() if self._looked < LOOKS or self._moves else ()):
+            try:
+                yield
+            finally:
+                if self._moves and self.asked.alone and self._found is not None:
+                    self._found.rewind()
+
+    @contextmanager
+    def _looked_at(self) -> Iterator[None]:
+        """See what a pass writes by itself, in the first two and where they wrote something.
+
+        In a session in which the user may train, what it writes to weights is put back at once.
+        """
+        if self._found is None or (self._looked == LOOKS and not self._moves):
+            yield
+            return
+        with nullcontext([]) if self.asked.alone else untrained(self.model) as written:
+            yield
+        changed = self._found.values.changed() if self.asked.alone else written
+        self._moves, self._looked = self._moves or bool(changed), min(self._looked + 1, LOOKS)
+        self.asked.moved(changed)
+
     def _refuse_outside(self, name: str) -> None:
         """The hooks and eval mode last as long as the `with` block."""
         if not self._open:
@@ -429,6 +476,7 @@ class Tracer:
             losses = self.losses(logits, y)
         if spy is not None:
             self.suspect = self.suspect or spy.saw or has_custom_backward(losses)
+            self.asked.see(spy.read)
         if self._tape is not None:
             losses = self._derived(self._tape, losses)
             self._tape = None
@@ -573,6 +621,16 @@ class Tracer:
                 "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: "
                 'it doubles with the batch. Use reduction="none" or reduction="mean".'
             )
+
+    @property
+    def source(self) -> Tracer:
+        """The tracer whose backward pass gives g_l: that of the twin, or this one."""
+        return self if self._twin is None else self._twin
+
+    @property
+    def has_custom_loss(self) -> bool:
+        """Whether the loss is the user's."""
+        return self._loss is not None
 
     @property
     def loss_name(self) -> str:
@@ -863,21 +921,41 @@ class Tracer:
 
     # -- running on from a changed site (for probes) ---------------------------------------------------
 
-    @torch.no_grad()
     def replay(self, x: Inputs, y: Tensor, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
         """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
+        with torch.no_grad():
+            return widened(self.losses(self.logits_at(x, deltas, weights), y))
 
-        own = tuple(weights.values()) if weights else tuple(self._own)
+    @torch.no_grad()
+    def logits_at(self, x: Inputs, deltas: Mapping[int, Tensor], weights: dict[str, Tensor] | None) -> Tensor:
+        """Return what the network answers with `deltas[site]` (shaped like h_site) added to the stream at each site."""
+        self._refuse_outside("logits_at")
+        with self.moved(deltas, weights), self._as_found(weights):
+            return logits_of(self._run(mapped(x, lambda t: t.detach().clone()), weights, self._required()))
+
+    @contextmanager
+    def moved(self, deltas: Mapping[int, Tensor], weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Add `deltas[site]` (shaped like h_site) to the stream of one pass inside, with or without gradients."""
+        own = (*(weights or {}).values(), *self._own)
         past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
+        done: list[int] = []  # activation checkpointing runs block 1 again, on the stream as it was changed
 
         def at_stem(delta: Tensor) -> Callable[..., Any]:
             def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 stream = stream_of(module, args, kwargs)
                 assert stream is not None
                 if not fragile(stream, own):
-                    stream.add_(delta)  # in place: the skip connection must carry it too
+                    if not done:
+                        done.append(0)
+                        # In place: the skip connection must carry it too, and what checkpointing has kept of it.
+                        stream.data.add_(delta)
                     return None
+                if self.branch and self._recording:
+                    raise InputError(
+                        "Expected a stream that can be moved while gradients are taken, but it starts as a parameter "
+                        "or buffer of the network and goes past block 1."
+                    )
                 if self.branch:
                     past.append(delta)
                 changed = stream + delta
@@ -908,24 +986,23 @@ class Tracer:
                 else:
                     handle = self.blocks[site - 1].register_forward_hook(at_block(delta))
                 hooks.callback(handle.remove)
-            x = mapped(x, lambda t: t.detach().clone())
-            output = self._run(x, weights, self._required())
-        return widened(self.losses(logits_of(output), y))
+            yield
 
     # -- the same batch in another precision (for the intrinsic form of D2) -----------------------------
 
-    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor]) -> Trace:
+    def again(self, x: Inputs, y: Tensor, weights: Mapping[str, Tensor] | None) -> Trace:
         """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
 
         Args:
             x: (B, ...) inputs, of the dtype and on the device of `weights`.
             y: labels, on the device of `weights`.
-            weights: every parameter and buffer of the model.
+            weights: every parameter and buffer of the model; None: its own.
         """
         self._refuse_outside("again")
         kept, self._weights = (self._weights, self._copy, self._widen), weights
         try:
-            states, grads, logits, losses = self._pass(x, y, self._count)
+            with self._as_found(weights):
+                states, grads, logits, losses = self._pass(x, y, self._count)
         finally:
             self._weights, self._copy, self._widen = kept
         if self._twin is not None:
@@ -955,7 +1032,8 @@ class Tracer:
             for block in self.blocks:
                 stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
                 stack.callback(block.register_forward_hook(after).remove)
-            self._run(mapped(x, torch.clone), weights, self._required())
+            with self._as_found(weights):
+                self._run(mapped(x, torch.clone), weights, self._required())
         if self.branch:
             return list(made)
         return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]

@@ -5,149 +5,186 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.lazy import LazyModuleMixin
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from walkback.values import inner
+from walkback.reach import Reach, is_resharded
+from walkback.values import inner, modules_of
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Iterator[AsFound]:
     """Eval mode, eager execution and gradients on inside; everything as it was outside.
 
-    Restored on the way out: every module's training flag, every buffer (object and contents), every
-    parameter's `.grad` and `requires_grad`, every other attribute of a module (the object, not what was written
-    into it), and the random state of Python, NumPy, the CPU and the devices
-    the model lives on. Training flags are set one by one, not with `model.eval()`, since a model may have
-    overridden it with side effects.
+    Put back on the way out is all that can be reached from the network (see `Reach`): every module's training flag,
+    hooks and attributes, parameters and buffers, what lists and dicts hold, every tensor's numbers, its `.grad`,
+    `requires_grad` and graph, and the random state of Python, NumPy, the CPU, the devices that the network lives on and
+    its own generators. Training flags are set one by one, not with `model.eval()`, since a model may have overridden it
+    with side effects.
 
     >>> net = nn.Sequential(nn.BatchNorm1d(3)).train()
+    >>> net.kept = []
     >>> with untouched(net):
+    ...     net.kept.append(net(torch.ones(2, 3)))
     ...     net.training, net[0].running_mean.add_(1.0)[0].item()
     (False, 1.0)
-    >>> net.training, net[0].running_mean[0].item()
-    (True, 0.0)
+    >>> net.training, net[0].running_mean[0].item(), net.kept
+    (True, 0.0, [])
     """
-    modules = list(model.modules())
-    modes = [(m, m.training) for m in modules]
-    parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    devices = {t.device for t in (*model.parameters(), *model.buffers())}
+    modules = list(modules_of(model))
+    found = AsFound(model)
     with ExitStack() as stack:
-        stack.enter_context(random_state(devices))
+        stack.enter_context(random_state({t.device for t in found.reach.tensors}))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if any(_is_compiled(m) for m in modules):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
-        stack.enter_context(same_attributes(modules))
-        stack.enter_context(same_buffers(modules))
-        stack.enter_context(unwritten(model.buffers()))
-        try:
-            for module, mode in modes:
-                if mode:
-                    module.training = False
-            for p, grad, _ in parameters:
-                if grad is not None:
-                    p.grad = None  # a credit that calls backward() must not add to the user's gradients
-            yield
-        finally:
-            for module, mode in modes:
-                if module.training is not mode:
-                    module.training = mode
-                if _is_sharded(module):
-                    module.reshard()  # type: ignore[operator]  # a pass that raised may have left it gathered
-            for p, grad, requires_grad in parameters:
-                if p.grad is not grad:
-                    p.grad = grad
-                if p.requires_grad is not requires_grad:
-                    p.requires_grad_(requires_grad)
+        stack.callback(found.put_back)
+        modes = [(m, m.training) for m in modules]
+        stack.callback(_set_modes, modes)
+        for module in modules:
+            if is_resharded(type(module)):
+                stack.callback(module.reshard)  # type: ignore[arg-type]  # a pass that raised may have left it gathered
+        found.set_aside()
+        _set_modes((m, False) for m in modules)
+        yield found
 
 
-_TORCHS = frozenset(vars(nn.Module()))  # torch's own attributes: hooks, parameters, buffers, modules, mode
+def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for module, mode in modes:
+        if module.training is not mode:
+            if "training" in vars(module):
+                vars(module)["training"] = mode
+            else:  # of TorchScript, or a property
+                module.training = mode
 
 
-@contextmanager
-def same_attributes(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """On leaving, the plain attributes of every module are the objects that they were, and there are no others.
+class AsFound:
+    """A network as it was found: what hangs on it, and what every tensor of it holds and leads to."""
 
-    A module may keep what it computed in eval mode, and drop it in a `train()` that is never called here: it would
-    go on with what belongs to old weights. All attributes are put back, not tensors alone, since a tensor kept for
-    64 tokens must not be found under "made for 128 tokens".
+    def __init__(self, model: nn.Module) -> None:
+        self.reach = Reach(model)
+        # FSDP has the memory of its parameters in hand.
+        ours = (t for t in self.reach.tensors if not (self.reach.sharded and isinstance(t, nn.Parameter)))
+        self.values = Kept(ours)
+        self._autograd = [_Autograd(t) for t in self.reach.tensors if not t.is_inference()]
 
-    >>> net = nn.Linear(2, 2)
-    >>> with same_attributes([net]):
-    ...     net.folded = net.weight.detach() * 2
-    >>> hasattr(net, "folded")
-    False
-    """
-    modules = tuple(modules)
-    # FSDP 1 keeps views of its weights, and that it has begun, in attributes; a lazy module becomes another one.
-    own = [] if any(type(m).__name__ == "FullyShardedDataParallel" for m in modules) else modules
-    before = [(m, _attributes(m)) for m in own if not isinstance(m, LazyModuleMixin)]
-    try:
-        yield
-    finally:
-        for module, kept in before:
-            for name in _attributes(module).keys() - kept.keys():
-                del vars(module)[name]
-            # A parameter or module of the same name, made since, would be hidden by the attribute.
-            registered = {*module._parameters, *module._modules}
-            vars(module).update((name, value) for name, value in kept.items() if name not in registered)
+    def set_aside(self) -> None:
+        """Take gradients and graphs of the user's out of the way of what runs until `put_back`."""
+        for autograd in self._autograd:
+            autograd.set_aside()
+        if any(autograd.node is not None for autograd in self._autograd):
+            self.reach.cut_graphs()
 
+    def leave_training(self) -> None:
+        """Keep out of `put_back` what a training loop changes: the user runs one meanwhile."""
+        self.values.leave(self.reach.trained)
+        self.reach.leave_optimisers()
 
-def _attributes(module: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if name not in _TORCHS}
+    def rewind(self) -> None:
+        """Give every tensor the numbers that it had, and optimisers what they held; new objects stay."""
+        self.values.put_back()
+        self.reach.put_back_optimisers()
 
-
-@contextmanager
-def same_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """On leaving, every module has the buffers that it had on entering, under the same names; see `unwritten`."""
-    names = [(m, dict(m._buffers), set(m._non_persistent_buffers_set)) for m in modules]
-    try:
-        yield
-    finally:
-        for module, own, volatile in names:
-            module._buffers.clear()
-            module._buffers.update(own)
-            module._non_persistent_buffers_set.intersection_update(volatile)
+    def put_back(self) -> None:
+        """Make everything as it was."""
+        with ExitStack() as each:  # from the last to the first, whatever one of them raises
+            for autograd in self._autograd:
+                each.callback(autograd.put_back)
+            each.callback(self.values.put_back)
+            for autograd in self._autograd:
+                each.callback(autograd.cut)
+            each.callback(self.reach.put_back)
 
 
-@contextmanager
-def same_parameters(modules: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
-    """The same for parameters; yields a list that has on leaving the modules where one had been replaced."""
-    modules = tuple(modules)
-    # A sharded network changes its parameters for gathered ones and back by itself.
-    names = [] if any(map(_is_sharded, modules)) else [(m, dict(m._parameters)) for m in modules]
-    replaced: list[nn.Module] = []
-    try:
-        yield replaced
-    finally:
-        for module, own in names:
-            now = module._parameters
-            if list(now) != list(own) or any(now[name] is not p for name, p in own.items()):
-                replaced.append(module)
-                now.clear()
-                now.update(own)
+class _Autograd:
+    """What a tensor is to autograd: whether it asks for gradients, has some, and where it comes from."""
+
+    __slots__ = ("grad", "hooks", "node", "requires_grad", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.requires_grad, self.node = tensor, tensor.requires_grad, tensor.grad_fn
+        self.grad = tensor.grad if self.node is None else None
+        self.hooks = [(name, hooks, dict(hooks or {})) for name, hooks in self._hooks()] if self.requires_grad else []
+
+    def _hooks(self) -> list[tuple[str, dict[int, Any] | None]]:
+        return [(name, getattr(self.tensor, name)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+
+    def set_aside(self) -> None:
+        """Let nothing be added to the user's gradients by a backward pass that runs meanwhile."""
+        if self.grad is not None:
+            self.tensor.grad = None
+
+    def cut(self) -> None:
+        """Take off the graph of whatever was written into a tensor that had none."""
+        t = self.tensor
+        if self.node is not None or t.grad_fn is None:
+            return
+        if not t._is_view():
+            t.detach_()
+            return
+        base = t._base
+        assert base is not None
+        if base.grad_fn is not None:
+            base.detach_()
+        # A view keeps its graph until it is another one of the same memory, under the same name.
+        torch.utils.swap_tensors(t, base.as_strided(t.size(), t.stride(), t.storage_offset()))
+
+    def put_back(self) -> None:
+        """The flag, the gradient and the hooks, each only where it is another one."""
+        t = self.tensor
+        if self.node is not None:
+            return
+        if t.requires_grad is not self.requires_grad:
+            t.requires_grad_(self.requires_grad)
+        if t.grad is not self.grad:
+            t.grad = self.grad
+        for name, hooks, held in self.hooks:
+            now = getattr(t, name)
+            if now is not hooks or (now is not None and now != held):
+                if now is not None:
+                    now.clear()
+                if hooks is not None:
+                    hooks.clear()
+                    hooks.update(held)
+                if now is not hooks:
+                    setattr(t, name, hooks)
 
 
 class Kept:
     """Copies of tensors, to see what was written since and to put it back, bit for bit.
 
     They are compared by value, since batch norm, `.data` and numpy write past the version counter, and only what
-    differs is written: a backward pass begun before can still be finished. Tensors without values (meta, freed by
-    sharding) are left out.
+    differs is written. What holds the same bits again gets its version back: a backward pass begun before can still be
+    finished. Tensors without values (meta, freed by sharding) are left out.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._of = {id(t): t for t in tensors}
         self._kept = [
-            (t, part, part.detach(), part.detach().clone())
-            for t in {id(t): t for t in tensors}.values()
-            for part in inner(t)
-            if _has_values(part)
+            (t, part, part.detach(), _copy(part)) for t in self._of.values() for part in inner(t) if _has_values(part)
         ]
+        self._versions = [
+            (part, part._version, _unsafe_preserve_version_counter(part))
+            for _, part, *_ in self._kept
+            if not part.is_inference()
+        ]
+
+    def is_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these are the tensors that were copied."""
+        return self._of.keys() == {id(t) for t in tensors}
+
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Forget these: they are someone else's to change."""
+        theirs = {id(t) for t in tensors}
+        self._kept = [item for item in self._kept if id(item[0]) not in theirs]
+        left = {id(part) for _, part, *_ in self._kept}
+        self._versions = [item for item in self._versions if id(item[0]) in left]
 
     def _written(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         here = [item for item in self._kept if _has_values(item[2])]
@@ -161,9 +198,32 @@ class Kept:
         """Put back what differs, and return the tensors that did."""
         written = self._written()
         with ExitStack() as each:  # one that can't be put back does not keep the others from it
+            each.callback(self._set_versions)
             for _, now, memory, copy in written:
                 each.callback(_put_back, now, memory, copy)
+            for _, now, memory, _ in self._kept:
+                if _has_moved(now, memory):
+                    each.callback(_move_back, now, memory)  # before its numbers are written
         return [t for t, *_ in written]
+
+    def _set_versions(self) -> None:
+        for part, version, counter in self._versions:
+            if part._version != version:
+                counter.__exit__()
+
+
+@contextmanager
+def untrained(model: nn.Module) -> Iterator[list[Tensor]]:
+    """On leaving, weights hold what they held, and so do optimisers that the network has; the rest is left alone.
+
+    Yields a list that has on leaving the tensors that had been written.
+    """
+    reach = Reach(model)
+    try:
+        with unwritten(reach.trained) as written:
+            yield written
+    finally:
+        reach.put_back_optimisers()
 
 
 @contextmanager
@@ -205,8 +265,16 @@ def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     return [bool(answer) for answer in answers]
 
 
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold different numbers, or are of different kinds."""
+    pairs = list(zip(inner(one), inner(other)))
+    return type(one) is not type(other) or any(_differ([(a.detach(), b.detach()) for a, b in pairs]))
+
+
 def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
     """Whether any bit differs, as a tensor where it has to be waited for."""
+    if now.device != copy.device and copy.device.type == "cpu":
+        now = now.cpu()  # the copy did not fit beside it
     if (now.shape, now.dtype, now.device, now.layout) != (copy.shape, copy.dtype, copy.device, copy.layout):
         return True
     try:
@@ -239,20 +307,33 @@ def _bits(t: Tensor) -> list[Tensor]:
     return [t.resolve_neg().view(_WORDS[t.element_size()])]
 
 
+def _copy(t: Tensor) -> Tensor:
+    try:
+        return t.detach().clone()
+    except torch.OutOfMemoryError:
+        return t.detach().cpu()
+
+
 def _put_back(now: Tensor, memory: Tensor, copy: Tensor) -> None:
     with torch.inference_mode() if now.is_inference() else torch.no_grad():
-        if now.layout == torch.strided and (now.data_ptr(), now.stride()) != (memory.data_ptr(), memory.stride()):
-            now.data = memory  # after `p.data = other`: the memory it had, which others may share
         now.copy_(copy)
+
+
+def _has_moved(now: Tensor, memory: Tensor) -> bool:
+    """After `p.data = other`, or a change of its dtype or shape: others may share the memory it had."""
+    if now.layout != torch.strided or memory.layout != torch.strided or not _has_values(memory):
+        return now.layout != memory.layout
+    here, there = ((t.dtype, t.device, t.shape, t.stride(), t.is_meta or t.data_ptr()) for t in (now, memory))
+    return here != there
+
+
+def _move_back(now: Tensor, memory: Tensor) -> None:
+    now.data = memory
 
 
 def _is_compiled(module: nn.Module) -> bool:
     # Hooks added after compilation are ignored by compiled code, so compiled parts must run eagerly.
     return "_orig_mod" in module._modules or module._compiled_call_impl is not None
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    return any(c.__name__ == "FSDPModule" for c in type(module).__mro__)
 
 
 @contextmanager
@@ -287,10 +368,14 @@ def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
 def random_state(devices: set[torch.device]) -> Iterator[None]:
     """The random state of Python, NumPy, the CPU and `devices` is on leaving what it was on entering."""
     python, numpy_state = random.getstate(), np.random.get_state()
-    cuda = sorted({d.index or 0 for d in devices if d.type == "cuda"})
     mps = torch.mps.get_rng_state() if any(d.type == "mps" for d in devices) else None
+    others = {d.type for d in devices if hasattr(getattr(torch, d.type, None), "set_rng_state")} - {"cpu", "mps"}
     try:
-        with torch.random.fork_rng(devices=cuda):
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in others:
+                there = sorted({d.index or 0 for d in devices if d.type == kind})
+                stack.enter_context(torch.random.fork_rng(devices=there, device_type=kind))
             yield
     finally:
         random.setstate(python)

@@ -128,6 +128,76 @@ def hidden_of(output: Any) -> Sequence[Tensor] | None:
     return None
 
 
+def named_modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module of a network with its path, each once, by torch's own book-keeping.
+
+    A class may override `modules`, `children` or `named_parameters` to hide a part of itself from an optimiser; what is
+    protected, looked up or copied must not depend on that.
+
+    >>> class Hiding(nn.Sequential):
+    ...     def named_modules(self, *args, **kwargs):
+    ...         return iter(())
+    >>> [path for path, _ in named_modules_of(Hiding(nn.Linear(2, 2), nn.ReLU()))]
+    ['', '0', '1']
+    """
+    seen: set[int] = set()
+    todo: list[tuple[str, nn.Module]] = [("", model)]
+    while todo:
+        path, module = todo.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield path, module
+        todo += [(f"{path}.{name}" if path else name, child) for name, child in reversed(children_of(module))]
+
+
+def modules_of(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield every module of a network once, whatever its class overrides; see `named_modules_of`."""
+    return (module for _, module in named_modules_of(model))
+
+
+def children_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the registered modules of a module by name, each once, whatever its class overrides."""
+    first = {id(child): (name, child) for name, child in reversed(module._modules.items()) if child is not None}
+    return list(reversed(first.values()))
+
+
+def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield every registered parameter once, whatever its class overrides.
+
+    >>> class Hiding(nn.Linear):
+    ...     def parameters(self, recurse=True):
+    ...         return iter(())
+    >>> len(list(parameters_of(Hiding(2, 2))))
+    2
+    """
+    return iter(named_parameters_of(model).values())
+
+
+def named_parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return every registered parameter by its first name, whatever its class overrides."""
+    return _named(model, "_parameters")
+
+
+def buffers_of(model: nn.Module) -> Iterator[Tensor]:
+    """Yield every buffer once, whatever its class overrides."""
+    return iter(named_buffers_of(model).values())
+
+
+def named_buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return every buffer by its first name, whatever its class overrides."""
+    return _named(model, "_buffers")
+
+
+def _named(model: nn.Module, book: str) -> dict[str, Any]:
+    first: dict[int, tuple[str, Tensor]] = {}
+    for path, module in named_modules_of(model):
+        for name, tensor in getattr(module, book).items():
+            if tensor is not None:
+                first.setdefault(id(tensor), (f"{path}.{name}" if path else name, tensor))
+    return dict(first.values())
+
+
 def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Every place that holds a parameter or a buffer, by one name: tied weights are in several, shared modules in one.
 
@@ -135,7 +205,7 @@ def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     >>> [name for name, _ in places(nn.ModuleDict({"a": shared, "b": shared}))]
     ['a.weight']
     """
-    for path, module in model.named_modules():
+    for path, module in named_modules_of(model):
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
             if tensor is not None:
                 yield f"{path}.{name}" if path else name, tensor

@@ -388,7 +388,8 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    untested = answer["word"] == UNDECIDED and shown["questions"][2][1]["word"] == "not tested"
+    depth = report.findings[-1]
+    untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
     shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     return {
         "id": _identity(run),

@@ -13,6 +13,7 @@ MARKS = {
     "ok": "✓",
     "yes": "✓",
     "passes": "✓",
+    "trustworthy": "✓",  # the published word, of a DiagnosticReport
     "no drift": "✓",
     "flags": "✗",
     "flagged": "✗",

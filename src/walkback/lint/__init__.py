@@ -23,7 +23,7 @@ class Finding:
     """One place in a script.
 
     Args:
-        code: P01 … P14, as in `walkback.pitfalls`.
+        code: P01 … P15, as in `walkback.pitfalls`.
         path: the file.
         line: from 1; in a notebook, of the cell.
         cell: of a notebook, from 1; None for a script.

@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 
+from walkback.lint.pairing import off_by_one
 from walkback.lint.script import COSINES, FEEDBACK, LABELS, MODEL, Scope, Script
 
 Found = Iterator[tuple[ast.expr | ast.stmt, str, str]]
@@ -730,4 +731,5 @@ DETECTORS: dict[str, Callable[[Script], Found]] = {
     "P11": renormalised,
     "P13": batch_size,
     "P14": sorted_batches,
+    "P15": off_by_one,
 }

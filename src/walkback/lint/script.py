@@ -27,7 +27,7 @@ _MADE = {
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
 _COSINE_NAME = re.compile(r"cos|cosine|cos_?sim|cosine_?similarity|alignment")
 # Methods and functions that leave a gradient a gradient.
-_KEEP = {
+KEEP = {
     *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
     *("double", "float", "half", "bfloat16", "to", "type", "type_as", "astype", "cpu", "cuda", "numpy", "mean", "sum"),
 }
@@ -207,7 +207,7 @@ def _gradient(kinds: Kinds, node: ast.AST) -> bool:
             return True
         if called in _GATHER:
             return any(holds(argument) for argument in node.args)
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and holds(node.func.value)
+        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
     return False
 
 
@@ -221,7 +221,7 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         if kinds.script.name(node.func).endswith("functional.normalize"):
             return True
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and kinds.holds(node.func.value)
+        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and kinds.holds(node.func.value)
     return False
 
 
@@ -246,7 +246,7 @@ def _data(kinds: Kinds, node: ast.AST) -> bool:
             return bool(node.args) and holds(node.args[0])
         if called.startswith(("torch.", "numpy.")):
             return called.rpartition(".")[2] in _MADE
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _KEEP and holds(node.func.value)
+        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
     return False
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _IGNORE = re.compile(r"#\s*walkback:\s*ignore(?:\[([\w\s,]*)\])?")
-_ALL = frozenset(f"P{n:02}" for n in range(1, 15))
+_ALL = frozenset(f"P{n:02}" for n in range(1, 16))
 _MAGIC = re.compile(r"\s*[%!?]")
 
 

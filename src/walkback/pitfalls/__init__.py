@@ -1,4 +1,4 @@
-"""Fourteen ways to a wrong number, each with a reproducer that shows it beside the right one.
+"""Fifteen ways to a wrong number, each with a reproducer that shows it beside the right one.
 
 One file per pitfall; torch loads when the first of them runs. `walkback pitfalls run all` prints the table.
 """
@@ -59,6 +59,7 @@ CATALOGUE = (
     Entry(12, "missing-null", "an intervention is judged without its null", "none"),
     Entry(13, "batch-size", "the gradient norm of a mean loss depends on the batch size", "lint"),
     Entry(14, "sorted-batches", "batches sorted by class fake a drifting reference", "lint, report"),
+    Entry(15, "off-by-one", "a credit paired with the gradient of the next layer looks aligned", "lint, report"),
 )
 
 

@@ -19,7 +19,7 @@ from walkback.anatomy import Anatomy, unwrap
 from walkback.errors import AnatomyError, InputError, shown
 from walkback.loss import cross_entropy
 from walkback.trace import Trace
-from walkback.values import widened
+from walkback.values import buffers_of, modules_of, parameters_of, widened
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Parts:
 
     def readout_parameters(self) -> list[nn.Parameter]:
         """What the readout's own exact gradient trains."""
-        return [p for module in self.readout_modules for p in module.parameters() if p.requires_grad]
+        return [p for module in self.readout_modules for p in parameters_of(module) if p.requires_grad]
 
 
 class Rule(nn.Module):
@@ -187,7 +187,7 @@ def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
 @contextmanager
 def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """States that are no states of the network must not move running statistics: buffers are put back."""
-    kept = [(buffer, buffer.clone()) for module in modules for buffer in module.buffers()]
+    kept = [(buffer, buffer.clone()) for module in modules for buffer in buffers_of(module)]
     try:
         yield
     finally:
@@ -211,9 +211,10 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 @contextmanager
 def _evaluating(net: nn.Module) -> Iterator[None]:
     """Eval mode inside, so that samples move no running statistics; every module's own mode outside."""
-    modes = [(m, m.training) for m in net.modules()]
-    net.eval()
+    modes = [(m, m.training) for m in modules_of(net)]
     try:
+        for module, _ in modes:
+            module.training = False
         yield
     finally:
         for module, mode in modes:

@@ -23,6 +23,7 @@ from walkback.anatomy import Anatomy, unwrap
 from walkback.checks import accuracies
 from walkback.errors import InputError, shown
 from walkback.untouched import random_state
+from walkback.values import modules_of, named_buffers_of, named_modules_of, named_parameters_of, parameters_of, places
 
 Build = Callable[[], nn.Module]
 Train = Callable[[nn.Module], Any]
@@ -118,7 +119,7 @@ def _control(
         other = _built(build, seed + 1)
         # The control starts where the user's run starts: seed, build, train. Nothing in between draws a number.
         model = _built(build, seed)
-        if {id(p) for p in model.parameters()} & {id(p) for p in other.parameters()}:
+        if {id(p) for p in parameters_of(model)} & {id(p) for p in parameters_of(other)}:
             raise InputError(
                 "Expected build() to make a new network each time, but two of its networks share parameters. Build all "
                 "of it anew (copy.deepcopy what you have): its blocks are going to be frozen, and the rest trained."
@@ -149,7 +150,7 @@ def _control(
                 "Expected train(model) to train the network it is given, but no parameter of it has moved: does it "
                 "train another network, or does its optimiser hold the parameters of another one?"
             )
-        found = dict(unwrap(model).named_buffers())
+        found = named_buffers_of(unwrap(model))
         tied = _tied(model, blocks)
     return FrozenControl(
         accuracy=accuracy,
@@ -196,11 +197,11 @@ def _blocks(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None) -> tu
 
 def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
     """Names outside the blocks of parameters that are in them too."""
-    within = {id(m) for block in blocks for m in block.modules()}
-    inside = {id(p) for block in blocks for p in block.parameters()}
+    within = {id(m) for block in blocks for m in modules_of(block)}
+    inside = {id(p) for block in blocks for p in parameters_of(block)}
     return tuple(
         f"{path}.{name}" if path else name
-        for path, module in unwrap(model).named_modules()
+        for path, module in named_modules_of(unwrap(model))
         if id(module) not in within
         for name, p in module._parameters.items()
         if id(p) in inside
@@ -212,9 +213,9 @@ def _of_blocks(
 ) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
     """Parameters and buffers of the blocks, by their names in the network."""
     core = unwrap(model)
-    inside = {id(t) for block in _blocks(model, anatomy) for t in (*block.parameters(), *block.buffers())}
-    parameters = {n: p for n, p in core.named_parameters() if id(p) in inside}
-    return parameters, {n: b for n, b in core.named_buffers() if id(b) in inside}
+    inside = {id(t) for block in _blocks(model, anatomy) for _, t in places(block)}
+    parameters = {n: p for n, p in named_parameters_of(core).items() if id(p) in inside}
+    return parameters, {n: b for n, b in named_buffers_of(core).items() if id(b) in inside}
 
 
 def _randomise(
@@ -261,7 +262,7 @@ def _fixed(p: Tensor, other: Tensor | None) -> bool:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(unwrap(model).named_parameters())
+    return named_parameters_of(unwrap(model))
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -339,7 +340,10 @@ def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Pa
     """Parameters that were not there to be frozen, and buffers that learn."""
     known = {id(p) for p in parameters.values()}
     added = [
-        f"{n} of block {i}" for i, b in enumerate(blocks, 1) for n, p in b.named_parameters() if id(p) not in known
+        f"{n} of block {i}"
+        for i, block in enumerate(blocks, 1)
+        for n, p in named_parameters_of(block).items()
+        if id(p) not in known
     ]
     if added:
         raise InputError(
@@ -348,7 +352,10 @@ def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Pa
             "them, so that they are frozen too, or train it as it is given."
         )
     learning = [
-        f"{n} of block {i}" for i, block in enumerate(blocks, 1) for n, b in block.named_buffers() if b.requires_grad
+        f"{n} of block {i}"
+        for i, block in enumerate(blocks, 1)
+        for n, b in named_buffers_of(block).items()
+        if b.requires_grad
     ]
     if learning:
         raise InputError(

@@ -36,6 +36,7 @@ from walkback.progress import quietly, say
 from walkback.report import Report
 from walkback.trace import Credit
 from walkback.untouched import untouched
+from walkback.values import buffers_of, modules_of, parameters_of
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -490,7 +491,7 @@ class Watch:
     @property
     def _device(self) -> torch.device:
         """Where the model is now; it may have been moved since the watch was made."""
-        return next((t.device for t in (*self.model.parameters(), *self.model.buffers())), torch.device("cpu"))
+        return next((t.device for t in (*parameters_of(self.model), *buffers_of(self.model))), torch.device("cpu"))
 
     def _now(self) -> float:
         """The time when everything that was asked of the device is done."""
@@ -574,8 +575,8 @@ def _distributed() -> bool:
 
 def _sharded(model: nn.Module) -> bool:
     """Whether every rank must take part in a forward pass, because each holds a part of the weights."""
-    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
-    return wrapped or any(type(p.data).__name__ == "DTensor" for p in model.parameters())
+    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in modules_of(model))
+    return wrapped or any(type(p.data).__name__ == "DTensor" for p in parameters_of(model))
 
 
 def _together(work: Callable[[], T], everyone: bool = False) -> T:
