@@ -183,6 +183,7 @@ def pair() -> list:
         lambda: wb.diagnose(NETWORK, [(NAMES, torch.zeros(3).long())]),
         lambda: wb.Watch(NETWORK, pair(), every=LONG),
         lambda: wb.Watch(NETWORK, pair(), max_overhead=STATE),
+        lambda: (wb.pitfalls.run("negative-norm"), wb.pitfalls.run(LONG)),
         lambda: wb.audit.plan(LONG),
         lambda: wb.train(wb.RunSpec(data="mine:data"), data=data(), device=LONG),
     ],

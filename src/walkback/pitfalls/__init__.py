@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from walkback.errors import InputError, shown
+from walkback import errors  # `shown` by its full name: a module of this folder is called so
+from walkback.errors import InputError
 
 if TYPE_CHECKING:
     from walkback.pitfalls.shown import Shown
@@ -101,7 +102,7 @@ def find(name: str) -> Entry:
         if str(name).lower() in (entry.name, str(entry.number), f"{entry.number:02}", entry.code.lower()):
             return entry
     known = ", ".join(entry.name for entry in CATALOGUE)
-    raise InputError(f"Expected a pitfall by name, number or code, but got {shown(name)}. There are: {known}.")
+    raise InputError(f"Expected a pitfall by name, number or code, but got {errors.shown(name)}. There are: {known}.")
 
 
 def run(name: str, seed: int = 0) -> Pitfall:
