@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -136,8 +137,8 @@ def test_what_agrees_is_the_gradient_of_the_layers_in_float64(name: str):
 CONVOLUTIONS = ("sign symmetry", "random feedback")  # written for linear maps
 
 
-@pytest.mark.parametrize("state", ["initial", *SHARPER])
-@pytest.mark.parametrize("name", ["mlp", "residual gelu", "residual relu", "lenet"])
+@pytest.mark.parametrize("state", ["initial", 1.0, 30.0])
+@pytest.mark.parametrize("name", ["mlp", "residual gelu", "lenet"])
 @pytest.mark.parametrize("alteration", ALTERATIONS)
 def test_altered_networks_are_found(alteration: str, name: str, state: str | float):
     if name == "lenet" and alteration in CONVOLUTIONS:
@@ -158,9 +159,8 @@ def test_altered_networks_are_found(alteration: str, name: str, state: str | flo
         off = [float((g - d).norm() / d.norm()) for g, d in zip(grads, right, strict=True)]
         assert all(off[site] > found.limit for site in found.sites)
         assert all(error < 1e-4 for site, error in enumerate(off) if site not in found.sites) or "clip" in alteration
-    derived = checked(net, reference="derived")
-    assert derived.answer == "agrees"
-    assert checked(net, reference=plain).answer == "agrees"
+    if state == 1.0:
+        assert checked(net, reference="derived").answer == checked(net, reference=plain).answer == "agrees"
 
 
 @pytest.mark.parametrize("alteration", ["sign flip in a hook", "random feedback", "half the length in a hook"])
@@ -240,6 +240,37 @@ def test_a_network_that_rounds_inside_is_not_accused_of_its_steps(change: float)
     assert found.why == "the network rounds to bfloat16 inside, where a small step changes nothing"
 
 
+class _Unseen(torch.autograd.Function):
+    """Right, and rounds to half precision where torch does not see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        seen = x.detach().numpy()
+        return torch.from_numpy(np.tanh(seen.astype(np.float16)).astype(seen.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad / ctx.saved_tensors[0].cosh() ** 2
+
+
+class Unseen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Unseen.apply(self.linear(x))
+
+
+def test_a_network_that_rounds_unseen_is_not_accused_of_its_steps():
+    x = torch.rand(64, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    net = Stack(nn.Linear(8, 16), [Unseen()], nn.Linear(16, CLASSES), skip=True)
+    found = checked(net, (x, digits()[1]))
+    assert (found.answer, found.cause) == ("cannot-tell", "steps")
+
+
 class Weakly(nn.Module):
     """Each sample sees a little of the mean of the others."""
 
@@ -315,6 +346,15 @@ def test_a_backward_pass_that_depends_on_the_type_or_the_call():
     assert found.values["what"] > 1
     found = checked(Stack(stem, [Sometimes(lambda g: not calls and not calls.append(1))], head))  # type: ignore[func-returns-value]
     assert (found.answer, found.cause) == ("cannot-tell", "unsteady")
+
+
+def test_a_twin_must_answer_with_the_logits_of_the_network():
+    net = trained("mlp")
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        twin.head.bias[0] += 1.0
+    with pytest.raises(wb.InputError, match="compute the states the network computes, but they differ at the logits"):
+        checked(net, reference=twin)
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------

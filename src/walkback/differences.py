@@ -7,7 +7,7 @@ either side of where it stands. A probe that rounding or a kink drowns is left o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ SEED = 0
 ROWS = 32  # samples in one pass
 OUTLIERS = 1  # probe may be off: two kinks that were crossed can hide each other
 DOUBT = 10  # times the noise: an error below it accuses nobody
+LONGEST = 1e-2  # step, as a share of ‖h_l‖
 PLATEAU = 100  # times ε: a shorter step may change nothing in a layer that rounds
 
 Rung = tuple[float, float]  # limit, step as a share of ‖h_l‖
@@ -42,6 +43,7 @@ class Reading:
         sites: those where half of the probes are above the limit, or some where none has so many.
         samples: how many were read.
         bent: whether a probe of a site that disagrees saw a kink.
+        errors: of every probe that was read, by its number.
         narrowest: the type that the network rounds to, where that is the cause.
     """
 
@@ -52,6 +54,7 @@ class Reading:
     sites: tuple[int, ...] = ()
     samples: int = 0
     bent: bool = False
+    errors: Mapping[int, float] = field(default_factory=dict)
     narrowest: torch.dtype | None = None
 
 
@@ -65,6 +68,7 @@ class _Pass:
     predicted: Float[Tensor, " probes"]
     unit: Float[Tensor, " probes"]
     least: Float[Tensor, " probes"]  # what the reference can't tell from zero
+    finest: Float[Tensor, " probes"]  # the step at which rounding and curvature are about equal
     before: Tensor  # what comes out with no site moved
 
 
@@ -97,6 +101,15 @@ class Probed:
         kink, drift = 2 * self.bend - far.bend, self.slope - far.slope
         return replace(self, bend=torch.maximum(kink.abs(), drift.abs()))
 
+    def as_bent(self, far: Probed, read: Mapping[int, float]) -> bool:
+        """Are those not `read` at kinks: bent as much at twice the step, where noise has half of it, a curve twice?"""
+        ratios = far.bend.abs() / self.bend.abs()
+        ratios = ratios[[i for i in range(len(ratios)) if i not in read and ratios[i].isfinite()]]
+        return bool(len(ratios)) and 0.75 < float(ratios.quantile(0.5)) < 1.5
+
+
+NUMBERS = tuple(f.name for f in fields(Probed))
+
 
 def read(
     run: Run,
@@ -105,6 +118,7 @@ def read(
     dtype: torch.dtype,
     ladder: Sequence[Rung],
     narrowest: Callable[[Tensor], torch.dtype],
+    through_kinks: bool = True,
 ) -> Reading:
     """Return what the probes of one trace say, on the first rung of the ladder where they can be read.
 
@@ -115,8 +129,9 @@ def read(
         dtype: what `run` computes in.
         ladder: (limit, step), the finest first.
         narrowest: the least precise type that the network goes through, asked where it would be accused.
+        through_kinks: whether to go on with longer steps where there are kinks, which longer steps don't leave.
     """
-    passes = list(_passes(run, point, dtype))
+    passes = _passes(run, change, point, dtype)
     sites = torch.cat([p.sites for p in passes]).cpu()
     rows = torch.cat([p.rows for p in passes]).cpu()
     last = Reading("unread", "rounding")
@@ -125,8 +140,10 @@ def read(
         near = _probed(run, change, passes, step, dtype)
         last = judged(near, sites, rows, limit)
         if last.cause == "kinks":
-            far = _probed(run, change, passes, 2 * step, dtype)
+            far = _probed(run, change, passes, step, dtype, times=2)
             last = judged(near.less_curved(far), sites, rows, limit)
+            if last.cause == "kinks" and not through_kinks and near.as_bent(far, last.errors):
+                return last
         if last.answer == "altered":
             rounds_to = rounds_to or narrowest(passes[0].rows)
             if step < PLATEAU * torch.finfo(rounds_to).eps:
@@ -184,26 +201,35 @@ class _Types(TorchDispatchMode):
         return result
 
 
-def _passes(run: Run, point: Trace, dtype: torch.dtype) -> list[_Pass]:
+def _passes(run: Run, change: Change, point: Trace, dtype: torch.dtype) -> list[_Pass]:
     """Every site a few times, with other samples each time: those of the largest gradient first, and some of all."""
-    device, sites = point.states[0].device, len(point.states)
-    times = max(2, ROWS // sites)
+    device, sites, batch = point.states[0].device, len(point.states), len(point.labels)
+    generator = torch.Generator(device).manual_seed(SEED)
     loudness = torch.stack([norms(g) for g in point.grads]).amax(0).nan_to_num(0.0)
     ranked = loudness.argsort(descending=True, stable=True)
-    ranked = ranked[: max(1, int((loudness > 0).sum()))]
-    count = sites * times
-    ranks = (torch.linspace(0, 1, count + 1, device=device)[:-1] ** 2 * len(ranked)).long()
-    order = torch.arange(count, device=device)
-    order = order[(order % sites).argsort(stable=True)]  # by site: few sites are moved in one pass
-    generator = torch.Generator(device).manual_seed(SEED)
-    return [
-        _pass(run, point, dtype, generator, ranked[ranks[part]], part % sites, part // sites)
-        for part in order.split(ROWS)
-    ]
+    loud = int((loudness > 0).sum()) or batch
+    if batch <= ROWS:  # whole, as it came: some networks take no other batch
+        rank = ranked.argsort()
+        turns = -(-max(2 * sites, min(ROWS, 4 * loud)) // loud)
+        parts = [(torch.arange(batch, device=device), rank + turn) for turn in range(turns)]
+    else:
+        count = sites * max(2, ROWS // sites)
+        ranks = (torch.linspace(0, 1, count + 1, device=device)[:-1] ** 2 * loud).long()
+        order = torch.arange(count, device=device)
+        order = order[(order % sites).argsort(stable=True)]  # by site: few sites are moved in one pass
+        parts = [(ranked[ranks[part]], part) for part in order.split(ROWS)]
+    return [_pass(run, change, point, dtype, generator, rows, part % sites, part // sites) for rows, part in parts]
 
 
 def _pass(
-    run: Run, point: Trace, dtype: torch.dtype, generator: torch.Generator, rows: Tensor, sites: Tensor, turn: Tensor
+    run: Run,
+    change: Change,
+    point: Trace,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    rows: Tensor,
+    sites: Tensor,
+    turn: Tensor,
 ) -> _Pass:
     ways: dict[int, Tensor] = {}
     predicted, unit, least = (widened(torch.zeros(len(rows), device=rows.device, dtype=dtype)) for _ in range(3))
@@ -220,21 +246,34 @@ def _pass(
             predicted[mine] = (widened(grads.flatten(1)) * widened(way)).sum(1)
             unit[mine] = size
             least[mine] = torch.finfo(g.dtype).tiny * way.shape[1] ** 0.5 * widened(norms(way))
-    return _Pass(rows, sites, ways, predicted, unit, least, run(rows, {}))
+    before = run(rows, {})
+    _, magnitude = change(before, before, rows)
+    # Under a stream that has exploded, a step from an early site must be larger to be seen at the end.
+    finest = (torch.finfo(dtype).eps * magnitude / torch.where(unit > 0, unit, magnitude)).sqrt()
+    finest = finest.nan_to_num(0.0).clamp(max=LONGEST)
+    return _Pass(rows, sites, ways, predicted, unit, least, finest, before)
 
 
-def _probed(run: Run, change: Change, passes: Sequence[_Pass], step: float, dtype: torch.dtype) -> Probed:
+def _probed(
+    run: Run, change: Change, passes: Sequence[_Pass], step: float, dtype: torch.dtype, times: int = 1
+) -> Probed:
     found: list[Probed] = []
     for p in passes:
-        sides = [run(p.rows, {site: share * way for site, way in p.ways.items()}) for share in (step, -step)]
-        (up, magnitude), (down, _) = (change(logits, p.before, p.rows) for logits in sides)
-        slope, bend = (up - down) / (2 * step), (up + down) / step
-        rounding = torch.finfo(dtype).eps * magnitude / step
+        steps = times * p.finest.clamp(min=step)
+        shares = {site: steps.to(dtype).view(-1, *[1] * (way.ndim - 1)) * way for site, way in p.ways.items()}
+        sides = [run(p.rows, {site: sign * way for site, way in shares.items()}) for sign in (1, -1)]
+        (up, magnitude), (down, _) = (change(out, p.before, p.rows) for out in sides)
         found.append(
-            probed(slope=slope, predicted=p.predicted, bend=bend, rounding=rounding, unit=p.unit, least=p.least)
+            probed(
+                slope=(up - down) / (2 * steps),
+                predicted=p.predicted,
+                bend=(up + down) / steps,
+                rounding=torch.finfo(dtype).eps * magnitude / steps,
+                unit=p.unit,
+                least=p.least,
+            )
         )
-    names = ("slope", "predicted", "bend", "rounding", "unit", "least")
-    return Probed(**{name: torch.cat([getattr(one, name) for one in found]) for name in names})
+    return Probed(**{name: torch.cat([getattr(one, name) for one in found]) for name in NUMBERS})
 
 
 def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
@@ -248,11 +287,12 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
     right = says & (error <= limit) & (noise <= limit)
     wrong = says & (error > limit) & (error > DOUBT * pooled)
     told = right | wrong
+    errors = {i: float(error[i]) for i in told.nonzero().flatten().tolist()}
     if not bool(says.any()):
         return Reading("unread", "flat" if bool(torch.isfinite(error).any()) else "nonfinite")
     if any(2 * int((mine & told).sum()) < int(mine.sum()) for mine in each):
         rounds = (found.rounding / found.unit.clamp(min=torch.finfo(torch.float64).tiny))[says & ~told].quantile(0.5)
-        return Reading("unread", "rounding" if float(rounds) > limit / DOUBT else "kinks", limit=limit)
+        return Reading("unread", "rounding" if float(rounds) > limit / DOUBT else "kinks", limit=limit, errors=errors)
     worst = float(error[told].sort(descending=True).values[: OUTLIERS + 1][-1])
     shares = [float(wrong[mine & told].double().mean()) if bool((mine & told).any()) else 0.0 for mine in each]
     least = min(0.5, max(shares))
@@ -266,6 +306,7 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
         off,
         len(rows[told].unique()),
         bool((noise > limit)[disagreeing & says].any()),
+        errors,
     )
 
 

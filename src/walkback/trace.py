@@ -383,7 +383,7 @@ class Tracer:
             with self._looked_at():
                 states, grads, logits, losses = self._pass(x, y, index)
             if self._twin is not None:
-                grads = self._twin_grads(self._twin, x, y, states)
+                grads = self._twin_grads(self._twin, x, y, states, logits)
         except Exception as error:
             made = [name for name, kept in places(self.model) if kept.is_inference()]
             if made and "Inference tensors" in str(error):
@@ -562,13 +562,16 @@ class Tracer:
         self._first_made = marks[1][0]
         return twin(losses)
 
-    def _twin_grads(self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def _twin_grads(
+        self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...], logits: Tensor
+    ) -> tuple[Tensor, ...]:
         """The gradients of a plain network that computes the same."""
         other = twin.trace(x, y)
-        for site, (ours, theirs) in enumerate(zip(states, other.states)):
+        names = [*(f"site {site}" for site in range(len(states))), "the logits"]
+        for where, ours, theirs in zip(names, (*states, logits), (*other.states, other.logits)):
             same = ours.shape == theirs.shape
             if not same or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4 * largest(ours), equal_nan=True):
-                how = f"they differ at site {site}" if same else f"site {site} has shape {tuple(theirs.shape)}"
+                how = f"they differ at {where}" if same else f"{where} has shape {tuple(theirs.shape)}"
                 raise InputError(
                     f"Expected the reference to compute the states the network computes, but {how}. Give it the same "
                     "weights: reference.load_state_dict(model.state_dict())."
