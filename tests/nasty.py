@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 WIDTH, CLASSES = 12, 10
-Pair = namedtuple("Pair", "h c")  # noqa: PYI024  # a class like those of LSTM code
+Pair = namedtuple("Pair", "h c")  # a class like those of LSTM code
 
 
 class Base(nn.Module):
@@ -244,7 +244,7 @@ class PlainWeights(Base):
 
 
 class PredictiveCoding(Base):
-    """Keeps its states as Parameters that are made when it runs, relaxes them with an optimiser, and keeps the energy."""
+    """Keeps its states as Parameters that are made when it runs and relaxed by an optimiser, and keeps the energy."""
 
     def __init__(self) -> None:
         super().__init__()

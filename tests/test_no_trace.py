@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from fingerprint import Fingerprint
-from nasty import NETWORKS, ready
 from torch import Tensor, nn
 
 import walkback as wb
+from fingerprint import Fingerprint
+from nasty import NETWORKS, ready
 
 
 @pytest.fixture(autouse=True)

@@ -564,6 +564,7 @@ class Tracer:
 
     def _twin_grads(self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The gradients of a plain network that computes the same."""
+        twin.asked.alone = self.asked.alone
         other = twin.trace(x, y)
         for site, (ours, theirs) in enumerate(zip(states, other.states)):
             same = ours.shape == theirs.shape
