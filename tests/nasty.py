@@ -244,7 +244,7 @@ class PlainWeights(Base):
 
 
 class PredictiveCoding(Base):
-    """Keeps its states as Parameters that it makes when it runs, relaxes them by an optimiser, keeps the energy."""
+    """Keeps its states as Parameters that are made when it runs and relaxed by an optimiser, and keeps the energy."""
 
     def __init__(self) -> None:
         super().__init__()

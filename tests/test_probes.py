@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -96,14 +98,17 @@ def test_a_float32_network_is_probed_in_float64():
 
 
 class Recorder(nn.Module):
-    """Stands in a block's place and writes down what it receives: the changed stream, seen from inside."""
+    """Stands in a block's place and hands on what it receives: the changed stream, seen from inside.
 
-    def __init__(self, inner: nn.Module) -> None:
+    Not to a list of its own: what a network keeps of being measured is gone afterwards.
+    """
+
+    def __init__(self, inner: nn.Module, tell: Callable[[Tensor], None]) -> None:
         super().__init__()
-        self.inner, self.returns, self.seen = inner, inner.returns, []
+        self.inner, self.returns, self.tell = inner, inner.returns, tell
 
     def forward(self, h: Tensor) -> Tensor:
-        self.seen.append(h.detach().clone())
+        self.tell(h.detach().clone())
         return self.inner(h)
 
 
@@ -130,16 +135,17 @@ def test_perturbation_by_hand(directions: str, step: float, kind: str):
         given.append(trace)
         return tilted(trace)
 
-    net.blocks = nn.ModuleList(Recorder(block) for block in net.blocks)
+    per_block: list[list[Tensor]] = [[] for _ in net.blocks]
+    net.blocks = nn.ModuleList(Recorder(block, own.append) for block, own in zip(net.blocks, per_block))
     read: list[Tensor] = []
     net.norm.register_forward_pre_hook(lambda _, args: read.append(args[0].detach().clone()))
     probe = wb.Perturbation(directions=directions, count=9, step=step, samples=12)
     m = wb.measure(net, [(x, y)], credit=credit, probes=[probe])
     recorders = list(net.blocks)
-    assert [len(r.seen) for r in recorders] == [1 + 4 * 10] * 3, "one pass, then one base and nine steps per site"
+    assert [len(own) for own in per_block] == [1 + 4 * 10] * 3, "one pass, then one base and nine steps per site"
     net.blocks = nn.ModuleList(r.inner for r in recorders)
     stream = net.stream(x)
-    by_site = [r.seen for r in recorders] + ([read] if kind == "flat" else [])  # tokens: the readout sees only one
+    by_site = per_block + ([read] if kind == "flat" else [])  # tokens: the readout sees only one
     for site, calls in enumerate(by_site):
         seen = calls[1 + 10 * site :][:10]
         assert torch.equal(seen[0], stream[site])

@@ -13,7 +13,7 @@ from walkback.batch import tensors
 from walkback.errors import CreditError
 from walkback.prints import fingerprints
 from walkback.reach import REGISTERED, put_dict
-from walkback.untouched import AsFound, Kept, differ, unwritten
+from walkback.untouched import AsFound, Kept, Unstepped, differ, unwritten
 from walkback.values import modules_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Asked:
         if self._found is not None:
             registered = {id(t) for m in self._modules for d in (m._parameters, m._buffers) for _, t in d.items()}
             others = [t for t in self._found.reach.tensors if id(t) not in registered]
-            self._plain = [t for t in others if _trains(t) or id(t) in read]
+            self._plain = [t for t in others if (_trains(t) and t.is_leaf) or id(t) in read]
             self._where = self._found.reach.places(self._plain)
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
@@ -120,7 +120,7 @@ class Asked:
         trusted = getattr(credit, "restores_weights", False)
         weights = [] if trusted else self._weights()
         if trusted and self._restless and self.alone and self._found is not None:
-            self._found.rewind()  # it runs the network again, which must begin where the pass it is held against did
+            self._found.rewind()  # it runs the network once more, from where the measured pass began
         kept = self._keep(weights)
         moving = [t for t in weights if id(t) in self._restless]
         made_here = (trace.logits, trace.losses, trace.prints, trace.mask, *(trace.branches or ()))
@@ -135,6 +135,7 @@ class Asked:
         self.ran = False
         with ExitStack() as stack:
             written = stack.enter_context(unwritten((*buffers, *moving, *shown)))
+            stack.enter_context(Unstepped(weights))
             try:
                 made = credit(trace)
             except Exception as error:
@@ -235,7 +236,7 @@ class _Places:
         self._plain = [(at, key, t) for at, key, t in plain if _at(at, key) is t]  # the network may have changed them
 
     def put_back(self) -> tuple[list[Tensor], bool]:
-        """Put them back; return the weights that others of another value stood for, and if there were new parts."""
+        """Put them back; return the weights that others of another value stood for, and whether parts were new."""
         replaced: list[Tensor] = []
         strange = False
         for book, was in self._books:

@@ -47,6 +47,10 @@ _GENERATORS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], Any]],
     (random.Random, lambda g: g.getstate(), lambda g, state: g.setstate(state)),
 )
 _OPAQUE = (DataLoader, Dataset, Sampler)  # reading batches moves them on, and should
+_MACHINERY = (  # others work with it, or it must let things go by itself
+    *("threading", "_thread", "multiprocessing", "concurrent", "asyncio", "queue", "logging", "weakref", "_weakref"),
+    *("torch.distributed", "torch._dynamo", "torch._inductor", "torch.utils.data"),
+)
 _MOST = 2000  # objects that one object of a class of the user's may lead to, else it is machinery
 _OURS = f"{__name__.partition('.')[0]}."
 _INSIDE = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
@@ -77,9 +81,8 @@ def _kind(cls: type) -> str:
             return kind
     if cls.__module__.startswith(_OURS):
         return "atom"  # the session itself, where one of its hooks is met
-    # Classes written in Python; those of weak containers hold what must be let go.
-    plain = cls.__flags__ & 1 << 9 and (cls.__dictoffset__ or _slotnames(cls))
-    return "object" if plain and cls.__module__ not in ("weakref", "_weakrefset") else "opaque"
+    plain = cls.__flags__ & 1 << 9 and (cls.__dictoffset__ or _slotnames(cls))  # a class written in Python
+    return "object" if plain and not cls.__module__.startswith(_MACHINERY) else "opaque"
 
 
 class _Kinds(dict[type, str]):
@@ -117,7 +120,7 @@ class Reach:
     (1, True)
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module | torch.optim.Optimizer) -> None:
         self._tensors: dict[int, Tensor] = {}
         self.modules: list[nn.Module] = []
         self._kinds = _Kinds(_KNOWN)

@@ -566,6 +566,7 @@ class Tracer:
         self, twin: Tracer, x: Inputs, y: Tensor, states: tuple[Tensor, ...], logits: Tensor
     ) -> tuple[Tensor, ...]:
         """The gradients of a plain network that computes the same."""
+        twin.asked.alone = self.asked.alone
         other = twin.trace(x, y)
         names = [*(f"site {site}" for site in range(len(states))), "the logits"]
         for where, ours, theirs in zip(names, (*states, logits), (*other.states, other.logits)):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from walkback.reach import Reach, is_resharded
-from walkback.values import inner, modules_of
+from walkback.values import inner, modules_of, places
 
 
 @contextmanager
@@ -45,6 +46,7 @@ def untouched(model: nn.Module) -> Iterator[AsFound]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_no_fast_path())
         stack.callback(found.put_back)
+        stack.enter_context(found.optimisers)
         modes = [(m, m.training) for m in modules]
         stack.callback(_set_modes, modes)
         for module in modules:
@@ -73,6 +75,7 @@ class AsFound:
         ours = (t for t in self.reach.tensors if not (self.reach.sharded and isinstance(t, nn.Parameter)))
         self.values = Kept(ours)
         self._autograd = [_Autograd(t) for t in self.reach.tensors if not t.is_inference()]
+        self.optimisers = Unstepped(self.reach.weights)
 
     def set_aside(self) -> None:
         """Take gradients and graphs of the user's out of the way of what runs until `put_back`."""
@@ -85,6 +88,7 @@ class AsFound:
         """Keep out of `put_back` what a training loop changes: the user runs one meanwhile."""
         self.values.leave(self.reach.trained)
         self.reach.leave_optimisers()
+        self.optimisers.leave()
 
     def rewind(self) -> None:
         """Give every tensor the numbers that it had, and optimisers what they held; new objects stay."""
@@ -199,8 +203,8 @@ class Kept:
         written = self._written()
         with ExitStack() as each:  # one that can't be put back does not keep the others from it
             each.callback(self._set_versions)
-            for _, now, memory, copy in written:
-                each.callback(_put_back, now, memory, copy)
+            for _, now, _, copy in written:
+                each.callback(_put_back, now, copy)
             for _, now, memory, _ in self._kept:
                 if _has_moved(now, memory):
                     each.callback(_move_back, now, memory)  # before its numbers are written
@@ -220,10 +224,48 @@ def untrained(model: nn.Module) -> Iterator[list[Tensor]]:
     """
     reach = Reach(model)
     try:
-        with unwritten(reach.trained) as written:
+        with unwritten(reach.trained) as written, Unstepped(reach.weights):
             yield written
     finally:
         reach.put_back_optimisers()
+
+
+class Unstepped(AbstractContextManager[None]):
+    """On leaving, optimisers that made a step for one of these weights hold what they held: moments, counts, rates.
+
+    Wherever they are kept. One that trains other networks is left alone: a credit may have learned.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimiser = torch.optim.Adam([weight])
+    >>> with Unstepped([weight]):
+    ...     weight.sum().backward()
+    ...     _ = optimiser.step()
+    >>> dict(optimiser.state)
+    {}
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {id(t) for t in weights}
+        self._held: dict[int, tuple[Reach, Kept]] = {}
+
+    def __enter__(self) -> None:
+        self._hook = register_optimizer_step_pre_hook(self._before)
+
+    def _before(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        own = [p for group in optimiser.param_groups for p in group["params"]]
+        if id(optimiser) not in self._held and any(id(p) in self._weights for p in own):
+            reach, trained = Reach(optimiser), {id(p) for p in own}
+            self._held[id(optimiser)] = reach, Kept(t for t in reach.tensors if id(t) not in trained)
+
+    def leave(self) -> None:
+        """Put nothing back: the user trains meanwhile."""
+        self._held.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+        for reach, values in self._held.values():
+            reach.put_back()
+            values.put_back()
 
 
 @contextmanager
@@ -314,8 +356,11 @@ def _copy(t: Tensor) -> Tensor:
         return t.detach().cpu()
 
 
-def _put_back(now: Tensor, memory: Tensor, copy: Tensor) -> None:
+def _put_back(now: Tensor, copy: Tensor) -> None:
     with torch.inference_mode() if now.is_inference() else torch.no_grad():
+        if now.layout == torch.strided:  # of rows that share their memory (`expand`), the first
+            shared = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in now.stride())
+            now, copy = now[shared], copy[shared]
         now.copy_(copy)
 
 
@@ -362,6 +407,11 @@ def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         yield
+
+
+def undrawn(model: nn.Module) -> AbstractContextManager[None]:
+    """The random state of Python, NumPy, the CPU and the devices of a network is on leaving what it was on entering."""
+    return random_state({t.device for _, t in places(model)})
 
 
 @contextmanager

@@ -35,7 +35,7 @@ from walkback.measure import Measurements
 from walkback.progress import quietly, say
 from walkback.report import Report
 from walkback.trace import Credit
-from walkback.untouched import untouched
+from walkback.untouched import undrawn
 from walkback.values import buffers_of, modules_of, parameters_of
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class Watch:
                 f"Expected eval_batches to be an iterable of batches, but got {type(eval_batches).__name__}. Wrap a "
                 "single batch in a list: [(x, y)]."
             )
-        with untouched(model):
+        with undrawn(model):
             self._unit, self._n = settled(every, max_overhead, edition, thresholds, log)
         self.max_overhead = DEFAULT_OVERHEAD if max_overhead is None and self._unit == "auto" else max_overhead
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
@@ -215,7 +215,7 @@ class Watch:
         self._losses: list[Lost | None] = []
         self._said: set[str] = set()  # advisories, and how many rows, that were printed
         self._shown = 0
-        with untouched(model):  # loaders, and loggers later on, draw from the random state
+        with undrawn(model):  # loaders, and loggers later on, draw from the random state
             # An iterator would be used up by the first measurement.
             self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
             before, keep = ([], None) if self._log is None else _together(lambda: reopen(Path(log or "")))
@@ -291,7 +291,7 @@ class Watch:
         if late.items() <= self._rows[-1].items():
             return self._rows[-1]  # it has them already
         row = self._rows[-1] = {**self._rows[-1], **late}
-        with untouched(self.model):
+        with undrawn(self.model):
             _together(lambda: self._write(row))
         return row
 
@@ -392,7 +392,7 @@ class Watch:
         return False, self._calls + max(1, min(guess, self._calls))  # not far ahead on the pace of the first steps
 
     def _measure_now(self) -> Row:
-        with untouched(self.model):  # also what loggers draw
+        with undrawn(self.model):  # also what loggers draw; what they keep on the network is theirs
             return self._record()
 
     def _record(self) -> Row:
