@@ -806,7 +806,7 @@ def test_30_a_credit_one_site_off_looks_aligned_and_its_neighbour_tells(step: in
         "next" if step == 1 else "previous"
     ]
     if step == 1:
-        assert noted(report, "the credit fits the gradient of the next site better than that of its own")
+        assert noted(report, "shifted-pairing")
 
 
 # -- the page -----------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def cells(name: str, *fields: str) -> set[tuple]:
 def test_the_plans_are_those_that_were_promised() -> None:
     promised = (
         "primary primary-plain wide-shallow wide cross-arch lambda-sweep matched-penalty capacity early-epochs "
-        "cifar100 credit-site unit-credit full"
+        "cifar100 credit-site unit-credit as-published as-published-penalty full"
     )
     assert names() == tuple(promised.split())
 
@@ -92,10 +92,12 @@ def test_every_run_has_both_controls_matched_in_all_but_its_blocks(name: str) ->
     specs = plan(name).specs
     matched = ("net", "net_options", "data", "epochs", "optimiser", "seed", "augment")
     conditions = {spec.name: str([getattr(spec, field) for field in matched]) for spec in specs}
-    frozen = Counter((conditions[s.name], s.rule, str(s.rule_options)) for s in specs if s.scope == "frozen")
+    frozen = Counter(
+        (conditions[s.name], s.rule, str(s.rule_options), s.credit_length) for s in specs if s.scope == "frozen"
+    )
     for spec in specs:
-        assert frozen[conditions[spec.name], spec.rule, str(spec.rule_options)] == 1
-        assert frozen[conditions[spec.name], "bp", "{}"] == 1
+        assert frozen[conditions[spec.name], spec.rule, str(spec.rule_options), spec.credit_length] == 1
+        assert frozen[conditions[spec.name], "bp", "{}", "raw"] == 1
     assert len({spec.name for spec in specs}) == len(specs)
 
 

@@ -137,7 +137,12 @@ def test_an_altered_backward_trips_it(name: str):
     measured = wb.measure(net, BATCHES)
     assert measured.altered is not None
     assert measured.altered.code == "altered-backward"
-    assert measured.altered.values == {"error": found.error, "limit": found.limit, "sites": list(found.sites)}
+    assert measured.altered.values == {
+        "error": found.error,
+        "limit": found.limit,
+        "sites": list(found.sites),
+        "cause": found.cause,
+    }
     assert measured.doubted is None
     assert measured.conditions["backward_error"] > 0.01
 

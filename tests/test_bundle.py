@@ -209,7 +209,7 @@ def test_damaged_side_files_are_refused_when_read(folder):
     (folder / "report.json").write_text("{}")
     (folder / "trajectory.jsonl").write_text('{"epoch": 0}\n{"epo')
     bundle = wb.load_bundle(folder)
-    with pytest.raises(wb.FormatError, match=r"report\.json to be a report of schema walkback\.report/1"):
+    with pytest.raises(wb.FormatError, match=r"report\.json to be a report of schema walkback\.report/2"):
         bundle.report()
     with pytest.raises(wb.FormatError, match=r"trajectory\.jsonl to hold one JSON object per line, but: "):
         bundle.trajectory()

@@ -300,7 +300,7 @@ def _shifted(m: Measurements) -> Note | None:
         n = len(both)
         own, shifted = (sum(side) / n for side in list(zip(*both))[:2])
         exact = any(s > 1 - 1e-6 and c < 1 - 1e-4 for c, s, _ in both)
-        if exact or shifted - own > max(BETTER, sqrt(sum(b * b for *_, b in both)) / n):
+        if exact or (shifted > 0 and shifted - own > max(BETTER, sqrt(sum(b * b for *_, b in both)) / n)):
             found.append((exact, shifted - own, {"fits": fits, "own": own, "shifted": shifted}))
     return Note("shifted-pairing", None, max(found, key=lambda one: one[:2])[2]) if found else None
 

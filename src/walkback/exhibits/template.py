@@ -16,7 +16,7 @@ from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs
 from walkback.audit.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
-from walkback.training.control import control_spec
+from walkback.training.control import NO_LOCAL_LOSS, control_spec
 from walkback.training.spec import RunSpec
 
 MISSING = "*missing*"
@@ -76,9 +76,9 @@ def _head(text: str, records: Records) -> str:
 def settings(records: Records) -> list[tuple[Record, ...]]:
     """Runs of one network, data set, recipe and length: a section of the template each, controls with them."""
     groups: dict[RunSpec, list[Record]] = {}
-    free = {"rule": "bp", "rule_options": {}, "scope": "all", "penalty": 0.0, "credit_site": "writer", "seed": 0}
     for run in records:
-        groups.setdefault(RunSpec(**{**run.spec.model_dump(), **free}), []).append(run)
+        same = run.spec.model_dump(exclude={"rule", "rule_options", "scope", "seed", "credit_length", *NO_LOCAL_LOSS})
+        groups.setdefault(RunSpec(**same, seed=0), []).append(run)
     longest_first = sorted(groups.items(), key=lambda group: (-group[0].epochs, _title(group[0])))
     return [tuple(runs) for _, runs in longest_first]
 
@@ -100,7 +100,7 @@ def _name(spec: RunSpec) -> str:
     said = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
     said += [f"{k} {v}" for k, v in spec.rule_options.items()]
     said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    return ", ".join([*said, *(["reader"] if spec.credit_site == "reader" else [])])
+    return ", ".join([*said, *spec.conventions])
 
 
 # -- results --------------------------------------------------------------------------------------------------------

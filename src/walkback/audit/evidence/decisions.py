@@ -12,7 +12,7 @@ from walkback.audit.evidence.build import OURS, rules, variants
 from walkback.audit.evidence.interventions import SHORT, SWEEP
 from walkback.audit.published import Figure, figures
 from walkback.audit.records import Records
-from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, shorter
+from walkback.audit.settings import OWN, RULES, Judged, Setting, commands, judged, lacking, shorter
 from walkback.audit.table import NONE, Cell, Table, number, table
 from walkback.checks import DiagnosticThresholds
 from walkback.editions import PASSES, UNDECIDED, WALKED_BACK
@@ -409,7 +409,7 @@ def _breaks(records: Records, settings: Sequence[Setting], t: Threshold, points:
     """All thresholds at which something can change: measured values, for the margin the ends of its intervals."""
     if t.key != "margin":
         return [p.value for p in points]
-    asked = {s: None for at in settings for s in (at, replace(at, rule="bp", penalty=0.0, credit_site="writer"))}
+    asked = {s: None for at in settings for s in (at, replace(at, rule="bp", **OWN))}
     found = [judged(records, s).depth for s in asked]
     known = [d for d in found if d is not None and d.value is not None]
     return [end for d in known for end in (d.value, *(d.interval or ())) if end is not None]
