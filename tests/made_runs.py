@@ -55,6 +55,8 @@ def row(
             "cosine": list(cosine),
             "cosine_clamped": list(cosine),
             "below_eps": [0.0] * len(h),
+            "cosine_above": [*(0.9 * c for c in cosine[:-1]), None],
+            "cosine_below": [None, *(0.9 * c for c in cosine[1:])],
         },
         "values": {
             "growth": max(b / a for a, b in pairwise(h)),
@@ -108,6 +110,7 @@ def write_run(
     per_layer["perturbation"] = list(perturbation or rows[-1]["per_layer"]["cosine"])
     per_layer["nudging"] = list(nudging or [-1e-4] * sites)
     per_layer["nudging_relative"] = [10 * v for v in per_layer["nudging"]]
+    per_layer["nudging_rms"] = [16 * v for v in per_layer["nudging"]]
     report = judge({"per_layer": per_layer, "values": rows[-1]["values"], "headline_acc": acc, "method": spec.rule})
     run = {
         "epochs": spec.epochs,
@@ -127,6 +130,7 @@ def write_run(
         "perturbation_random": [0.001] * sites,
         "nudging_bp": [-1e-3] * sites,
         "nudging_bp_relative": [-1e-2] * sites,
+        "nudging_bp_rms": [-1.6e-2] * sites,
         **{k: list(v) for k, v in (controls or {}).items()},
     }
     folder = store / spec.name

@@ -33,6 +33,7 @@ def accuracy(net: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
 
 # What docs/adversarial.md quotes of a note.
 QUOTED = {
+    "shifted-pairing": "the credit fits the gradient of the next site better than that of its own",
     "constant-norm": "every ‖h‖ is the same",
     "hidden-differs": "return_hidden",
     "saturated": "the softmax is saturated",

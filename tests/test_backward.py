@@ -198,7 +198,7 @@ def test_honest_networks_do_not_trip_it(name: str):
     batch = BATCHES[0] if not isinstance(net, wb.selftest.ResidualNet) else wb.selftest.batches(1)[0]
     found = checked(net, batch)
     assert found.agrees is True
-    assert found.error < 0.1 * found.limit
+    assert found.error < 0.2 * found.limit
     assert checked(net, batch, reference="derived").agrees is True
     measured = wb.measure(net, [batch])
     assert (measured.altered, measured.doubted) == (None, None)
@@ -298,7 +298,7 @@ def test_every_mean_shows_it_and_accuses_nobody(loss: str):
     for name in ("plain", "relu", "batch norm", "a backward of one's own"):
         found = checked(HONEST[name](), loss=MEANS[loss])
         assert found.agrees is True
-        assert found.error < 0.1 * found.limit
+        assert found.error < 0.2 * found.limit
 
 
 def test_a_loss_that_rounds():
@@ -379,7 +379,7 @@ def test_honest_networks_do_not_trip_it_under_a_mean_loss(name: str):
     batch = BATCHES[0] if not isinstance(net, wb.selftest.ResidualNet) else wb.selftest.batches(1)[0]
     found = checked(net, batch, loss=nn.CrossEntropyLoss())
     assert found.agrees is True
-    assert found.error < 0.1 * found.limit
+    assert found.error < 0.2 * found.limit
 
 
 def test_a_mean_over_tokens_that_leaves_some_out():

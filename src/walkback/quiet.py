@@ -16,6 +16,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from walkback.values import modules_of
+
 
 @contextmanager
 def quiet_training(model: nn.Module) -> Iterator[None]:
@@ -31,7 +33,7 @@ def quiet_training(model: nn.Module) -> Iterator[None]:
     >>> [m.training for m in net]
     [False, False, False]
     """
-    modes = [(m, m.training) for m in model.modules()]
+    modes = [(m, m.training) for m in modules_of(model)]
     try:
         for module, _ in modes:
             module.training = not _is_noisy(module)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from walkback.anatomy import Anatomy, Part, unwrap
 from walkback.batch import Inputs, call, mapped
-from walkback.errors import CreditError, InputError, WalkbackError
+from walkback.errors import CreditError, InputError, WalkbackError, shown
 from walkback.loss import Loss, cross_entropy
 from walkback.notes import Note
 from walkback.proof import Shown, by_weights, farthest, refuse_unlike, said
@@ -80,7 +80,7 @@ def recorded(
     if isinstance(anatomy, Mapping):
         anatomy = Anatomy.of(unwrap(model), **anatomy)
     if train is not None and not isinstance(train, bool):
-        raise InputError(f"Expected train to be True, False or None, but got {train!r}.")
+        raise InputError(f"Expected train to be True, False or None, but got {shown(train)}.")
     return Recorded(model, backward, anatomy, None if writers is None else tuple(writers), train=train)
 
 
