@@ -291,10 +291,14 @@ def _shifted(m: Measurements) -> Note | None:
     found = []
     for fits, values, apart in (
         ("next", m.cosine_above, m.gradient_next),
-        ("previous", m.cosine_below, [None, *m.gradient_next[:-1]]),
+        ("previous", m.cosine_below, [None, *m.gradient_next[:-1]] if m.gradient_next else []),
     ):
         rows = list(zip(m.cosine, values, band, apart or [None] * len(values)))
-        both = [(c, s, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0)))) for c, s, b, p in rows if None not in (c, s)]
+        both = [
+            (c, s, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0))))
+            for c, s, b, p in rows
+            if c is not None and s is not None
+        ]
         if not both:
             continue
         n = len(both)
