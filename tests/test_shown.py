@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import time
 from collections import OrderedDict
 from fractions import Fraction
 from pathlib import Path
@@ -73,11 +72,9 @@ HUGE = [
 @pytest.mark.parametrize("value", HUGE, ids=lambda v: type(v).__name__)
 @pytest.mark.parametrize("width", [80, 20])
 def test_anything_is_one_short_line(value: object, width: int) -> None:
-    began = time.monotonic()
     text = shown(value, width)
     assert 0 < len(text) <= width
     assert len(text.splitlines()) == 1
-    assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
