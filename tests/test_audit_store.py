@@ -279,7 +279,7 @@ def test_missing_weights_leave_a_record_that_counts_but_no_bundle(runs: Path) ->
     [
         ("trajectory.jsonl", '{"epoch": 1}\n', r"to have the 2 epochs that report.json speaks of, but it has 1"),
         ("report.json", "{", r"report.json.*move the folder away"),
-        ("report.json", '{"schema": "walkback.report/2"}', r"schema walkback.report/1, but got walkback.report/2"),
+        ("report.json", '{"schema": "walkback.report/3"}', r"walkback.report/2.* but got walkback.report/3"),
         ("spec.json", '{"schema": "walkback.bundle/2"}', r"bundle/2: the folder was written by another version"),
         ("spec.json", "half", r"spec.json.*move the folder away"),
     ],

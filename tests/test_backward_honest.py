@@ -543,7 +543,7 @@ def test_few_samples_and_many_sites():
 def test_a_direction_has_the_length_of_its_state_and_its_unit_is_the_slope_to_be_expected():
     generator = torch.Generator().manual_seed(0)
     for size in (3, 400):
-        g, h = torch.randn(2000, size, dtype=torch.float64), torch.randn(2000, size, dtype=torch.float64)
+        g, h = (torch.from_numpy(np.random.default_rng(seed).standard_normal((2000, size))) for seed in (1, 2))
         for noisy in (False, True):
             way, unit = direction(g, h, noisy, generator)
             assert torch.allclose(way.norm(dim=1), h.norm(dim=1))
