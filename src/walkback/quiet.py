@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from walkback.untouched import set_modes
 from walkback.values import modules_of
 
 
@@ -35,13 +36,11 @@ def quiet_training(model: nn.Module) -> Iterator[None]:
     """
     modes = [(m, m.training) for m in modules_of(model)]
     try:
-        for module, _ in modes:
-            module.training = not _is_noisy(module)
+        set_modes((module, not _is_noisy(module)) for module, _ in modes)
         with _Quiet():
             yield
     finally:
-        for module, mode in modes:
-            module.training = mode
+        set_modes(modes)
 
 
 def _is_noisy(module: nn.Module) -> bool:
@@ -51,7 +50,9 @@ def _is_noisy(module: nn.Module) -> bool:
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0
     # DropPath, StochasticDepth, DropBlock and their like have no common class.
-    name = type(module).__name__.lower()
+    name = str(getattr(module, "original_name", type(module).__name__)).lower()
+    if isinstance(module, torch.jit.ScriptModule) and ("norm" in name or "rrelu" in name):  # their classes are lost
+        return "layernorm" not in name and "groupnorm" not in name
     leaf = not module._modules and not module._parameters
     return leaf and ("drop" in name or "stochasticdepth" in name)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, allow_mutation_on_saved_tensors, get_gradient_edge
 
 from walkback.anatomy import Anatomy, unwrap
 from walkback.asked import LOOKS, Asked
@@ -477,30 +477,8 @@ class Tracer:
         if spy is not None:
             self.suspect = self.suspect or spy.saw or has_custom_backward(losses)
             self.asked.see(spy.read)
-        if self._tape is not None:
-            losses = self._derived(self._tape, losses)
-            self._tape = None
-        if not losses.requires_grad:
-            raise InputError(
-                "Expected a loss that depends on the network, but it carries no gradient. "
-                "Return it as a tensor computed from the logits, without detach() or item()."
-            )
-        edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
-        streams = self._themselves()
-        again = not self._checked and 1 not in streams
-        streams = streams if self._verified else self._with_last(streams, losses)
-        with no_autocast(losses.device):
-            try:
-                found = torch.autograd.grad(
-                    losses.sum(), [*edges, *streams.values()], allow_unused=True, retain_graph=again
-                )
-            except RuntimeError as error:
-                if "inplace operation" not in str(error):
-                    raise
-                raise AnatomyError(
-                    "Expected a network that can be differentiated, but it overwrites in place what its own backward "
-                    f"pass needs: {str(error).splitlines()[0]} Write h = h + f instead of h += f there."
-                ) from None
+        tape, self._tape = self._tape, None
+        losses, edges, streams, found, again = self._differentiated(tape, losses)
         grads = tuple(g if g is None else g.detach() for g in found[: len(edges)])
         if self._handed_copy:
             grads = self._add_skip(grads, output)
@@ -534,6 +512,43 @@ class Tracer:
         self._branches = tuple(map(self._batch_first, self._made.values())) if keep else None
         self._given, self._made, self._edges, self._read, self._streams = {}, {}, {}, None, {}
         return states, grads, logits.detach(), losses.detach()
+
+    def _differentiated(
+        self, tape: Tape | None, losses: Tensor, rewritten: bool = False
+    ) -> tuple[Tensor, list[GradientEdge], dict[int, GradientEdge], Sequence[Tensor | None], bool]:
+        """The losses, edges of sites and streams, gradients there, and whether the graph is kept.
+
+        `rewritten`: the forward pass writes what its derivative needs, as code does that steps weights on the way.
+        """
+        given = losses
+        with allow_mutation_on_saved_tensors() if rewritten else nullcontext():
+            if tape is not None:
+                losses = self._derived(tape, losses)
+            if not losses.requires_grad:
+                raise InputError(
+                    "Expected a loss that depends on the network, but it carries no gradient. "
+                    "Return it as a tensor computed from the logits, without detach() or item()."
+                )
+            edges = [self._edges[site] for site in range(len(self.blocks) + 1)]
+            streams = self._themselves()
+            again = not self._checked and 1 not in streams and not rewritten
+            streams = streams if self._verified else self._with_last(streams, losses)
+            with no_autocast(losses.device):
+                try:
+                    found = torch.autograd.grad(
+                        losses.sum(), [*edges, *streams.values()], allow_unused=True, retain_graph=again
+                    )
+                    return losses, edges, streams, found, again
+                except RuntimeError as error:
+                    if "inplace operation" not in str(error):
+                        raise
+                    if tape is None or rewritten:
+                        raise AnatomyError(
+                            "Expected a network that can be differentiated, but it overwrites in place what its "
+                            f"own backward pass needs: {str(error).splitlines()[0]} "
+                            "Write h = h + f instead of h += f there."
+                        ) from None
+        return self._differentiated(tape, given, rewritten=True)
 
     def _forward(self, x: Inputs) -> Any:
         # A copy, always: a network may write its input in any batch, and no look afterwards would bring it back.

@@ -48,16 +48,17 @@ def untouched(model: nn.Module) -> Iterator[AsFound]:
         stack.callback(found.put_back)
         stack.enter_context(found.optimisers)
         modes = [(m, m.training) for m in modules]
-        stack.callback(_set_modes, modes)
+        stack.callback(set_modes, modes)
         for module in modules:
             if is_resharded(type(module)):
                 stack.callback(module.reshard)  # type: ignore[arg-type]  # a pass that raised may have left it gathered
         found.set_aside()
-        _set_modes((m, False) for m in modules)
+        set_modes((m, False) for m in modules)
         yield found
 
 
-def _set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+def set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Give each module its training flag, without calling code of its own where there is a way around it."""
     for module, mode in modes:
         if module.training is not mode:
             if "training" in vars(module):
