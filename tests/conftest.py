@@ -95,3 +95,20 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
         random.setstate(state[0])
         np.random.set_state(state[1])
         torch.set_rng_state(state[2])
+
+
+# -- several processes ------------------------------------------------------------------------------------------------
+
+# Files whose shared fixtures take long to make: each is run by one process, which makes them once.
+TOGETHER = {
+    *("test_device", "test_scale", "test_figures", "test_exhibit_tables", "test_template", "test_site"),
+    *("test_evidence", "test_pitfalls", "test_left_open", "test_browser"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of these files in one process, where there are several."""
+    for item in items:
+        if item.path.stem in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))

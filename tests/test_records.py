@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from made_runs import write_run
-from walkback.audit.records import canonical, read_records
+from walkback.audit.records import _READ, canonical, read_records
 from walkback.audit.settings import Setting, select
 from walkback.data import Dataset, Split
 from walkback.errors import FormatError
@@ -326,7 +326,7 @@ def calls(function: Callable[[], object]) -> Counter[str]:
 
 
 def test_reading_costs_each_run_the_same_however_many_there_are(tmp_path):
-    folder = write_run(tmp_path, RunSpec(seed=0))
+    folder = write_run(tmp_path, RunSpec(seed=0, epochs=3))
     read_records(tmp_path)  # what is imported or compiled once
 
     def cost(runs: int) -> Counter[str]:
@@ -334,14 +334,26 @@ def test_reading_costs_each_run_the_same_however_many_there_are(tmp_path):
             if not (copy := tmp_path / f"run{seed}").exists():
                 shutil.copytree(folder, copy)
                 change(copy / "spec.json", seed=seed)
+        _READ.clear()
         found = calls(lambda: records.append(read_records(tmp_path)))
         assert len(records[-1]) == runs
         return found
 
     records = []
-    few, many = cost(5), cost(20)
-    assert many["open"] == 4 * few["open"] == 20 * 4, "each of its four files once"
+    few, many = cost(2), cost(8)
+    assert many["open"] == 4 * few["open"] == 8 * 4, "each of its four files once"
     assert many.total() < 4.1 * few.total()
+
+
+def test_files_that_did_not_change_are_read_once(tmp_path):
+    folder = write_run(tmp_path, RunSpec(seed=0))
+    read_records(tmp_path)
+    assert calls(lambda: read_records(tmp_path))["open"] == 0
+    text = (folder / "report.json").read_text()
+    (folder / "report.json").write_text(text.replace('"verdict"', '"verdict" '))
+    assert calls(lambda: read_records(tmp_path))["open"] == 4
+    (folder / "machine.json").unlink()
+    assert [problem.reason for problem in read_records(tmp_path).problems] == ["incomplete: there is no machine.json"]
 
 
 def test_the_shipped_records_are_whole():

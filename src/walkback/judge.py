@@ -674,13 +674,19 @@ def _part(row: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
     return part
 
 
+_ANY = (-float("inf"), float("inf"))
+
+
 def _numbers(values: Any, name: str, where: str, bad: dict[str, list[tuple[int | None, str]]]) -> Numbers:
     """A list over sites; where it is not finite is added to `bad`, and that entry is None."""
-    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, torch, JAX
     if values is None:
         return []
+    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, torch, JAX
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise InputError(f"Expected {name} in {where} to be a list over sites 0…L, but got {type(values).__name__}.")
+    low, high = _RANGES.get(name, _ANY)
+    if all(type(v) is float and low <= v <= high and isfinite(v) for v in values):
+        return list(values)  # nearly always
     out: Numbers = []
     for site, value in enumerate(values):
         number = _scalar(value, f"{name}[{site}]", where)
@@ -692,18 +698,20 @@ def _numbers(values: Any, name: str, where: str, bad: dict[str, list[tuple[int |
 
 
 def _scalar(value: Any, name: str, where: str) -> float | None:
-    value = value.tolist() if hasattr(value, "tolist") else value
     if value is None:
         return None
-    if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
-        return float(value)  # how strict JSON spells them
-    try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
-    except OverflowError:
-        number = None
-    if number is None:
-        raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r:.60}.")
-    low, high = _RANGES.get(name.partition("[")[0], (-float("inf"), float("inf")))
+    number = value
+    if type(value) is not float:
+        value = value.tolist() if hasattr(value, "tolist") else value
+        if isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity"):
+            return float(value)  # how strict JSON spells them
+        try:
+            number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+        except OverflowError:
+            number = None
+        if number is None:
+            raise InputError(f"Expected {name} in {where} to be a number or null, but got {value!r:.60}.")
+    low, high = _RANGES.get(name.partition("[")[0], _ANY)
     rounding = 1e-6 if high == 1.0 else 0.0
     if number < low - rounding or number > high + rounding:
         wanted = f"between {low:g} and {high:g}" if high == 1.0 else f"to be at least {low:g}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import json
 import os
 from collections import Counter
@@ -247,8 +248,29 @@ def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
             yield Path(name)
 
 
+_READ: dict[Path, tuple[tuple[tuple[int, ...], ...], Record]] = {}  # folder -> (its files as they were, what they say)
+
+
 def read_record(path: Path) -> Record:
-    """One finished run, or a FormatError that says what is wrong with it."""
+    """One finished run, or a FormatError that says what is wrong with it. Files that did not change are read once."""
+    real = path.resolve()
+    stamps = tuple(_stamp(real / name) for name in FILES)
+    if real not in _READ or _READ[real][0] != stamps:
+        _READ[real] = stamps, _read_record(path)
+    run = copy.copy(_READ[real][1])  # with all that was computed of it
+    object.__setattr__(run, "path", path)
+    return run
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _read_record(path: Path) -> Record:
     missing = [name for name in FILES if not (path / name).is_file()]
     if "report.json" in missing:
         raise FormatError(f"unfinished: there is no report.json{_how_far(path)}")
