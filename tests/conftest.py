@@ -21,6 +21,8 @@ KEPT_PREFIXES = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "WALKBACK_NEEDS_")
 DROPPED = {"PYTHONIOENCODING", "PYTHONWARNINGS"}  # what a process prints and warns of is compared
 
 _home = tempfile.TemporaryDirectory(prefix="walkback-home-", ignore_cleanup_errors=True)
+# pytest's own would clear away what a second pytest on this machine is using, and warn of what it finds in use.
+_temporary = tempfile.TemporaryDirectory(prefix="wb-", ignore_cleanup_errors=True)
 
 
 def set_environment() -> None:
@@ -29,6 +31,7 @@ def set_environment() -> None:
         if name in DROPPED or not name.startswith(KEPT_PREFIXES):
             del os.environ[name]
     os.environ |= {
+        "PYTEST_DEBUG_TEMPROOT": _temporary.name,
         "HOME": _home.name,  # no data sets, caches or settings of a user's
         "PYTHONUTF8": "1",
         "LC_ALL": "C.UTF-8",

@@ -50,6 +50,14 @@ class Script:
         self.tree = tree
         self.nodes = list(ast.walk(tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
+        self._scopes: dict[ast.AST, Scope] = {}
+        self._inside: dict[Scope, list[ast.AST]] = {}
+        for node in self.nodes:  # parents before their children
+            up = self.parents.get(node, tree)
+            scope = up if isinstance(up, _FUNCTIONS) else self._scopes.get(up, tree)
+            self._scopes[node] = scope
+            if node is not scope:
+                self._inside.setdefault(scope, []).append(node)
         self.aliases = dict(_imports(self.nodes))
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
         for node in self.nodes:
@@ -74,11 +82,11 @@ class Script:
 
     def scope(self, node: ast.AST) -> Scope:
         """The function a node stands in, or the module."""
-        return next((up for up in self.above(node) if isinstance(up, _FUNCTIONS)), self.tree)
+        return self._scopes.get(node, self.tree)
 
-    def inside(self, scope: Scope) -> Iterator[ast.AST]:
+    def inside(self, scope: Scope) -> list[ast.AST]:
         """Nodes of a scope, without those of functions defined in it."""
-        return (node for node in ast.walk(scope) if node is not scope and self.scope(node) is scope)
+        return self._inside.get(scope, [])
 
     def name(self, node: ast.AST) -> str:
         """A dotted name with its imports resolved, F.normalize as torch.nn.functional.normalize; else ""."""
