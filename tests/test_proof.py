@@ -282,6 +282,51 @@ def test_feedback_between_the_stem_and_a_relu(manner: Any):
     assert gap(trace.credits[0], net.known(trace)[0]) < 1e-5
 
 
+@pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
+def test_a_named_layer_without_weights_is_held_against_what_it_trains(manner: Any):
+    """At the output of a layer that cuts or replaces, the last site would read as BP; a hook has run by then."""
+    net, (x, y) = residual(manner, "state"), example(1)[0]
+    writers = ["embed", *(f"blocks.{i}.feedback" for i in range(DEPTH))]
+    if manner is not Hooked:
+        words = (
+            r"credit of site 1 to train .* blocks\.0, but all 4 .* named in writers is read at its very output, above"
+        )
+        with pytest.raises(wb.CreditError, match=words):
+            recorded(net, x, y, writers=writers)
+        return
+    trace, notes = recorded(net, x, y, writers=writers)
+    assert notes == []
+    for ours, theirs in zip(trace.credits, net.known(trace), strict=True):
+        assert gap(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
+@pytest.mark.parametrize("stem", [("embed", "first"), ("first",)])
+def test_a_stem_without_weights_is_held_against_what_lies_below_it(manner: Any, stem: tuple[str, ...]):
+    net, (x, y) = residual(manner, "state"), example(1)[0]
+    net.first = net.layers[0]
+    parts = {"stem": list(stem), "blocks": "blocks", "readout": "head"}
+    if manner is not Hooked and stem == ("first",):
+        with pytest.raises(wb.CreditError, match="credit of site 0 to train the module that writes it, embed, but all"):
+            recorded(net, x, y, anatomy=parts)
+        return
+    trace, notes = recorded(net, x, y, anatomy=parts)  # the lowest stem that holds the state is read
+    assert notes == []
+    assert gap(trace.credits[0], net.known(trace)[0]) < 1e-5
+
+
+def test_weights_of_two_blocks_do_not_show_what_a_layer_without_weights_hands_on():
+    net, (x, y) = residual(Hooked, "state"), example(1)[0]
+    net.blocks[1].f = net.blocks[0].f
+    writers = ["embed", *(f"blocks.{i}.feedback" for i in range(DEPTH))]
+    trace, notes = recorded(net, x, y, writers=writers)
+    assert [(n.code, n.values["why"], n.values["sites"]) for n in notes] == [
+        ("unproven-credit", "shared", [1])
+    ]  # from block 2 it flows on
+    for ours, theirs in zip(trace.credits, net.known(trace), strict=True):
+        assert gap(ours, theirs) < 1e-5
+
+
 class _ByError(torch.autograd.Function):
     """A layer whose weights take the output error directly; what comes from above is only handed on."""
 

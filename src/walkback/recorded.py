@@ -175,7 +175,7 @@ class Recorded:
             return
         unknown: dict[Shown, list[int]] = {}
         for site, key in enumerate(keys):
-            grads, module = left[key], heard.name(key)
+            grads, module = left[key], heard.trained(key)
             if isinstance(grads, str):
                 found = Shown(why=grads)
             elif key in sent.failed:
@@ -183,7 +183,7 @@ class Recorded:
             else:
                 found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
-                refuse_unlike(found, site, module, trace.states[site].dtype)
+                refuse_unlike(found, site, module, trace.states[site].dtype, heard.named)
             except CreditError:
                 # What was drawn when the credit was sent is not what was drawn in the run.
                 if not (heard.drew and found.compared) and not self._is_random(trace):
