@@ -158,6 +158,9 @@ class Listener:
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
+        if source.grad_fn is None and not isinstance(source, nn.Parameter) and self._is_trained(key):
+            self.cut.add(key)  # what arrives there goes no further
+            return
         if not source.requires_grad:
             if fragile(source, Reach(self.model).tensors):
                 raise CreditError(
@@ -287,6 +290,9 @@ class Listener:
         trained = self._trained(key)
         return self.stems if trained is self.first else trained
 
+    def _is_trained(self, key: Key) -> bool:
+        return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
+
     def _outside_blocks(self) -> list[nn.Module]:
         """The outermost modules with parameters of their own that are not in a block."""
         found: list[nn.Module] = []
@@ -301,17 +307,21 @@ class Listener:
         runs = [signals for signals in self.heard.get(key, ()) if signals]
         if not runs:
             ran = len(self.heard.get(key, ()))
-            cut = (
-                "It returns a copy cut off its graph (detach), and nothing was sent into what it computed: it is not "
-                "trained. "
-                if key in self.cut
-                else ""
-            )
+            cut = ""
+            if key in self.cut:
+                cut = "It returns a copy cut off its graph (detach, no_grad), and " + (
+                    "a module named in writers is read at its very output, where what arrives trains nothing: name the "
+                    "last module below a feedback layer that ends it, or leave writers out. "
+                    if self.named
+                    else "nothing was sent into what it computed: it is not trained (if it is frozen, say so with "
+                    "requires_grad_(False)). "
+                )
+            times = f"{ran} time{'s' * (ran != 1)}"
             raise CreditError(
                 f"Expected the backward pass to reach site {site}, but no signal came to what its module wrote (it ran "
-                f"{ran} times with gradients on). {cut}Code that computes its updates without autograd, or runs its "
-                "backward pass inside the module's forward, has nothing to record: give its signals as "
-                "credit=function of the trace instead."
+                f"{times} with gradients on). {cut}Code that computes its updates without autograd, or runs its "
+                "backward pass inside the module's forward, has nothing to record: give its signals as credit=function "
+                "of the trace instead."
             )
         if len(runs) > 1:
             raise CreditError(
