@@ -331,6 +331,41 @@ def test_the_modules_that_write_can_be_named():
         recorded_trace(Ends(), x, y, writers=["embed.0", "blocks.0.0"])
 
 
+class Pooled(nn.Module):
+    """As a LeNet of feedback layers: a ReLU between the layers, and every second number only goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(5, 5)
+        self.blocks = nn.ModuleList(FALinear(a, b) for a, b in ((16, 16), (8, 12), (6, 10)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h).relu()[:, ::2]
+        return self.head(h)
+
+
+@pytest.mark.parametrize("writers", [None, ["embed", "blocks.0", "blocks.1", "blocks.2"]])
+def test_what_lies_between_the_blocks_is_no_other_pass(writers: Any):
+    """Back through what lies between, s goes to every second number where z > 0: that is a_l, and s = a_l B_l below."""
+    net, (x, y) = Pooled(), example(1)[0]
+    credit = wb.recorded(net, writers=writers)
+    with Tracer(net, {"blocks": "blocks"}, reference="derived") as tracer:
+        trace = tracer.trace(x, y, credit)
+    assert credit.notes == []
+    assert trace.credits is not None
+    s = (trace.logits.softmax(1) - F.one_hot(y, 5)) @ net.head.weight.detach()
+    for site in range(3, 0, -1):
+        signal = torch.zeros_like(trace.states[site])
+        signal[:, ::2] = s
+        signal[trace.states[site] <= 0] = 0
+        assert gap(trace.credits[site], signal) < 1e-5
+        s = signal @ net.blocks[site - 1].back
+    assert gap(trace.credits[0], s) < 1e-5
+
+
 class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, labels: Tensor, back: Tensor) -> Tensor:

@@ -69,6 +69,7 @@ class Listener:
         self.heard: dict[Key, list[list[Tensor]]] = {}  # per run of the module the signals that came
         self.made: dict[Key, Tensor] = {}  # what a stem, or a writer that was named, made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
+        self._wrote: tuple[int, Tensor] | None = None  # the last block that ran, and what it returned
         self.first = list(stems.values()) if any(map(named_parameters_of, stems.values())) else self._outside_blocks()
         self.stems: list[nn.Module] = []  # what ran before block 1: a part may be taken for a stem and stand elsewhere
         self._ran: list[nn.Module] = []
@@ -105,6 +106,7 @@ class Listener:
         for i, block in enumerate(self.blocks):  # before `_enter`, which forgets what was made
             hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
             stack.callback(hook.remove)
+            stack.callback(block.register_forward_hook(self._behind(i + 1)).remove)
         stack.enter_context(self.makers)
 
     def finish(self, drew: bool) -> None:
@@ -146,10 +148,21 @@ class Listener:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream = stream_of(module, args, kwargs)
             if stream is not None and torch.is_grad_enabled():
-                self.given.setdefault(i, []).append(stream.detach().clone())
+                received = self.given.setdefault(i, [])
+                received.append(stream.detach().clone())
+                if self._wrote is not None and self._wrote[0] == i and not _same(self._wrote[1], received[-1]):
+                    received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
+                self._wrote = None
                 if i == 0:
                     self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
                     self._hear("given", stream)
+
+        return hook
+
+    def _behind(self, site: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            made = first_tensor(members(output))
+            self._wrote = None if made is None else (site, made.detach().clone())
 
         return hook
 
