@@ -131,6 +131,7 @@ def test_a_hook_on_the_graph_node_that_comes_after_ours(k: float):
 def test_a_signal_that_is_read_at_the_wrong_place_is_refused(monkeypatch: Any, manner: Any, place: str):
     """The proof stands without the reading: here every signal is read at what the module returned."""
     monkeypatch.setattr(Makers, "source", lambda self, tensor: (tensor, False))
+    monkeypatch.setattr(Listener, "_is_trained", lambda self, key: False)
     with pytest.raises(wb.CreditError, match=r"Expected the credit of site 1 to train .*, blocks\.0, but all 4"):
         recorded(residual(manner, place), *example(1)[0])
 
@@ -228,7 +229,9 @@ def test_copies_that_carry_no_gradient(trained: bool):
                 block.kept.backward(signal[rows], inputs=list(block.parameters()))
 
     if not trained:
-        with pytest.raises(wb.CreditError, match=r"cut off its graph \(detach\), and nothing was sent into what it"):
+        with pytest.raises(
+            wb.CreditError, match=r"cut off its graph \(detach, no_grad\), and nothing was sent into what it"
+        ):
             recorded(net, x, y, backward=backward)
         return
     # Signals that do not follow the samples: refused; those that do are recorded as they are.
@@ -247,6 +250,62 @@ def test_copies_that_carry_no_gradient(trained: bool):
 
 
 # -- feedback inside a module ----------------------------------------------------------------------------------------
+
+
+class TrainsItself(nn.Module):
+    """Local losses: in training mode the block takes a step of its own in its forward, and hands on what has no graph.
+
+    Args:
+        seen: whether another tensor of the block has the value that it returns.
+        asks: whether what it returns asks for a gradient.
+    """
+
+    def __init__(self, seen: bool, asks: bool) -> None:
+        super().__init__()
+        self.f, self.decoder = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.seen, self.asks = seen, asks
+        self.optimiser = torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def forward(self, h: Tensor) -> Tensor:
+        f = self.f(h.detach() if self.training else h).relu_()
+        if self.training:
+            self.decoder(f.view(len(f), -1) if self.seen else f).square().mean().backward()
+            self.optimiser.step()
+            self.optimiser.zero_grad()
+            f.detach_().requires_grad_(self.asks)
+        return f
+
+
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("seen", [False, True])
+def test_blocks_that_train_themselves_have_no_credit(seen: bool, asks: bool):
+    """Eval mode is BP. In training mode the output error arrives at the block, cosine 1 at the last, and ends there."""
+    net, (x, y) = residual(Hooked, "between"), example(1)[0]
+    net.layers = [nn.Identity() for _ in net.layers]
+    net.blocks = nn.ModuleList(TrainsItself(seen, asks) for _ in range(DEPTH)).eval()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    words = r"reach site \d, .* It returns a copy cut off its graph \(detach, no_grad\), and nothing was sent into what"
+    with pytest.raises(
+        wb.CreditError, match=f"what was recorded is of eval mode, and training mode sends no .* {words}"
+    ):
+        recorded(net, x, y)
+    with pytest.raises(wb.CreditError, match=words):
+        recorded(net, x, y, train=True)
+    trace, _ = recorded(net, x, y, train=False)
+    assert all(gap(a, g) < 1e-6 for a, g in zip(trace.credits, trace.grads, strict=True))
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert not any(block.optimiser.state or any(p.grad is not None for p in block.parameters()) for block in net.blocks)
+
+
+def test_a_stem_that_is_run_without_gradients_is_frozen_only_by_its_flags():
+    net, (x, y) = made("plain"), example(1)[0]
+    net.embed.forward = torch.no_grad()(net.embed.forward)
+    with pytest.raises(wb.CreditError, match=r"reach site 0, .*if it is frozen, say so with requires_grad_\(False\)"):
+        recorded(net, x, y)
+    net.embed.requires_grad_(False)
+    trace, notes = recorded(net, x, y)
+    assert [(note.code, note.site, note.values["why"]) for note in notes] == [("unproven-credit", 0, "frozen")]
+    assert gap(trace.credits[0], trace.grads[0]) < 1e-6
 
 
 @pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
@@ -280,6 +339,52 @@ def test_feedback_between_the_stem_and_a_relu(manner: Any):
     trace, notes = recorded(net, x, y, writers=["embed", *(f"blocks.{i}.f" for i in range(DEPTH))])
     assert [(note.code, note.site) for note in notes] == [("other-writer", 0)]
     assert gap(trace.credits[0], net.known(trace)[0]) < 1e-5
+
+
+@pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
+def test_a_named_layer_without_weights_is_held_against_what_it_trains(manner: Any):
+    """At the output of a layer that cuts or replaces, the last site would read as BP; a hook has run by then."""
+    net, (x, y) = residual(manner, "state"), example(1)[0]
+    writers = ["embed", *(f"blocks.{i}.feedback" for i in range(DEPTH))]
+    if manner is not Hooked:
+        words = {
+            Cut: "reach site 1, .* cut off its graph .* named in writers is read at its very output, where what",
+            Replaced: r"site 1 to train .* blocks\.0, but all 4 .* named in writers is read at its very output, above",
+        }[manner]
+        with pytest.raises(wb.CreditError, match=words):
+            recorded(net, x, y, writers=writers)
+        return
+    trace, notes = recorded(net, x, y, writers=writers)
+    assert notes == []
+    for ours, theirs in zip(trace.credits, net.known(trace), strict=True):
+        assert gap(ours, theirs) < 1e-5
+
+
+@pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
+@pytest.mark.parametrize("stem", [("embed", "first"), ("first",)])
+def test_a_stem_without_weights_is_held_against_what_lies_below_it(manner: Any, stem: tuple[str, ...]):
+    net, (x, y) = residual(manner, "state"), example(1)[0]
+    net.first = net.layers[0]
+    parts = {"stem": list(stem), "blocks": "blocks", "readout": "head"}
+    if manner is not Hooked and stem == ("first",):
+        with pytest.raises(wb.CreditError, match="credit of site 0 to train the module that writes it, embed, but all"):
+            recorded(net, x, y, anatomy=parts)
+        return
+    trace, notes = recorded(net, x, y, anatomy=parts)  # the lowest stem that holds the state is read
+    assert notes == []
+    assert gap(trace.credits[0], net.known(trace)[0]) < 1e-5
+
+
+def test_weights_of_two_blocks_do_not_show_what_a_layer_without_weights_hands_on():
+    net, (x, y) = residual(Hooked, "state"), example(1)[0]
+    net.blocks[1].f = net.blocks[0].f
+    writers = ["embed", *(f"blocks.{i}.feedback" for i in range(DEPTH))]
+    trace, notes = recorded(net, x, y, writers=writers)
+    assert [(n.code, n.values["why"], n.values["sites"]) for n in notes] == [
+        ("unproven-credit", "shared", [1])
+    ]  # from block 2 it flows on
+    for ours, theirs in zip(trace.credits, net.known(trace), strict=True):
+        assert gap(ours, theirs) < 1e-5
 
 
 class _ByError(torch.autograd.Function):
@@ -670,7 +775,10 @@ def test_an_error_without_training_mode_points_to_it():
     net, batch = Broadcast().eval(), example(1)[0]
     with pytest.raises(TypeError) as caught:
         recorded(net, *batch)
-    assert caught.value.__notes__[0] == "(while recording the network's backward pass, in eval mode: see `train`)"
+    assert caught.value.__notes__[0] == (
+        "(while recording the network's backward pass, in eval mode (train=True: in training mode); a step that takes "
+        "more than the inputs goes into `backward`)"
+    )
 
 
 class Late(nn.Module):

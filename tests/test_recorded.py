@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from foreign import FALinear, Net, example, made, plain_twin
+from walkback.batch import pairs
 from walkback.trace import Tracer
 
 
@@ -328,6 +329,86 @@ def test_the_modules_that_write_can_be_named():
         assert gap(named.credits[site], truth.credits[site]) < 1e-6
     with pytest.raises(wb.InputError, match="Expected 4 writers, one for each site 0…3, but got 2"):
         recorded_trace(Ends(), x, y, writers=["embed.0", "blocks.0.0"])
+
+
+class Pooled(nn.Module):
+    """As a LeNet of feedback layers: a ReLU between the layers, and every second number only goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(5, 5)
+        self.blocks = nn.ModuleList(FALinear(a, b) for a, b in ((16, 16), (8, 12), (6, 10)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = block(h).relu()[:, ::2]
+        return self.head(h)
+
+
+@pytest.mark.parametrize("writers", [None, ["embed", "blocks.0", "blocks.1", "blocks.2"]])
+def test_what_lies_between_the_blocks_is_no_other_pass(writers: Any):
+    """Back through what lies between, s goes to every second number where z > 0: that is a_l, and s = a_l B_l below."""
+    net, (x, y) = Pooled(), example(1)[0]
+    credit = wb.recorded(net, writers=writers)
+    with Tracer(net, {"blocks": "blocks"}, reference="derived") as tracer:
+        trace = tracer.trace(x, y, credit)
+    assert credit.notes == []
+    assert trace.credits is not None
+    s = (trace.logits.softmax(1) - F.one_hot(y, 5)) @ net.head.weight.detach()
+    for site in range(3, 0, -1):
+        signal = torch.zeros_like(trace.states[site])
+        signal[:, ::2] = s
+        signal[trace.states[site] <= 0] = 0
+        assert gap(trace.credits[site], signal) < 1e-5
+        s = signal @ net.blocks[site - 1].back
+    assert gap(trace.credits[0], s) < 1e-5
+
+
+class _Projected(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, labels: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(labels, back)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        labels, back = ctx.saved_tensors
+        return labels @ back, None, None
+
+
+class Projects(nn.Module):
+    """Direct random target projection: the forward pass takes the labels, and can't do without them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 5)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(3))
+        self.back = nn.Parameter(torch.randn(4, 5, 16), requires_grad=False)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        h = _Projected.apply(self.embed(x), labels, self.back[0])
+        for block, back in zip(self.blocks, self.back[1:]):
+            h = h + _Projected.apply(block(h), labels, back)
+        return self.head(h)
+
+
+def test_a_network_that_takes_the_labels_gets_them_and_is_recorded():
+    net, batches = Projects(), example(2)
+    targets = [F.one_hot(y, 5).float() for _, y in batches]
+    dicts = [({"x": x, "labels": t}, y) for (x, y), t in zip(batches, targets)]
+    found = wb.measure(net, dicts, credit=wb.recorded(net))
+    assert not [note for note in found.notes if note.code == "unproven-credit"]
+    theirs = wb.measure(
+        net, dicts, credit=lambda t: [t.inputs["labels"] @ back for back in net.back], reference="derived"
+    )
+    assert np.allclose(found.cosine, theirs.cosine, atol=1e-5)
+    with pytest.raises(TypeError, match=r"forward\(\) missing 1 required positional argument: 'labels'") as info:
+        wb.measure(net, batches)
+    assert any("come as a dict of the network's keywords" in note for note in info.value.__notes__)
+    assert [key for x, _ in pairs(dicts, nn.Linear(8, 5)) for key in x] == ["x", "x"]
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 """What a batch may look like: (inputs, labels), where inputs are a tensor or the keywords of the model as a dict.
 
 `{"input_ids": …, "attention_mask": …, "labels": …}` is a batch too: its labels are kept from the model, so that it
-answers with logits and not with a loss of its own.
+answers with logits and not with a loss of its own. A model that can't run without them gets them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ LABELS = "labels"
 MASK = "attention_mask"
 
 
-def pairs(batches: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor]]:
+def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tuple[Inputs, Tensor]]:
     """Batches as (inputs, labels), with an error that shows what arrived instead.
 
     >>> next(iter(pairs([{"input_ids": 0, "labels": 1}])))
     ({'input_ids': 0}, 1)
     """
+    kept = model is not None and needs_labels(model)
     if isinstance(batches, (Tensor, str, Path, Mapping)) or not isinstance(batches, Iterable):
         raise InputError(
             f"Expected eval_batches to be an iterable of (inputs, labels) pairs, but got {type(batches).__name__}. "
@@ -41,7 +43,7 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor]]:
                     f"Expected batch {index} to have {LABELS!r}, but the dict has {keys}. Pass "
                     "(dict, labels) pairs, or for a causal language model {'input_ids': ids, 'labels': ids}."
                 )
-            yield {key: value for key, value in batch.items() if key != LABELS}, batch[LABELS]
+            yield {key: value for key, value in batch.items() if kept or key != LABELS}, batch[LABELS]
             continue
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             got = (
@@ -50,9 +52,26 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Inputs, Tensor]]:
             hint = " Wrap a single batch in a list: [(x, y)]." if isinstance(batch, Tensor) else ""
             raise InputError(f"Expected batch {index} to be a pair (inputs, labels), but got a {got}.{hint}")
         x, y = batch
-        if isinstance(x, Mapping) and LABELS in x:
+        if isinstance(x, Mapping) and LABELS in x and not kept:
             x = {key: value for key, value in x.items() if key != LABELS}
         yield x, y
+
+
+def needs_labels(model: nn.Module) -> bool:
+    """Whether the forward pass of a model can't run without `labels`: a feedback rule may project them.
+
+    >>> class Projecting(nn.Module):
+    ...     def forward(self, x, labels):
+    ...         return x
+    >>> needs_labels(Projecting()), needs_labels(nn.Linear(2, 2))
+    (True, False)
+    """
+    try:
+        wanted = inspect.signature(model.forward).parameters.get(LABELS)
+    except (TypeError, ValueError):  # code without a signature
+        return False
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return wanted is not None and wanted.kind in plain and wanted.default is inspect.Parameter.empty
 
 
 def tensors(x: Inputs) -> dict[str, Tensor]:

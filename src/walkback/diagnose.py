@@ -155,7 +155,7 @@ def measure(
             credit = credit.bound(tracer.anatomy, tracer.losses, tracer.notes)
         probing = Probing(asked, tracer, credit)
         second = None if precise is None else IntrinsicMeter(tracer, precise)
-        for x, y in track(pairs(eval_batches), "measuring", _length(eval_batches)):
+        for x, y in track(pairs(eval_batches, tracer.model), "measuring", _length(eval_batches)):
             parts = _checked(tracer.parts(x, y, credit, chunk), tracer, recorded, checks)
             if pairing == "shifted":
                 parts = map(_shifted, parts)

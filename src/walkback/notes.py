@@ -214,8 +214,8 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     # of the network
     "guessed": "guessed: {what}",
     "random-forward": (
-        "the network draws random numbers in eval mode too (dropout that is always on?): each pass has another "
-        "gradient, and the numbers are those of one draw per batch"
+        "the network draws random numbers in eval mode too (dropout that is always on, feedback that is drawn?): each "
+        "pass may have another gradient or credit, and the numbers are those of one draw per batch"
     ),
     "padding-labels": (
         "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"

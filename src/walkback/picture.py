@@ -91,7 +91,7 @@ def picture(
     tracer = Tracer(model, anatomy, loss)
     if eval_batches is None:
         return Picture(type_name(tracer.model), tracer.anatomy)
-    first = next(iter(pairs(eval_batches)), None)
+    first = next(iter(pairs(eval_batches, tracer.model)), None)
     if first is None:
         raise InputError("Expected at least one batch, but eval_batches is empty. Leave it out, or pass some.")
     with tracer:

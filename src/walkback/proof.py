@@ -116,16 +116,25 @@ def by_weights(
     return Shown(difference, "", tuple(pairs), tuple(fed), max(added))
 
 
-def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype) -> None:
-    """Raise CreditError where the weights show that the credit of a site is not what trains its module."""
+def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, named: bool = False) -> None:
+    """Raise CreditError where the weights show that the credit of a site is not what trains its module.
+
+    `named`: it was read where the user said, at the output of a module in `writers`.
+    """
     if shown.fed and not shown.compared and not shown.why:
+        remedy = (
+            "A module named in writers is read at its very output, above a feedback layer that ends it: name the last "
+            "module below that layer, or leave writers out"
+            if named
+            else "End the module with the feedback layer, name as blocks (or with writers=[…]) the modules whose "
+            "output the feedback belongs to"
+        )
         raise CreditError(
             f"Expected the credit of site {site} to train the module that writes it, {module}, but all "
             f"{len(shown.fed)} parameters that get a gradient there get one with the credit replaced by zeros too: "
             "feedback is sent in below what the module returns (a feedback layer before its last operation?), or .grad "
-            "is written by hand, and the signal at the output is not used. End the module with the feedback layer, "
-            "name as blocks (or with writers=[…]) the modules whose output the feedback belongs to, or give the "
-            "credits as a function of the trace."
+            f"is written by hand, and the signal at the output is not used. {remedy}, or give the credits as a "
+            "function of the trace."
         )
     if shown.difference is not None and shown.difference > tolerance(dtype):
         raise CreditError(

@@ -147,8 +147,13 @@ class Recorded:
                 self._run(mapped(x, lambda t: t.detach().clone()), y.clone())
             except Exception as error:
                 if not isinstance(error, WalkbackError):
-                    mode = "training" if train else "eval"
-                    error.add_note(f"(while recording the network's backward pass, in {mode} mode: see `train`)")
+                    mode = "training mode" if train else "eval mode (train=True: in training mode)"
+                    asked = (
+                        ""
+                        if self.backward is not None
+                        else "; a step that takes more than the inputs goes into `backward`"
+                    )
+                    error.add_note(f"(while recording the network's backward pass, in {mode}{asked})")
                 raise
             heard.finish(drew=before != _random_states(y.device))
         return heard
@@ -175,7 +180,7 @@ class Recorded:
             return
         unknown: dict[Shown, list[int]] = {}
         for site, key in enumerate(keys):
-            grads, module = left[key], heard.name(key)
+            grads, module = left[key], heard.trained(key)
             if isinstance(grads, str):
                 found = Shown(why=grads)
             elif key in sent.failed:
@@ -183,7 +188,7 @@ class Recorded:
             else:
                 found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
-                refuse_unlike(found, site, module, trace.states[site].dtype)
+                refuse_unlike(found, site, module, trace.states[site].dtype, heard.named)
             except CreditError:
                 # What was drawn when the credit was sent is not what was drawn in the run.
                 if not (heard.drew and found.compared) and not self._is_random(trace):
@@ -253,13 +258,21 @@ class Recorded:
         if self.train is not None:
             return
         try:
-            others = self._hear(trace.inputs, trace.labels, train=True).signals(trace.states)
-        except OtherPass:
-            self._unproven("mode", "other-states")
-            return
+            heard = self._hear(trace.inputs, trace.labels, train=True)
         except Exception as error:
             self._unproven("mode", "failed", said(error))
             return
+        try:
+            others = heard.signals(trace.states)
+        except OtherPass:
+            self._unproven("mode", "other-states")
+            return
+        except CreditError as error:  # it ran, and the sites get nothing that could be read
+            raise CreditError(
+                "Expected the credits that train the network, but what was recorded is of eval mode, and training mode "
+                f"sends no such credit: a layer acts on self.training. {error} train=False records eval mode, whatever "
+                "training mode does."
+            ) from error
         gap, site = farthest(credits, others)
         if gap > 0 and self._is_random(trace):
             self._unproven("mode", "random")

@@ -69,7 +69,10 @@ class Listener:
         self.heard: dict[Key, list[list[Tensor]]] = {}  # per run of the module the signals that came
         self.made: dict[Key, Tensor] = {}  # what a stem, or a writer that was named, made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
-        self.stems: list[Key] = []  # those that ran before block 1: a part may be taken for one and stand elsewhere
+        self._wrote: tuple[int, Tensor] | None = None  # the last block that ran, and what it returned
+        self.first = list(stems.values()) if any(map(named_parameters_of, stems.values())) else self._outside_blocks()
+        self.stems: list[nn.Module] = []  # what ran before block 1: a part may be taken for a stem and stand elsewhere
+        self._ran: list[nn.Module] = []
         self.cut: set[Key] = set()  # what returned a copy cut off its graph
         self.sent: dict[Key, dict[str, Tensor]] = {}
         self.failed: dict[Key, str] = {}  # where the signal could not be sent, and why
@@ -78,7 +81,8 @@ class Listener:
         self.shared: dict[Key, set[str]] = {}  # parameters that are used outside their module too
         self.sharded: set[Key] = set()
         self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
-        self.makers = Makers({key: list(parameters_of(writer)) for key, writer in self.writers.items()})
+        owners = {key: [writer] if key in stems else self._trained(key) for key, writer in self.writers.items()}
+        self.makers = Makers({key: [p for m in owned for p in parameters_of(m)] for key, owned in owners.items()})
         self._send, self._silence = send, set(silence)
         self._sending: tuple[list[Tensor], Tensor] | None = None  # whose signal is on its way on the side, and what
         self._stack = ExitStack()
@@ -92,9 +96,17 @@ class Listener:
             stack.callback(writer.register_forward_hook(self._after(key)).remove)
             for inside in set(writer.modules()) - {writer}:
                 stack.callback(inside.register_forward_hook(self._inside).remove)
+            for part in self._trained(key):
+                if part is not writer:  # its weights are at home there
+                    runs = part.register_forward_pre_hook(lambda *_, key=key: self.makers.begin(key), prepend=True)
+                    stack.callback(runs.remove)
+                    stack.callback(part.register_forward_hook(lambda *_, key=key: self.makers.end(key)).remove)
+        for part in self.first:
+            stack.callback(part.register_forward_hook(lambda part, *_: self._ran.append(part)).remove)
         for i, block in enumerate(self.blocks):  # before `_enter`, which forgets what was made
             hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
             stack.callback(hook.remove)
+            stack.callback(block.register_forward_hook(self._behind(i + 1)).remove)
         stack.enter_context(self.makers)
 
     def finish(self, drew: bool) -> None:
@@ -136,10 +148,21 @@ class Listener:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream = stream_of(module, args, kwargs)
             if stream is not None and torch.is_grad_enabled():
-                self.given.setdefault(i, []).append(stream.detach().clone())
+                received = self.given.setdefault(i, [])
+                received.append(stream.detach().clone())
+                if self._wrote is not None and self._wrote[0] == i and not _same(self._wrote[1], received[-1]):
+                    received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
+                self._wrote = None
                 if i == 0:
-                    self.stems = [key for key in self.made if isinstance(key, tuple)]
+                    self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
                     self._hear("given", stream)
+
+        return hook
+
+    def _behind(self, site: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            made = first_tensor(members(output))
+            self._wrote = None if made is None else (site, made.detach().clone())
 
         return hook
 
@@ -148,6 +171,9 @@ class Listener:
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
+        if source.grad_fn is None and not isinstance(source, nn.Parameter) and self._is_trained(key):
+            self.cut.add(key)  # what arrives there goes no further
+            return
         if not source.requires_grad:
             if fragile(source, Reach(self.model).tensors):
                 raise CreditError(
@@ -202,15 +228,13 @@ class Listener:
 
     def _weights(self, key: Key) -> dict[str, nn.Parameter]:
         """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
-        if key == "given":
-            own = {
-                f"{stem[1]}.{name}": p
-                for stem in self.stems
-                for name, p in named_parameters_of(self.writers[stem]).items()
-            }
-        else:
-            own = named_parameters_of(self.writers[key])
-        own = {name: p for name, p in own.items() if p.requires_grad}
+        modules = self._shown_by(key)
+        own = {
+            f"{k}.{name}" if len(modules) > 1 or key == "given" else name: p
+            for k, module in enumerate(modules)
+            for name, p in named_parameters_of(module).items()
+            if p.requires_grad
+        }
         chosen: dict[str, nn.Parameter] = {}
         total = 0
         for name in sorted(own, key=lambda name: own[name].numel()):
@@ -227,8 +251,8 @@ class Listener:
         self._refuse_other_pass(states)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
         first: Key = 0 if 0 in self.writers else "given"
-        for key, made in self.made.items():
-            if not self.named and any(self.heard[key]) and alike(self.batch_first(made), states[0]):
+        for key, made in () if self.named else reversed(self.made.items()):
+            if any(self.heard[key]) and alike(self.batch_first(made), states[0]):
                 first = key
         return [site or first for site in range(len(self.blocks) + 1)]
 
@@ -242,8 +266,7 @@ class Listener:
 
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
         """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
-        writers = self.stems if key == "given" else [key]
-        if not any(named_parameters_of(self.writers[writer]) for writer in writers):
+        if not any(map(named_parameters_of, self._shown_by(key))):
             return "no-parameters"
         if not self.left[key]:
             return "frozen"
@@ -257,26 +280,61 @@ class Listener:
 
     def name(self, key: Key) -> str:
         """What a writer is called in the network."""
-        if key == "given":
-            return ", ".join(map(self.name, self.stems)) or "the stem"
-        writer = self.writers[key]
-        return next((name for name, module in self.model.named_modules() if module is writer), type(writer).__name__)
+        return self._called(self.writers[key])
+
+    def trained(self, key: Key) -> str:
+        """What the modules are called whose weights show the credit: the writer, or what it belongs to."""
+        return ", ".join(map(self._called, self._shown_by(key))) or "the stem"
+
+    def _called(self, part: nn.Module) -> str:
+        return next((name for name, module in self.model.named_modules() if module is part), type(part).__name__)
+
+    def _trained(self, key: Key) -> list[nn.Module]:
+        """The modules whose weights can show a credit: the writer, or where it has none all that write its site.
+
+        What an activation or a feedback layer at the end of a block hands on trains the block.
+        """
+        if key != "given" and named_parameters_of(self.writers[key]):
+            return [self.writers[key]]
+        return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
+
+    def _shown_by(self, key: Key) -> list[nn.Module]:
+        """The same after a run: of what writes site 0 only that which ran before block 1."""
+        trained = self._trained(key)
+        return self.stems if trained is self.first else trained
+
+    def _is_trained(self, key: Key) -> bool:
+        return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
+
+    def _outside_blocks(self) -> list[nn.Module]:
+        """The outermost modules with parameters of their own that are not in a block."""
+        found: list[nn.Module] = []
+        inside = {id(m) for block in self.blocks for m in block.modules()}
+        for module in self.model.modules():
+            if id(module) not in inside and any(p is not None for p in module._parameters.values()):
+                found.append(module)
+                inside |= {id(m) for m in module.modules()}
+        return found
 
     def _signal(self, site: int, key: Key) -> Tensor:
         runs = [signals for signals in self.heard.get(key, ()) if signals]
         if not runs:
             ran = len(self.heard.get(key, ()))
-            cut = (
-                "It returns a copy cut off its graph (detach), and nothing was sent into what it computed: it is not "
-                "trained. "
-                if key in self.cut
-                else ""
-            )
+            cut = ""
+            if key in self.cut:
+                cut = "It returns a copy cut off its graph (detach, no_grad), and " + (
+                    "a module named in writers is read at its very output, where what arrives trains nothing: name the "
+                    "last module below a feedback layer that ends it, or leave writers out. "
+                    if self.named
+                    else "nothing was sent into what it computed: it is not trained (if it is frozen, say so with "
+                    "requires_grad_(False)). "
+                )
+            times = f"{ran} time{'s' * (ran != 1)}"
             raise CreditError(
                 f"Expected the backward pass to reach site {site}, but no signal came to what its module wrote (it ran "
-                f"{ran} times with gradients on). {cut}Code that computes its updates without autograd, or runs its "
-                "backward pass inside the module's forward, has nothing to record: give its signals as "
-                "credit=function of the trace instead."
+                f"{times} with gradients on). {cut}Code that computes its updates without autograd, or runs its "
+                "backward pass inside the module's forward, has nothing to record: give its signals as credit=function "
+                "of the trace instead."
             )
         if len(runs) > 1:
             raise CreditError(
@@ -349,9 +407,17 @@ class Makers(TorchFunctionMode):
 
     def leave(self, key: Key) -> None:
         """A writer has ended: let its tensors go."""
+        self.end(key)
+        self._made, self._outside = {}, set()
+
+    def begin(self, key: Key) -> None:
+        """A module with the weights of a writer that has none begins."""
+        self._running.append(key)
+
+    def end(self, key: Key) -> None:
+        """It has ended."""
         if key in self._running:
             self._running.remove(key)
-        self._made, self._outside = {}, set()
 
     def source(self, tensor: Tensor) -> tuple[Tensor, bool]:
         """The first tensor in the module that held the value of `tensor`, and whether the graph is cut on the way.

@@ -392,6 +392,10 @@ class Tracer:
                     "torch.inference_mode(). Outside it, put a clone in its place: module.name = module.name.clone()."
                 )
             error.add_note(f"(while measuring batch {index})")
+            if isinstance(error, TypeError) and ".forward() missing" in str(error):
+                error.add_note(
+                    "(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))"
+                )
             if isinstance(error, AnatomyError):
                 for text in self.guesses:
                     error.add_note(f"(guessed: {text})")
