@@ -69,7 +69,7 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
     times = interleaved(
         {
             "bare hooks + autograd.grad": lambda: bare(model, batches),
-            "walkback.measure": lambda: wb.measure(model, batches),
+            "walkback.measures.accumulate": lambda: wb.measure(model, batches),
             "walkback.measure with a credit": lambda: wb.measure(model, batches, credit=dfa),
             "the same, and in float64": lambda: wb.measure(model, batches, credit=dfa, probes=("intrinsic",)),
         },

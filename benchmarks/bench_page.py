@@ -17,7 +17,7 @@ from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 from made_store import many  # pyright: ignore[reportMissingImports]
-from walkback.exhibits.page import page_data, render
+from walkback.replication.page import page_data, render
 
 RUNS, ROUNDS, GOAL, GOAL_THEN = 500, 3, 2000.0, 1000.0
 ACTIONS = {

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from walkback.audit.evidence import TABLES, evidence
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import command
-from walkback.audit.table import Table
-from walkback.exhibits.figures import save_figures
+from walkback.replication.figures import save_figures
+from walkback.replication.tables import TABLES, evidence
+from walkback.report.table import Table
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import walkback as wb
 from feedback_draws import ROOT, set_up, spec
-from walkback.audit.published import FIGURES
 from walkback.nets.resmlp import ResMLP
+from walkback.replication.published import FIGURES
 from walkback.training.loop import probe_batches
 
 HERE = "left_open"

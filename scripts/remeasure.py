@@ -17,7 +17,7 @@ import torch
 import walkback as wb
 from walkback.notes import Note
 from walkback.progress import quietly
-from walkback.report import Report
+from walkback.report.report import Report
 from walkback.training.loop import PROBES, probe_batches
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from selenium import webdriver
 
 from walkback.audit.records import read_records
-from walkback.exhibits.page import page_data, render
+from walkback.replication.page import page_data, render
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs" / "img"

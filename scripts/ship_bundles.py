@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import walkback as wb
-from walkback.demo import RECIPE, demo, specs
+from walkback.audit.demo import RECIPE, demo, specs
 
 EP = wb.RunSpec(
     **{**RECIPE, "optimiser": {"lr": 1e-3}},

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from walkback.values import NO_FLOAT64
+from walkback.network.values import NO_FLOAT64
 
 
 class Far(Tensor):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from walkback.judge import judge
+from walkback.report.formats.logged import judge
 from walkback.training.bundle import SCHEMA
 from walkback.training.spec import RunSpec
 

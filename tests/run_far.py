@@ -10,8 +10,8 @@ import torch
 
 import walkback as wb
 from far import FarMode, moved, register
-from walkback import values
 from walkback.data.dataset import Dataset, Split
+from walkback.network import values
 from walkback.training import loop
 
 DEVICE = "far:0"

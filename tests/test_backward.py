@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import walkback as wb
 from foreign import example, made
-from walkback.backward import BackwardCheck, check_backward
-from walkback.derived import Spy, Tape
 from walkback.notes import Note, coded
+from walkback.tracing.backward import BackwardCheck, check_backward
+from walkback.tracing.derived import Spy, Tape
 
 BATCHES = example(2)
 BP = ("bp-itself", "bp-direction", "bp-against", "bp-nearly")  # what says that a credit is the gradient
@@ -230,7 +230,7 @@ def test_a_transformer_with_tokens_does_not_trip_it():
 
 
 def test_large_networks_are_checked_without_a_copy_in_float64(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     for name in ("plain", "relu", "dropout", "exploded"):
         torch.manual_seed(0)
         net = HONEST[name]()
@@ -417,7 +417,7 @@ def test_a_mean_over_few_samples():
 
 
 def test_a_mean_of_large_networks_is_checked_without_a_copy(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     for loss in MEANS.values():
         assert [checked(made(kind), loss=loss).agrees for kind in ("plain", "fa", "dfa")] == [True, False, False]
 
@@ -503,7 +503,7 @@ def test_half_precision_is_traced_once_more_on_few_samples():
 
 @pytest.mark.parametrize("limit", [2**28, 0])
 def test_autocast_is_checked_without_it(limit: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", limit)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", limit)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         right, wrong = checked(turned(1.0)), checked(turned(-1.0))
     assert (right.agrees, wrong.agrees) == (True, False)
@@ -539,7 +539,7 @@ class Casting(nn.Module):
 def test_what_can_not_be_checked_is_said_first(
     branch: Callable[[], nn.Module], limit: int, why: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", limit)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", limit)
     net, batches = narrowed(Residual(branch), torch.bfloat16)
     for scale in (1.0, 2.0):  # the gradient, and its direction
         report = wb.diagnose(net, batches, credit=lambda t: [scale * g for g in t.grads])  # noqa: B023
@@ -564,7 +564,7 @@ def test_what_can_not_be_checked_is_said_first(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("loss", [None, nn.CrossEntropyLoss()], ids=["each", "mean"])
 def test_plain_networks_get_no_word_of_it(dtype: torch.dtype, loss: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     net, batches = narrowed(made("plain"), dtype)
     report = wb.diagnose(net, batches, credit=lambda t: [g + 0 for g in t.grads], loss=loss)
     assert report.reasons["backward_error"].startswith("not needed: ")

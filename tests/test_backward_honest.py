@@ -28,8 +28,8 @@ from honest import (
     scaled,
     trained,
 )
-from walkback.backward import CAUSES, BackwardCheck, check_backward
-from walkback.differences import direction
+from walkback.tracing.backward import CAUSES, BackwardCheck, check_backward
+from walkback.tracing.differences import direction
 
 SHARPER = [1.0, 3.0, 30.0]  # as trained; nearly all losses round to 0; every gradient is 0 in float32 too
 
@@ -83,7 +83,7 @@ def test_honest_networks_are_not_accused_in_other_types_and_losses(name: str, mo
         assert checked(trained(name, 3.0)).answer == expected[0]
     for loss in (nn.CrossEntropyLoss(), hinge, lambda z, y: F.mse_loss(z, 10.0 * F.one_hot(y, CLASSES))):
         assert checked(trained(name, 3.0), loss=loss).answer == expected[0]
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     for sharper in SHARPER:
         found = checked(trained(name, sharper))
         assert (found.answer, found.cause, found.agrees is None or found.dtype) == (
@@ -178,7 +178,7 @@ def test_altered_networks_are_found_in_other_types_and_losses(alteration: str, m
         assert checked(altered()).answer == "altered"
     for loss in (nn.CrossEntropyLoss(), hinge, lambda z, y: F.mse_loss(z, 10.0 * F.one_hot(y, CLASSES))):
         assert checked(altered(), loss=loss).answer == "altered"
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     assert checked(altered()).answer == "altered"
 
 

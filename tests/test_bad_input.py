@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import walkback as wb
+from walkback.network.values import refuse_weights, return_hidden
 from walkback.notes import coded
 from walkback.selftest import ResidualNet
-from walkback.values import refuse_weights, return_hidden
 
 NAN, INF = float("nan"), float("inf")
 BATCHES = wb.selftest.batches(3, 16)
@@ -1033,7 +1033,7 @@ def test_a_single_pair_gets_the_hint_to_wrap_it():
 
 @pytest.mark.parametrize("probes", [None, 3])
 def test_probes_that_are_no_list(probes):
-    from walkback.probes import wanted
+    from walkback.measures.probes import wanted
 
     with pytest.raises(Exception, match=r"probes"):
         wanted(probes)

@@ -27,8 +27,8 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, many, replace_slash
 from patience import PATIENCE
 from walkback.audit.records import read_records
-from walkback.exhibits.page import page, page_data, render
-from walkback.report import Report
+from walkback.replication.page import page, page_data, render
+from walkback.report.report import Report
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 

@@ -18,9 +18,9 @@ from walkback.audit.records import read_records
 from walkback.calibration import Case, Strength, specimen, zoo
 from walkback.calibration.score import refit, run_cases, scores
 from walkback.calibration.zoo import Rescaled, _task, _trained
-from walkback.checks import DiagnosticThresholds
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
+from walkback.verdict.checks import DiagnosticThresholds
 
 HEALTHY = Strength(alignment=0.7)
 

@@ -7,7 +7,7 @@ import torch
 
 import walkback as wb
 from walkback import rules
-from walkback.loss import cross_entropy
+from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, set_up
 from walkback.training.step import Step
 

@@ -11,7 +11,9 @@ import torch
 from scipy import stats
 
 import walkback as wb
-from walkback.checks import (
+from walkback.measures.accumulate import Measurements
+from walkback.notes import Note
+from walkback.verdict.checks import (
     CAUSES,
     DiagnosticThresholds,
     accuracies,
@@ -22,9 +24,7 @@ from walkback.checks import (
     reference_validity,
     scale_stability,
 )
-from walkback.editions import EDITIONS, Claim, Verdict, decide, is_concentrated
-from walkback.measure import Measurements
-from walkback.notes import Note
+from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide, is_concentrated
 
 T = DiagnosticThresholds()
 BATCHES = wb.selftest.batches(3)
@@ -356,7 +356,7 @@ def test_seeds_are_judged_on_their_interval(gains, outcome, flagged, edition):
 )
 def test_an_interval_that_ends_at_the_margin(monkeypatch, interval, flagged):
     """The margin itself passes, so an interval that reaches up to it leaves it open."""
-    monkeypatch.setattr("walkback.checks.paired_margin", lambda *a: (sum(interval) / 2, interval))
+    monkeypatch.setattr("walkback.verdict.checks.paired_margin", lambda *a: (sum(interval) / 2, interval))
     assert depth_utility("D3", [0.5, 0.5], [0.5, 0.5], T).flagged is flagged
 
 

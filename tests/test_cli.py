@@ -226,7 +226,7 @@ def test_every_error_is_in_words_with_exit_code_2(mod, capsys, tmp_path, tokens,
 
 
 def test_a_wrong_file_name_costs_no_measurement(mod, capsys, monkeypatch):
-    monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", lambda *a, **k: pytest.fail("measured"))
+    monkeypatch.setattr(sys.modules["walkback.api"], "measure", lambda *a, **k: pytest.fail("measured"))
     assert call(capsys, "diagnose", f"{mod}:healthy", "--out", "report.pdf")[0] == 2
 
 
@@ -234,7 +234,7 @@ def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["walkback.diagnose"], "measure", interrupt)
+    monkeypatch.setattr(sys.modules["walkback.api"], "measure", interrupt)
     assert call(capsys, "diagnose", f"{mod}:healthy") == (130, "", "stopped\n")
 
 
@@ -469,7 +469,7 @@ def test_entries_take_arguments_and_keep_our_own_errors(mod):
     with pytest.raises(wb.InputError, match=r"it raised TypeError: .*unexpected keyword argument 'depth'"):
         call_entry(f"{mod}:net", depth=3)
     with pytest.raises(wb.FormatError, match="there is none"):
-        call_entry("walkback.checks:read_table", "nowhere.json")
+        call_entry("walkback.verdict.checks:read_table", "nowhere.json")
 
 
 # -- as a process --------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import walkback as wb
-from walkback.demo import demo, specs, table
+from walkback.audit.demo import demo, specs, table
 
 TINY = {"net": "resmlp", "net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 2}
 

@@ -12,17 +12,17 @@ import pytest
 import draw_results
 from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
-from walkback.audit.agree import agrees, agrees_any
-from walkback.audit.evidence import TABLES, evidence, front_page
-from walkback.audit.evidence.courses import first_epochs, useless_from
-from walkback.audit.evidence.decisions import hold
 from walkback.audit.plans import RULE_OPTIONS
-from walkback.audit.published import figures
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import Setting, judged, lacking
-from walkback.audit.table import Table
 from walkback.errors import InputError
-from walkback.judge import judge
+from walkback.replication.agree import agrees, agrees_any
+from walkback.replication.published import figures
+from walkback.replication.tables import TABLES, evidence, front_page
+from walkback.replication.tables.courses import first_epochs, useless_from
+from walkback.replication.tables.decisions import hold
+from walkback.report.formats.logged import judge
+from walkback.report.table import Table
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -483,8 +483,8 @@ def test_sensitivity(swept):
 def test_the_range_in_which_verdicts_hold_is_what_a_fine_sweep_finds(world, swept, check):
     from dataclasses import replace
 
-    from walkback.audit.evidence.decisions import THRESHOLDS
-    from walkback.checks import DiagnosticThresholds
+    from walkback.replication.tables.decisions import THRESHOLDS
+    from walkback.verdict.checks import DiagnosticThresholds
 
     t = next(t for t in THRESHOLDS if t.check == check)
     found = next(
@@ -621,7 +621,7 @@ def test_what_is_missing_is_asked_for_seed_by_seed_and_with_its_options(tmp_path
 
 
 def test_linear_probe_is_read_from_its_record(world, tmp_path):
-    from walkback.audit.evidence.linear_probe import train_linear_probe
+    from walkback.replication.tables.linear_probe import train_linear_probe
 
     store = tmp_path / "runs"
     write_run(store, RunSpec(rule="dfa"), 0.306)
@@ -647,7 +647,7 @@ def test_linear_probe_is_read_from_its_record(world, tmp_path):
 def test_linear_probe_trains_to_the_same_bytes_and_changes_nothing_else(tmp_path):
     import torch
 
-    from walkback.audit.evidence.linear_probe import train_linear_probe
+    from walkback.replication.tables.linear_probe import train_linear_probe
 
     before = torch.random.get_rng_state()
     for name in ("a", "b"):

@@ -7,15 +7,15 @@ import pytest
 from scipy import stats
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
-from walkback.audit.evidence import TABLES, evidence, front_page
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import read_records
 from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
-from walkback.audit.table import Stat, stat
-from walkback.checks import DiagnosticThresholds, depth_utility, paired_margin
 from walkback.errors import InputError
+from walkback.replication.tables import TABLES, evidence, front_page
+from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
+from walkback.verdict.checks import DiagnosticThresholds, depth_utility, paired_margin
 
 T = DiagnosticThresholds()
 

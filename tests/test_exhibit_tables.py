@@ -12,12 +12,12 @@ import pytest
 from made_latex import compiled
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_worlds import full_store
-from walkback.audit.evidence import TABLES, evidence
-from walkback.audit.latex import cell
 from walkback.audit.records import Records, read_records
-from walkback.audit.table import NONE, Cell, Stat, Table, spread, table
 from walkback.errors import FormatError
-from walkback.exhibits.tables import BOLD, best, save_tables, thresholds, to_csv
+from walkback.replication.forms import BOLD, best, save_tables, thresholds, to_csv
+from walkback.replication.tables import TABLES, evidence
+from walkback.report.latex import cell
+from walkback.report.table import NONE, Cell, Stat, Table, spread, table
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 

@@ -18,12 +18,12 @@ from matplotlib.text import Text
 
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_worlds import LAST, NUDGES, SWEEP, full_store
-from walkback.audit.evidence import evidence
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
-from walkback.exhibits.figures import FIGURES, save_figure, save_figures
-from walkback.exhibits.figures.style import RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.figures import FIGURES, save_figure, save_figures
+from walkback.replication.figures.style import RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.tables import evidence
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -544,11 +544,11 @@ def test_wrong_names_are_errors(some, tmp_path):
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("walkback.exhibits.figures")]:
+    for name in [name for name in sys.modules if name.startswith("walkback.replication.figures")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(InputError, match=r"Expected matplotlib.*pip install 'walkback\[report\]'"):
-        import walkback.exhibits.figures  # noqa: F401
+        import walkback.replication.figures  # noqa: F401
 
 
 def test_the_page_on_figures_names_every_figure():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import walkback as wb
 from nets import SmoothNet, batched, cos, rows
 from walkback import cli
-from walkback.measure import Measurements, cosine_error
+from walkback.measures.accumulate import Measurements, cosine_error
 from walkback.notes import coded
 
 quick = settings(max_examples=12)

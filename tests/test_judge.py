@@ -13,8 +13,8 @@ import torch
 
 import walkback as wb
 from walkback import cli
-from walkback.checks import DiagnosticThresholds
 from walkback.notes import Note, coded
+from walkback.verdict.checks import DiagnosticThresholds
 
 NAN, INF = float("nan"), float("inf")
 BAD = {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}

@@ -15,16 +15,16 @@ from torch import nn
 
 import left_open
 import walkback as wb
-from walkback.audit.evidence import TABLES, evidence
-from walkback.audit.evidence.audits import NO_NORM, WIDE_SHALLOW
-from walkback.audit.evidence.courses import first_epochs
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.audit.settings import Judged, Setting, judged
-from walkback.audit.table import number
-from walkback.checks import DiagnosticThresholds
+from walkback.replication.tables import TABLES, evidence
+from walkback.replication.tables.audits import NO_NORM, WIDE_SHALLOW
+from walkback.replication.tables.courses import first_epochs
+from walkback.report.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
+from walkback.verdict.checks import DiagnosticThresholds
 
 ROOT = Path(__file__).parent.parent
 

@@ -25,7 +25,7 @@ from nets import (
     mean_norm,
     mean_pairwise,
 )
-from walkback.measure import PUBLISHED_BATCH, Meter, growth, pairwise_cosine
+from walkback.measures.accumulate import PUBLISHED_BATCH, Meter, growth, pairwise_cosine
 from walkback.notes import Note, coded
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs

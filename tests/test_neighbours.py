@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from nets import Linear, SmoothNet, autograd_gradients, batched, softmax_error
-from walkback.measure import Meter
+from walkback.measures.accumulate import Meter
 
 Array = np.ndarray
 Numbers = list[float | None]

@@ -12,10 +12,10 @@ from torch import Tensor
 import walkback as wb
 from nets import SmoothNet, batched
 from walkback import rules
-from walkback.exhibits.card import card
-from walkback.exhibits.view import null_words
+from walkback.measures.nulls import Coupling, null_half, reads_as
 from walkback.nets import ResMLP
-from walkback.nulls import Coupling, null_half, reads_as
+from walkback.report.html import card
+from walkback.report.view import null_words
 from walkback.rules.rule import set_up
 
 N = 300

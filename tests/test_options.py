@@ -11,8 +11,8 @@ import torch
 
 import walkback as wb
 from walkback import cli, nets, rules
+from walkback.audit.demo import table
 from walkback.data import Dataset, Split
-from walkback.demo import table
 from walkback.rules.rule import set_up
 from walkback.training.control import frozen_baseline
 from walkback.training.loop import train

@@ -21,15 +21,15 @@ from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, edit, many, repl
 from walkback import cli
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import Setting, alike, commands, judged, judged_runs
-from walkback.checks import paired_margin
 from walkback.errors import FormatError, InputError
-from walkback.exhibits.card import asset, panel
-from walkback.exhibits.page import PLOTLY, page, page_data, render
-from walkback.exhibits.view import distance
-from walkback.judge import judge
-from walkback.report import Report, tex
+from walkback.replication.page import PLOTLY, page, page_data, render
+from walkback.report.formats.logged import judge
+from walkback.report.html import asset, panel
+from walkback.report.report import Report, tex
+from walkback.report.view import distance
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
+from walkback.verdict.checks import paired_margin
 
 ODD = r"my_50%&:$x$#:{odd}~:^\r<b>:|*[0]"
 LIMIT = 2_000_000  # bytes without the data

@@ -12,7 +12,7 @@ import torch
 
 import walkback as wb
 from walkback import cli
-from walkback.picture import picture
+from walkback.tracing.picture import picture
 
 CODE = """
 import torch

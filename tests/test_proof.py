@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 import walkback as wb
 from foreign import FALinear, Net, example, made
 from stand_ins import CLASSES, DEPTH, WIDTH, Cut, Hooked, Replaced, Residual, branch, residual
-from walkback.proof import apart, by_weights
-from walkback.quiet import quiet_training
-from walkback.signals import Listener, Makers
-from walkback.trace import Tracer
+from walkback.tracing.proof import apart, by_weights
+from walkback.tracing.quiet import quiet_training
+from walkback.tracing.session import Tracer
+from walkback.tracing.signals import Listener, Makers
 
 
 def recorded(net: nn.Module, x: Tensor, y: Tensor, **options: Any) -> tuple[wb.Trace, list[Any]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from walkback.audit.agree import RULES, agrees, agrees_any, answer, published
-from walkback.audit.published import FIGURES, KINDS, SOURCES, Figure, figures
+from walkback.replication.agree import RULES, agrees, agrees_any, answer, published
+from walkback.replication.published import FIGURES, KINDS, SOURCES, Figure, figures
 
 
 def test_every_figure_has_a_known_kind_and_source():

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import walkback as wb
 from foreign import FALinear, Net, example, made, plain_twin
-from walkback.batch import pairs
-from walkback.trace import Tracer
+from walkback.network.batch import pairs
+from walkback.tracing.session import Tracer
 
 
 def recorded_trace(net: nn.Module, x: Tensor, y: Tensor, **options: Any) -> wb.Trace:
@@ -511,7 +511,7 @@ def test_half_precision_and_a_mean_loss_are_confirmed(dtype: torch.dtype, loss: 
 
 
 def test_what_can_not_be_copied_to_float64_can_not_be_confirmed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("walkback.backward.COPY_LIMIT", 0)
+    monkeypatch.setattr("walkback.tracing.backward.COPY_LIMIT", 0)
     net, batches = made("plain").bfloat16(), [(x.bfloat16(), y) for x, y in example(2)]
     with pytest.raises(wb.InputError, match="finite differences need float32 or float64, but this pass runs in bfloat"):
         wb.diagnose(net, batches, credit=wb.recorded(net))

@@ -19,8 +19,8 @@ from torch import nn
 
 import walkback as wb
 from patience import PATIENCE
-from walkback.checks import DiagnosticThresholds
-from walkback.report import SCHEMA, Report
+from walkback.report.report import SCHEMA, Report
+from walkback.verdict.checks import DiagnosticThresholds
 
 BATCHES = wb.selftest.batches(3)
 

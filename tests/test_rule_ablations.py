@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from made_runs import write_run
-from walkback.audit.evidence import evidence
-from walkback.audit.evidence.rule_ablations import TAKEN
 from walkback.audit.records import read_records
+from walkback.replication.tables import evidence
+from walkback.replication.tables.rule_ablations import TAKEN
 from walkback.training.spec import RunSpec
 
 COSINE = (0.5, 0.4, 0.3, 0.2, 1.0)

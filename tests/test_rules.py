@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import walkback as wb
 from walkback import rules
-from walkback.loss import cross_entropy
 from walkback.nets import ResMLP, SmallCNN, StudentNet, ViTMini
+from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, set_up
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 from walkback.training.step import Step
 
 RULES = ("fa", "dfa", "state-bridge", "credit-bridge", "ep")

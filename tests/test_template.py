@@ -10,10 +10,10 @@ import pytest
 
 from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
-from walkback.audit.evidence import TABLES
 from walkback.audit.records import Records, read_records
 from walkback.errors import FormatError, InputError
-from walkback.exhibits.template import FIELDS, MISSING, fill_template, filled, settings, template
+from walkback.replication.tables import TABLES
+from walkback.replication.template import FIELDS, MISSING, fill_template, filled, settings, template
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -195,7 +195,7 @@ def test_a_path_that_cannot_be_written(store, tmp_path):
 def test_the_template_is_in_the_package():
     from importlib import resources
 
-    assert (resources.files("walkback.exhibits") / "assets" / "reporting-template.md").is_file()
+    assert (resources.files("walkback.report") / "assets" / "reporting-template.md").is_file()
 
 
 def test_the_command_writes_figures_tables_and_the_template(tmp_path, capsys):

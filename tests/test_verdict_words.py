@@ -13,7 +13,7 @@ from torch import nn
 import walkback as wb
 from walkback.cli import run
 from walkback.notes import SENTENCES, Note
-from walkback.report import DiagnosticReport
+from walkback.report.report import DiagnosticReport
 
 BATCHES = wb.selftest.batches(8)
 

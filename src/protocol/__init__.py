@@ -3,7 +3,7 @@
 from typing import Any as _Any
 
 from walkback import diagnose as _diagnose
-from walkback.report import DiagnosticReport
+from walkback.report.report import DiagnosticReport
 
 
 def diagnose(*args: _Any, **kwargs: _Any) -> DiagnosticReport:

@@ -1,6 +1,6 @@
 """`from protocol.report import DiagnosticThresholds`, as published."""
 
-from walkback.checks import DiagnosticThresholds
-from walkback.report import DiagnosticReport
+from walkback.report.report import DiagnosticReport
+from walkback.verdict.checks import DiagnosticThresholds
 
 __all__ = ["DiagnosticReport", "DiagnosticThresholds"]

@@ -8,8 +8,8 @@ import sys
 import torch
 
 from walkback import selftest
-from walkback.diagnose import diagnose
-from walkback.report import DiagnosticReport
+from walkback.api import diagnose
+from walkback.report.report import DiagnosticReport
 
 
 def main() -> int:

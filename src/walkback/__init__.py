@@ -11,36 +11,36 @@ __version__ = "0.1.0"
 
 # The public names and where they live. torch loads with the first of them, not with `import walkback`.
 _HOMES = {
-    "Anatomy": "walkback.anatomy",
+    "Anatomy": "walkback.network.anatomy",
     "AnatomyError": "walkback.errors",
-    "Certificate": "walkback.certify",
+    "Certificate": "walkback.training.certify",
     "Bundle": "walkback.training.bundle",
     "CreditError": "walkback.errors",
-    "DiagnosticThresholds": "walkback.checks",
+    "DiagnosticThresholds": "walkback.verdict.checks",
     "FormatError": "walkback.errors",
-    "FreshFeedback": "walkback.probes",
+    "FreshFeedback": "walkback.measures.probes",
     "InputError": "walkback.errors",
-    "Intrinsic": "walkback.intrinsic",
-    "Measurements": "walkback.measure",
-    "Nudging": "walkback.probes",
-    "Perturbation": "walkback.probes",
-    "Report": "walkback.report",
-    "Trace": "walkback.trace",
-    "Tracer": "walkback.trace",
+    "Intrinsic": "walkback.measures.precision",
+    "Measurements": "walkback.measures.accumulate",
+    "Nudging": "walkback.measures.probes",
+    "Perturbation": "walkback.measures.probes",
+    "Report": "walkback.report.report",
+    "Trace": "walkback.tracing.session",
+    "Tracer": "walkback.tracing.session",
     "WalkbackError": "walkback.errors",
     "Watch": "walkback.training.watch",
     "RunSpec": "walkback.training.spec",
     "audit": "walkback.audit",
-    "certify": "walkback.certify",
+    "certify": "walkback.training.certify",
     "data": "walkback.data",
-    "diagnose": "walkback.diagnose",
+    "diagnose": "walkback.api",
     "frozen_baseline": "walkback.training.control",
-    "judge": "walkback.judge",
+    "judge": "walkback.report.formats.logged",
     "load_bundle": "walkback.training.bundle",
     "lint": "walkback.lint",
-    "measure": "walkback.diagnose",
+    "measure": "walkback.api",
     "nets": "walkback.nets",
-    "recorded": "walkback.recorded",
+    "recorded": "walkback.tracing.recorded",
     "pitfalls": "walkback.pitfalls",
     "rules": "walkback.rules",
     "train": "walkback.training.loop",
@@ -59,35 +59,35 @@ if TYPE_CHECKING:
     from walkback import pitfalls as pitfalls
     from walkback import rules as rules
     from walkback import selftest as selftest
-    from walkback.anatomy import Anatomy as Anatomy
-    from walkback.certify import Certificate as Certificate
-    from walkback.certify import certify as certify
-    from walkback.checks import DiagnosticThresholds as DiagnosticThresholds
-    from walkback.diagnose import diagnose as diagnose
-    from walkback.diagnose import measure as measure
+    from walkback.api import diagnose as diagnose
+    from walkback.api import measure as measure
     from walkback.errors import AnatomyError as AnatomyError
     from walkback.errors import CreditError as CreditError
     from walkback.errors import FormatError as FormatError
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
-    from walkback.intrinsic import Intrinsic as Intrinsic
-    from walkback.judge import judge as judge
     from walkback.lint import lint as lint
-    from walkback.measure import Measurements as Measurements
-    from walkback.probes import FreshFeedback as FreshFeedback
-    from walkback.probes import Nudging as Nudging
-    from walkback.probes import Perturbation as Perturbation
-    from walkback.recorded import recorded as recorded
-    from walkback.report import Report as Report
-    from walkback.trace import Trace as Trace
-    from walkback.trace import Tracer as Tracer
+    from walkback.measures.accumulate import Measurements as Measurements
+    from walkback.measures.precision import Intrinsic as Intrinsic
+    from walkback.measures.probes import FreshFeedback as FreshFeedback
+    from walkback.measures.probes import Nudging as Nudging
+    from walkback.measures.probes import Perturbation as Perturbation
+    from walkback.network.anatomy import Anatomy as Anatomy
+    from walkback.report.formats.logged import judge as judge
+    from walkback.report.report import Report as Report
+    from walkback.tracing.recorded import recorded as recorded
+    from walkback.tracing.session import Trace as Trace
+    from walkback.tracing.session import Tracer as Tracer
     from walkback.training.bundle import Bundle as Bundle
     from walkback.training.bundle import load_bundle as load_bundle
     from walkback.training.bundle import save_bundle as save_bundle
+    from walkback.training.certify import Certificate as Certificate
+    from walkback.training.certify import certify as certify
     from walkback.training.control import frozen_baseline as frozen_baseline
     from walkback.training.loop import train as train
     from walkback.training.spec import RunSpec as RunSpec
     from walkback.training.watch import Watch as Watch
+    from walkback.verdict.checks import DiagnosticThresholds as DiagnosticThresholds
 
 
 class _FrontDoor(ModuleType):

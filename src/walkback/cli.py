@@ -18,8 +18,8 @@ from walkback.errors import InputError, WalkbackError
 
 if TYPE_CHECKING:
     from walkback.audit import Plan
-    from walkback.audit.table import Table
-    from walkback.report import Report
+    from walkback.report.report import Report
+    from walkback.report.table import Table
     from walkback.training.bundle import Bundle
 
 EXIT = {"passes": 0, "walked back": 1, "undecided": 3}
@@ -106,8 +106,8 @@ def diagnose(
     json
         Print the report as JSON.
     """
-    from walkback.checks import DiagnosticThresholds
-    from walkback.diagnose import diagnose as run
+    from walkback.api import diagnose as run
+    from walkback.verdict.checks import DiagnosticThresholds
 
     _check_out(out)
     limits = None if thresholds is None else DiagnosticThresholds.load(thresholds)
@@ -155,7 +155,7 @@ def anatomy(target: str, *, json: Flag = False) -> int:
         Print it as JSON.
     """
     from walkback.entry import call_entry
-    from walkback.picture import picture
+    from walkback.tracing.picture import picture
 
     with _theirs_aside():
         value = call_entry(target)
@@ -218,8 +218,8 @@ def judge(
     json
         Print the report as JSON.
     """
-    from walkback.checks import DiagnosticThresholds
-    from walkback.judge import judge as run
+    from walkback.report.formats.logged import judge as run
+    from walkback.verdict.checks import DiagnosticThresholds
 
     _check_out(out)
     report = run(
@@ -365,8 +365,8 @@ def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = 
     json
         Print {"runs": [report, …]}.
     """
-    from walkback.demo import demo as run
-    from walkback.demo import table
+    from walkback.audit.demo import demo as run
+    from walkback.audit.demo import table
 
     reports = run(out, seed, workers)
     if json:
@@ -481,8 +481,8 @@ def evidence(
     json
         Print as JSON.
     """
-    from walkback.audit.evidence import TABLES, describe, evidence, front_page
     from walkback.audit.records import read_records
+    from walkback.replication.tables import TABLES, describe, evidence, front_page
 
     if list or name is None:
         if name is None and not list:
@@ -495,7 +495,7 @@ def evidence(
     if root is not None or data is not None:
         if name != "linear-probe":
             raise InputError(f"Expected --root and --data only with linear-probe, which is trained, but got {name!r}.")
-        from walkback.audit.evidence.linear_probe import train_linear_probe
+        from walkback.replication.tables.linear_probe import train_linear_probe
 
         train_linear_probe(data or "cifar10", root, folder)
     records = read_records(folder)
@@ -555,22 +555,22 @@ def report(
     if template is not None and template.suffix not in (".md", ".txt", ""):
         raise InputError(f"Expected --template to end in .md: it is written as Markdown, but got {template}.")
     from walkback.audit.records import read_records
-    from walkback.exhibits.page import page_data, render
+    from walkback.replication.page import page_data, render
 
     records = read_records(folder)
     data = page_data(records)
     if out is not None:
         _write_text(out, render(data))
     if tables is not None:
-        from walkback.exhibits.tables import save_tables
+        from walkback.replication.forms import save_tables
 
         save_tables(records, tables)
     if figures is not None:
-        from walkback.exhibits.figures import save_figures
+        from walkback.replication.figures import save_figures
 
         save_figures(records, figures)
     if template is not None:
-        from walkback.exhibits.template import fill_template
+        from walkback.replication.template import fill_template
 
         fill_template(records, template)
     written = {"page": out, "tables": tables, "figures": figures, "template": template}
@@ -621,7 +621,7 @@ def calibrate(
         Print the scores as JSON.
     """
     from walkback import calibration
-    from walkback.checks import DiagnosticThresholds
+    from walkback.verdict.checks import DiagnosticThresholds
 
     if count < 1:
         raise InputError(f"Expected count to be at least 1, but got {count}.")
@@ -719,8 +719,8 @@ def doctor(*, root: Path | None = None, json: Flag = False) -> int:
     import torch
 
     from walkback import selftest
+    from walkback.api import diagnose as run
     from walkback.data import inventory
-    from walkback.diagnose import diagnose as run
 
     data = inventory(root)
     threads = torch.get_num_threads()
@@ -783,9 +783,9 @@ def _claim_beside(bundle: Bundle) -> dict[str, Any]:
     """What diagnose takes of a run's control and of BP in the same store, said on standard error; {} without them."""
     from walkback.audit.records import read_beside
     from walkback.audit.settings import claimed
-    from walkback.checks import accuracies
     from walkback.training.control import control_spec
     from walkback.training.spec import RunSpec
+    from walkback.verdict.checks import accuracies
 
     spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
     records = read_beside(bundle.path.parent, spec)
@@ -854,10 +854,10 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
     """The probe set of a data set, or the batches of an entry, on the device and of the shape the network wants."""
     import torch
 
-    from walkback.batch import mapped, pairs
     from walkback.data import Dataset, load
     from walkback.data.dataset import checked
     from walkback.entry import call_entry, is_entry
+    from walkback.network.batch import mapped, pairs
     from walkback.training.loop import probe_batches
 
     given = {} if root is None else {"root": root}

@@ -217,7 +217,7 @@ def closed_form_errors(seed: int = 0) -> dict[str, float]:
     With h_l = (I + W_l) h_{l-1} and logits V h_L, states and gradients are matrix products:
     g_l = (I + W_{l+1})ᵀ … (I + W_L)ᵀ Vᵀ (softmax − onehot).
     """
-    from walkback.diagnose import measure
+    from walkback.api import measure
 
     rng = np.random.default_rng(seed)
     depth, width, n = 3, 8, 512

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from walkback.audit.shapes import check
-from walkback.checks import read_table
 from walkback.errors import FormatError, WalkbackError
-from walkback.judge import measurements
-from walkback.measure import Measurements
+from walkback.measures.accumulate import Measurements
 from walkback.nets import NETS
-from walkback.report import Report
+from walkback.report.formats.logged import measurements
+from walkback.report.report import Report
 from walkback.rules import RULES
 from walkback.training.bundle import SCHEMA
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
+from walkback.verdict.checks import read_table
 
 FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
 _USED = ("headline_acc", "values", "per_layer", "controls", "run")  # of report.json

@@ -13,11 +13,11 @@ from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
 from walkback.audit.records import Record, Records, canonical
-from walkback.audit.table import Stat, stat
-from walkback.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
-from walkback.editions import PASSES, UNDECIDED, WALKED_BACK, Claim, Verdict, decide
+from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
+from walkback.verdict.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
+from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Claim, Verdict, decide
 
 RULES = {
     "bp": "BP",

@@ -13,9 +13,9 @@ from tabulate import tabulate
 from walkback.audit.records import read_records
 from walkback.calibration.score import QUESTIONS, Case, Score, case_of, refit, run_cases, scores
 from walkback.calibration.zoo import DTYPES, NETS, Specimen, Strength, specimen, zoo
-from walkback.checks import DiagnosticThresholds
 from walkback.errors import FormatError
 from walkback.progress import track
+from walkback.verdict.checks import DiagnosticThresholds
 
 __all__ = ["DTYPES", "NETS", "Calibration", "Case", "Score", "Specimen", "Strength", "calibrate", "specimen", "zoo"]
 

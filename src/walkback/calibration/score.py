@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from walkback.api import measure
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
-from walkback.checks import DiagnosticThresholds, Finding, read_table
-from walkback.diagnose import measure
-from walkback.editions import EDITIONS, Claim, Verdict, decide
 from walkback.errors import FormatError
-from walkback.measure import Measurements
+from walkback.measures.accumulate import Measurements
+from walkback.verdict.checks import DiagnosticThresholds, Finding, read_table
+from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide
 
 # What is known of a case, and in words.
 QUESTIONS = {

@@ -13,7 +13,7 @@ from walkback.data.source import bases, look, read
 from walkback.data.teacher import teacher, teacher_linear
 from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError, shown
-from walkback.untouched import drawn_from
+from walkback.tracing.untouched import drawn_from
 
 EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
 SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}

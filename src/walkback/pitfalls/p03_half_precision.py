@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from walkback.measure import smallest_subnormal
+from walkback.measures.accumulate import smallest_subnormal
 from walkback.pitfalls.shown import Shown
 from walkback.selftest import batches, network
 

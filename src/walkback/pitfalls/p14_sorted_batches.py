@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from walkback.diagnose import measure
+from walkback.api import measure
 from walkback.pitfalls.shown import Shown
 from walkback.selftest import batches, noisy
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from walkback.data import load
-from walkback.measure import Measurements
+from walkback.measures.accumulate import Measurements
 from walkback.nets import build
 from walkback.rules import make
 from walkback.rules.rule import Parts, Rule, declares, set_up
@@ -29,7 +29,7 @@ class Trained:
 
     def measure(self, rule: Rule | None = None) -> Measurements:
         """The numbers of the protocol, with the network's own rule or another."""
-        from walkback.diagnose import measure
+        from walkback.api import measure
 
         return measure(self.net, self.batches, credit=rule or self.rule)
 

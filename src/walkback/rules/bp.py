@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from walkback.rules.rule import Rule
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 
 
 class BP(Rule):

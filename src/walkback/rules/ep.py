@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from walkback.loss import cross_entropy
+from walkback.network.loss import cross_entropy
 from walkback.options import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule, buffers_kept
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 
 
 class EP(Rule):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
 from walkback.rules.rule import Parts, gather, place
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 
 
 class FA(RandomFeedback):

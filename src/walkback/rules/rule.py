@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from walkback.anatomy import Anatomy, unwrap
 from walkback.errors import AnatomyError, InputError, shown
-from walkback.loss import cross_entropy
-from walkback.trace import Trace
-from walkback.values import buffers_of, modules_of, parameters_of, widened
+from walkback.network.anatomy import Anatomy, unwrap
+from walkback.network.loss import cross_entropy
+from walkback.network.values import buffers_of, modules_of, parameters_of, widened
+from walkback.tracing.session import Trace
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from walkback.errors import InputError, shown
-from walkback.loss import cross_entropy
+from walkback.network.loss import cross_entropy
 from walkback.options import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 
 
 class Predictor(nn.Module):

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from walkback.anatomy import unwrap
-from walkback.checks import read_table
 from walkback.entry import call_entry
 from walkback.errors import FormatError, InputError, cut, shown
 from walkback.nets import build
-from walkback.report import Report
+from walkback.network.anatomy import unwrap
+from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
+from walkback.verdict.checks import read_table
 
 SCHEMA = "walkback.bundle/1"
 

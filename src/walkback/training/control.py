@@ -8,8 +8,8 @@ from typing import Any, overload
 
 from torch import nn
 
-from walkback.anatomy import Anatomy
 from walkback.errors import InputError, shown
+from walkback.network.anatomy import Anatomy
 from walkback.training.bundle import Bundle
 from walkback.training.frozen import Build, FrozenBaseline, Train, train_frozen
 from walkback.training.loop import train

@@ -19,11 +19,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from walkback.anatomy import Anatomy, unwrap
-from walkback.checks import accuracies
 from walkback.errors import InputError, shown
-from walkback.untouched import random_state
-from walkback.values import modules_of, named_buffers_of, named_modules_of, named_parameters_of, parameters_of, places
+from walkback.network.anatomy import Anatomy, unwrap
+from walkback.network.values import (
+    modules_of,
+    named_buffers_of,
+    named_modules_of,
+    named_parameters_of,
+    parameters_of,
+    places,
+)
+from walkback.tracing.untouched import random_state
+from walkback.verdict.checks import accuracies
 
 Build = Callable[[], nn.Module]
 Train = Callable[[nn.Module], Any]

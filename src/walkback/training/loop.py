@@ -26,21 +26,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from walkback import __version__, nets, rules
+from walkback.api import diagnose, measure
 from walkback.data import Dataset, Split, load
 from walkback.data.dataset import checked
-from walkback.diagnose import diagnose, measure
 from walkback.errors import InputError, cut, shown
-from walkback.measure import Measurements
+from walkback.measures.accumulate import Measurements
+from walkback.network.values import widest
 from walkback.notes import Note
 from walkback.progress import Show, epochs, quietly, say
 from walkback.rules.rule import Parts, Rule, declares, refuse_inexact, set_up
+from walkback.tracing.untouched import drawn_from
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
-from walkback.untouched import drawn_from
-from walkback.values import widest
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from walkback.diagnose import measure
-from walkback.intrinsic import FLOAT64
+from walkback.api import measure
+from walkback.measures.precision import FLOAT64
 
 
 def float64_check(net: nn.Module, probe: list[tuple[Tensor, Tensor]]) -> dict[str, Any] | None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from walkback.errors import InputError
-from walkback.loss import cross_entropy
+from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, declares
-from walkback.trace import Trace
+from walkback.tracing.session import Trace
 from walkback.training.spec import RunSpec
 
 

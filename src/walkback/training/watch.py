@@ -24,19 +24,29 @@ import torch.distributed as dist
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from walkback.anatomy import Anatomy
-from walkback.checks import DiagnosticThresholds, accuracies
-from walkback.diagnose import NULLS, PRECISION, SHIFTED, measure
-from walkback.editions import Claim, decide
+from walkback.api import NULLS, PRECISION, SHIFTED, measure
 from walkback.errors import FormatError, InputError, WalkbackError, shown
-from walkback.judge import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, judge, measurements, plain, position, standing
-from walkback.loss import Loss
-from walkback.measure import Measurements
+from walkback.measures.accumulate import Measurements
+from walkback.network.anatomy import Anatomy
+from walkback.network.loss import Loss
+from walkback.network.values import buffers_of, modules_of, parameters_of
 from walkback.progress import quietly, say
-from walkback.report import Report
-from walkback.trace import Credit
-from walkback.untouched import undrawn
-from walkback.values import buffers_of, modules_of, parameters_of
+from walkback.report.formats.logged import (
+    BLANK,
+    WATCH_SCHEMA,
+    culprit,
+    jsonl_rows,
+    judge,
+    measurements,
+    plain,
+    position,
+    standing,
+)
+from walkback.report.report import Report
+from walkback.tracing.session import Credit
+from walkback.tracing.untouched import undrawn
+from walkback.verdict.checks import DiagnosticThresholds, accuracies
+from walkback.verdict.editions import Claim, decide
 
 T = TypeVar("T")
 Row = dict[str, Any]

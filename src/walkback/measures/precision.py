@@ -1,0 +1,300 @@
+"""How much of a cosine is rounding: the reference once more in float64, on the same batches.
+
+The published D2 asks how small ‖g_L‖ is. That moves with the loss's unit, the batch size, the width of the stream. What
+it stands for does not: is the reference still the gradient, or what rounding left of it? So the same batch is run
+again with weights and inputs in float64, and per site it is added up
+
+- `float64_disagreement`: mean over samples of 1 − cos(g, g in float64). A credit that *is* the gradient would be
+  reported that much under its true cosine of 1. A sample whose reference has a direction in one of the two only counts
+  as 1; in neither, it is left out.
+- `float64_shift`: the mean cosine with the credit, with the float64 reference minus as reported.
+- `epsilon_share`: the share of a cosine that the ε of `F.cosine_similarity` takes away, at the published scale ÷ 128:
+  mean of 1 − (‖g‖/max(‖g‖, ε))·(‖a‖/max(‖a‖, ε)). This one belongs to the tool and moves with the loss's unit.
+- `absorption`: the share of f_l that h + f_l loses to rounding, ‖(h ⊕ f) − h − f‖/‖f‖, in float64 arithmetic.
+
+A network that is float64 already, or can't run in it, is compared with itself after one rounding error in every weight
+and input (each multiplied by 1 ± its dtype's epsilon). That shows how rounding is amplified, but not a cancellation
+that comes out the same both times: it is a lower bound, and `conditions["intrinsic"]` says which method it was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import InputError
+from walkback.measures.accumulate import (
+    PUBLISHED_BATCH,
+    Groups,
+    by_largest,
+    cosine_eps,
+    least_norm,
+    pairwise_cosine,
+    readers,
+    site_vectors,
+    some,
+    to_float64_device,
+)
+from walkback.network.batch import mapped
+from walkback.network.values import has_float64, no_autocast, places
+from walkback.notes import Note
+from walkback.tracing.session import Trace, Tracer
+
+FLOAT64, PERTURBED = "float64", "perturbed rounding"
+_LISTS = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """Ask for the reference in float64 beside the one measured: one more pass per batch.
+
+    Args:
+        seed: of the rounding errors, where float64 is out of reach.
+
+    >>> import walkback as wb
+    >>> report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), probes=[Intrinsic()])
+    >>> max(report.per_layer["float64_disagreement"]) < 1e-9
+    True
+    """
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InputError(f"Expected seed to be a whole number, but got {self.seed!r}.")
+
+
+class IntrinsicMeter:
+    """Adds up, batch by batch, how far the measured reference is from the one in float64.
+
+    >>> import walkback as wb
+    >>> with wb.Tracer(wb.selftest.exploded()) as tracer:  # ‖g_L‖ = 1e-11: far under the published floor
+    ...     meter = IntrinsicMeter(tracer)
+    ...     for x, y in wb.selftest.batches(2):
+    ...         meter.add(tracer.trace(x, y))
+    >>> max(meter.result()["float64_disagreement"]) < 1e-9
+    True
+    """
+
+    def __init__(self, tracer: Tracer, probe: Intrinsic | None = None) -> None:
+        self.tracer, self.seed = tracer, (probe or Intrinsic()).seed
+        tracer.keep_branches = True
+        self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
+        self.samples = 0
+        self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total and count
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a parameter, and what stands for it
+        self._given_up = False
+        self._absorption = ""
+        self._seen: set[int] = set()
+        self._groups, self._n_directions, self._n_empty = Groups(), 0, 0
+
+    def add(self, trace: Trace) -> None:
+        """Take one batch into account: what the tracer just gave."""
+        with no_autocast(trace.losses.device), no_autocast(torch.device("cpu")):
+            exact = None if self._given_up else self._exact(trace)
+            trace = to_float64_device(trace)
+            with torch.no_grad():
+                if exact is not None:
+                    self._add_precision(trace, to_float64_device(exact))
+                    self._add_absorption(trace, exact)
+                self._add_epsilon(trace)
+                self._add_direction(trace)
+        self.samples += len(trace.losses)
+
+    # -- the second pass -----------------------------------------------------------------------------
+
+    def _exact(self, trace: Trace) -> Trace | None:
+        if self.method:
+            return self._again(trace)
+        methods = (FLOAT64, PERTURBED)
+        if trace.grads[-1].dtype == torch.float64:
+            self.why, methods = "the network is float64 already", (PERTURBED,)
+        for self.method in methods:
+            try:
+                again = self._again(trace)
+                low = {t.dtype for t in (*again.states, *again.grads, again.logits)} - {torch.float64}
+                if self.method == FLOAT64 and low:
+                    raise TypeError(f"the network computes in {low.pop()} whatever its weights are")
+                return again
+            # Whatever a network raises in another dtype, on another device or for want of memory: it is said.
+            except Exception as error:
+                self._weights = {}
+                self.why += f"{'; ' if self.why else ''}{self.method}: {str(error).strip().splitlines()[0]}"
+        self.method, self._given_up = "", True
+        return None
+
+    def _again(self, trace: Trace) -> Trace:
+        x, y = trace.inputs, trace.labels
+        if self.method == FLOAT64:
+            x, y = mapped(x, _float64), y if has_float64(y.device) else y.cpu()
+            y = _float64(y) if y.is_floating_point() else y
+        else:
+            x = mapped(x, lambda t: _nudged(t, self.seed))
+        return self.tracer.again(x, y, self._other_weights())
+
+    def _other_weights(self) -> dict[str, Tensor]:
+        change = _float64 if self.method == FLOAT64 else lambda t: _nudged(t, self.seed)
+        named = list(places(self.tracer.model))
+        # A network may make a parameter anew in every pass; those of the last are kept, so that an id is their own.
+        parameters = {id(p): p for _, p in named if isinstance(p, nn.Parameter)}
+        self._weights = {key: self._weights.get(key) or (p, change(p.detach())) for key, p in parameters.items()}
+        # Buffers anew for every batch: a network may write them.
+        buffers = {id(b): change(b.detach()).clone() for _, b in named if not isinstance(b, nn.Parameter)}
+        changed = {key: other for key, (_, other) in self._weights.items()} | buffers
+        return {name: changed[id(t)] for name, t in named}
+
+    # -- what is added up ----------------------------------------------------------------------------
+
+    def _add_precision(self, trace: Trace, exact: Trace) -> None:
+        for site, (low, high) in enumerate(zip(trace.grads, exact.grads)):
+            g, has_g = _unit(low, least_norm(low.dtype))
+            e, has_e = _unit(high, least_norm(torch.float64))
+            # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0.
+            off = torch.where(has_g & has_e, 0.5 * (g - e).square().sum(1), 1.0)
+            either = has_g | has_e
+            self._sum["off", site] += torch.stack([torch.where(either, off, 0.0).sum(), either.sum()])
+            if trace.credits is not None:
+                a, has_a = _unit(trace.credits[site], least_norm(torch.float64))
+                for name, v, has in (("reported", g, has_g & has_a), ("exact", e, has_e & has_a)):
+                    cosines = torch.where(has, (a * v).sum(1), 0.0)
+                    self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
+
+    def _add_absorption(self, trace: Trace, exact: Trace) -> None:
+        branches: Any = trace.branches
+        self._absorption = "f as the blocks returned it"
+        if branches is None and self.method != FLOAT64:
+            self._absorption = ""
+            return
+        if branches is None:
+            self._absorption = "f from the blocks run in float64 on the measured states: their own rounding counts too"
+            states = [_float64(h) for h in trace.states]
+            branches = self.tracer.branches_at(exact.inputs, states, self._other_weights())
+        for site, (h, new, f) in enumerate(zip(trace.states, trace.states[1:], branches), 1):
+            if f is None or h.shape != new.shape:
+                continue
+            h, new, f = (t.flatten(1).double() for t in (h, new, f.to(h.device)))
+            size = f.norm(dim=1)
+            # Written so that NaN stays in.
+            some_f = ~(size == 0)
+            lost = torch.where(some_f, ((new - h) - f).norm(dim=1) / size, 0.0)
+            self._sum["absorbed", site] += torch.stack([lost.sum(), some_f.sum()])
+
+    def _add_epsilon(self, trace: Trace) -> None:
+        for site, g in enumerate(trace.grads):
+            left = _left(g, g.dtype)
+            if trace.credits is not None:
+                left = left * _left(trace.credits[site], g.dtype)
+            self._sum["epsilon", site] += torch.stack([(1 - left).sum(), torch.ones_like(left).sum()])
+
+    def _add_direction(self, trace: Trace) -> None:
+        """Stability over different samples: a sample seen before is left out, so repeating data changes nothing."""
+        assert trace.prints is not None
+        fresh = []
+        for row, mark in enumerate(trace.prints.tolist()):
+            if mark not in self._seen:
+                self._seen.add(mark)
+                fresh.append(row)
+        if not fresh:
+            return
+        vectors = site_vectors(trace.grads[-1], trace.pool, readers(trace), trace.mask)
+        for group in self._groups.add(vectors[torch.tensor(fresh)]):
+            length = float(group.norm())
+            if 0.0 < length < float("inf"):
+                self._sum["directions"] += group / length
+                self._n_directions += 1
+            else:
+                self._n_empty += 1
+
+    # -- the answer ----------------------------------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        """Fields of Measurements, with `reasons`, `conditions` and `notes` to add to those there are."""
+        sites = range(len(self.tracer.blocks) + 1)
+        reasons: dict[str, str] = {}
+        found: dict[str, Any] = {
+            "float64_disagreement": [self._mean("off", site) for site in sites],
+            "float64_shift": [self._shift(site) for site in sites],
+            "epsilon_share": [self._mean("epsilon", site) for site in sites],
+            "absorption": [self._mean("absorbed", site) for site in sites],
+        }
+        out = f"the reference could not be computed again ({self.why})" if self._given_up else ""
+        missing = {
+            "float64_disagreement": "credit and reference are zero or not finite",
+            "float64_shift": "no credit was given" if ("exact", 0) not in self._sum else "a cosine is missing",
+            "epsilon_share": "a reference is not finite",
+            "absorption": "blocks return the new state, and float64 is out of reach",
+        }
+        for name in _LISTS:
+            if all(v is None for v in found[name]):
+                found[name] = []
+                reasons[name] = missing[name] if name == "epsilon_share" else out or missing[name]
+            elif None in found[name][name == "absorption" :]:
+                reasons[name] = "not measured at every site: a value is zero or not finite there"
+        stability, reasons["stability_distinct"] = self._stability()
+        told = {"method": self.method or None, "samples": self.samples, "absorption": self._absorption or None}
+        told |= {"instead of float64 because": self.why} if self.why else {}
+        notes = []
+        if self.method == PERTURBED:
+            notes.append(Note("perturbed-rounding", None, {"why": self.why}))
+        return {
+            **found,
+            "stability_distinct": stability,
+            "reasons": {name: why for name, why in reasons.items() if why},
+            "conditions": {"intrinsic": told},
+            "notes": tuple(notes),
+        }
+
+    def _mean(self, name: str, site: int) -> float | None:
+        if (name, site) not in self._sum:
+            return None
+        total, n = self._sum[name, site].tolist()
+        return some(total / n) if n else None
+
+    def _shift(self, site: int) -> float | None:
+        exact, reported = self._mean("exact", site), self._mean("reported", site)
+        if exact is None:
+            return None
+        # A reference that is nowhere above underflow gives no cosine at all: what is lost is all of it.
+        return exact - (reported or 0.0)
+
+    def _stability(self) -> tuple[float | None, str]:
+        if self._n_empty:
+            return None, f"the batch-mean reference is zero or not finite in {self._n_empty} groups"
+        if self._n_directions < 2:
+            return None, f"needs at least 2 groups of {PUBLISHED_BATCH} different samples, got {len(self._seen)}"
+        return pairwise_cosine(self._sum["directions"], self._n_directions), ""
+
+
+# -- small helpers -----------------------------------------------------------------------------------------
+
+
+def _float64(t: Tensor) -> Tensor:
+    """In float64, on the CPU where the device has none; whole numbers stay what they are."""
+    t = t if has_float64(t.device) else t.cpu()
+    return t.double() if t.is_floating_point() else t
+
+
+def _nudged(t: Tensor, seed: int) -> Tensor:
+    """Each number times 1 ± epsilon of its dtype, up or down by chance."""
+    if not t.is_floating_point():
+        return t
+    signs = torch.randint(2, t.shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
+    return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device, t.dtype))
+
+
+def _unit(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    """(B, n) rows of length one, and (B,) which have a direction; NaN has one, and stays."""
+    rows, top = by_largest(x)
+    size = torch.linalg.vector_norm(rows, dim=1)
+    return rows / size.clamp(min=least)[:, None], ~(size * top < least)
+
+
+def _left(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(B,) what a clamp at ε leaves of a cosine: ‖x‖/max(‖x‖, ε) at the published scale."""
+    rows, top = by_largest(x)
+    size = torch.linalg.vector_norm(rows, dim=1) * top / PUBLISHED_BATCH
+    return size / size.clamp(min=cosine_eps(dtype))

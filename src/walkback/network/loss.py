@@ -1,0 +1,106 @@
+"""Per-sample losses: cross-entropy of classes, probabilities and tokens, and whether labels fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from walkback.errors import InputError
+from walkback.network.values import modules_of, widened
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
+    """Per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
+
+    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([1])).item() == torch.tensor(2.0).log().item()
+    True
+    """
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    check_labels(logits, y)
+    if not y.is_floating_point():
+        y = y.long()
+    if logits.ndim == 3:
+        token = F.cross_entropy(logits.transpose(1, 2), y, reduction="none", ignore_index=-100)
+        return token.sum(1) / (y != -100).sum(1).clamp(min=1)
+    return F.cross_entropy(logits, y if not y.is_floating_point() else y.to(logits.dtype), reduction="none")
+
+
+def next_token_loss(logits: Float[Tensor, "batch tokens classes"], y: Int[Tensor, "batch tokens"]) -> Tensor:
+    """Per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
+
+    Labels are the inputs, as the model's own loss takes them: position t predicts label t + 1, and −100 is left out.
+
+    >>> sure = torch.tensor([[[0.0, 99.0], [99.0, 0.0]]])
+    >>> next_token_loss(sure, torch.tensor([[0, 1]])).item()
+    0.0
+    """
+    if logits.ndim == 3 and logits.shape[:2] == y.shape and y.shape[1] > 1:
+        return cross_entropy(logits[:, :-1], y[:, 1:])
+    return cross_entropy(logits, y)
+
+
+def check_labels(logits: Tensor, y: Tensor) -> None:
+    """Raise InputError unless `y` are classes or probabilities that fit `logits`."""
+    if logits.ndim not in (2, 3):
+        raise InputError(
+            f"Expected logits of shape (B, C) or (B, T, C), but the network returned {tuple(logits.shape)}. "
+            "Pass loss=... for other tasks."
+        )
+    classes = logits.shape[-1]
+    if y.dtype == torch.bool or y.is_complex():
+        raise InputError(f"Expected labels as integer classes or probabilities, but got {y.dtype}. Use y.long().")
+    if y.device != logits.device:
+        told = "A meta tensor has no values: load them" if y.is_meta else f'Use y.to("{logits.device}")'
+        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}. {told}.")
+    if y.is_floating_point():
+        if y.shape != logits.shape or logits.ndim != 2:
+            raise InputError(
+                f"Expected integer class labels of shape {tuple(logits.shape[:-1])} or probabilities of shape "
+                f"{tuple(logits.shape)}, but got {y.dtype} of shape {tuple(y.shape)}. Use y.long() for classes."
+            )
+        _check_probabilities(y)
+        return
+    if y.shape != logits.shape[:-1]:
+        raise InputError(
+            f"Expected labels of shape {tuple(logits.shape[:-1])} to go with logits of shape "
+            f"{tuple(logits.shape)}, but got {tuple(y.shape)}."
+        )
+    y = y[y != -100] if logits.ndim == 3 else y
+    low, high = torch.stack(torch.aminmax(y)).tolist() if y.numel() else (0, 0)
+    if low < 0 or high >= classes:
+        raise InputError(
+            f"Expected labels between 0 and {classes - 1}, since the network has {classes} outputs, but got "
+            f"{low}…{high}. Labels that count from 1 need y - 1."
+        )
+
+
+def _check_probabilities(y: Float[Tensor, "batch classes"]) -> None:
+    if not y.numel():
+        return
+    sums = widened(y).sum(1)
+    least, low, high = torch.stack([widened(y).amin(), *torch.aminmax(sums)]).tolist()  # one wait for the device
+    if not (least >= 0 and isfinite(low) and isfinite(high)):
+        raise InputError(
+            "Expected soft labels to be probabilities, but some are negative or not finite. Pass a softmax of them, or "
+            "loss=... for targets of another kind."
+        )
+    slack = max(1e-3, 4 * torch.finfo(y.dtype).eps)  # bfloat16 knows 0.9 as 0.8984
+    if max(1 - low, high - 1) > slack:
+        raise InputError(
+            f"Expected soft labels to be probabilities, whose rows sum to 1 (within {slack:.2g}), but they sum to "
+            f"{low:.6g}…{high:.6g}. Divide them by y.sum(1, keepdim=True); for several labels per sample pass "
+            'loss=..., such as lambda z, y: F.binary_cross_entropy_with_logits(z, y, reduction="none").sum(1).'
+        )
+
+
+def is_causal(model: nn.Module) -> bool:
+    """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
+    return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in modules_of(model))

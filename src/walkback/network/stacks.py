@@ -1,0 +1,325 @@
+"""Which modules of a network look like the blocks of its residual stream: nn.Module -> candidates, best first.
+
+Two readings, in this order. *Spellings*: the dotted patterns by which libraries name their stacks. *Runs*: siblings of
+one kind, which is what a stack of blocks is whatever its name. Only the structure is looked at; the first batch shows
+whether the network really calls them one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from walkback.network.values import children_of, named_modules_of, parameters_of
+
+# A container may hang anywhere in a model; `*` is any child, `?` one character. Stages come before plain stacks, since
+# a stage looks like a block from outside.
+SPELLINGS = (
+    "stages.*.blocks.*",  # timm ConvNeXt, RegNet
+    "stages.*.layers.*",  # Hugging Face ResNet, ConvNext, RegNet
+    "layers.*.blocks.*",  # Swin
+    "layer[0-9].*",  # torchvision and timm ResNet: layer1 … layer4
+    "blocks.*",  # timm ViT and Mixer
+    "layers.*",  # nn.TransformerEncoder, torchvision ViT, Llama, Hugging Face ViT
+    "layer.*",  # BERT
+    "block.*",  # T5
+    "h.*",  # GPT-2
+)
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+UNCALLED = (nn.ModuleList, nn.ModuleDict)  # they have no forward, so they can't be blocks
+
+
+_FOLD = 8  # longer rows of numbered blocks are written as a range
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Modules that may be the blocks, in the order they are registered.
+
+    Args:
+        paths: the dotted path of each.
+        kind: what they are, for the reader.
+        pattern: the dotted pattern that names them all; "" where there is none.
+        spelled: found by a known spelling, not as a run of siblings.
+    """
+
+    paths: tuple[str, ...]
+    kind: str
+    pattern: str
+    spelled: bool
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __str__(self) -> str:
+        return f"{self.name()} ({len(self)} x {self.kind})"
+
+    @property
+    def uniform(self) -> bool:
+        """Blocks of one type?"""
+        return " or " not in self.kind
+
+    def name(self) -> str:
+        """Where they are: their container, their pattern, or the first and the last."""
+        if not self.pattern:
+            return f"{self.paths[0]} to {self.paths[-1]}"
+        container = self.pattern.removesuffix(".*")
+        return container if not set("*?[") & set(container) else self.pattern
+
+    def keyword(self) -> str:
+        """What to write after `blocks=`."""
+        if self.pattern:
+            return f'"{self.name()}"'
+        above, _, first = self.paths[0].rpartition(".")
+        dot = f"{above}." if above else ""
+        if len(self) > _FOLD and first.isdigit():
+            last = int(first) + len(self)
+            if self.paths == tuple(f"{dot}{i}" for i in range(int(first), last)):
+                return f'[f"{dot}{{i}}" for i in range({first}, {last})]'
+        return str(list(self.paths))
+
+
+def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    """(path, module) of everything a dotted pattern names, in the order of registration.
+
+    >>> net = nn.ModuleDict({"layer1": nn.Sequential(nn.ReLU()), "layer2": nn.Sequential(nn.ReLU(), nn.ReLU())})
+    >>> [path for path, _ in matching(net, "layer?.*")]
+    ['layer1.0', 'layer2.0', 'layer2.1']
+    """
+    found = [("", model)]
+    for step in pattern.split("."):
+        found = [
+            (below, child)
+            for path, module in found
+            for below, child in _children(path, module)
+            if fnmatchcase(below.rpartition(".")[2], step)
+        ]
+    return found
+
+
+def original(module: nn.Module) -> nn.Module:
+    """The module inside `torch.compile`."""
+    inner = getattr(module, "_orig_mod", None)
+    return inner if isinstance(inner, nn.Module) else module
+
+
+def type_name(module: nn.Module) -> str:
+    """The class a user wrote: `fully_shard` puts one of its own, FSDP…, on top, and compile a module around it."""
+    return next(c.__name__ for c in type(original(module)).__mro__ if not c.__module__.startswith(_SHARDING))
+
+
+_SHARDING = "torch.distributed.fsdp"
+
+
+def find_stacks(model: nn.Module) -> list[Stack]:
+    """Candidates for the blocks of `model`, best first: spelled ones, then runs; longer ones first."""
+    spelled, runs = list(_spelled(model)), list(_runs(model))
+    stacks = _distinct([*spelled, *runs])
+    nested = list(_nested(stacks))
+    holders = {outer for inner, outer, within in nested if _holds_the_stack(outer, inner, within)}
+    details = {inner for inner, outer, within in nested if outer not in holders and within == 1}
+    kept = [s for s in stacks if s not in holders | details]
+    return sorted(kept, key=lambda s: (not s.spelled, -len(s)))
+
+
+def is_tie(stacks: list[Stack]) -> bool:
+    """Are the two best candidates equally good?"""
+    if len(stacks) < 2:
+        return False
+    first, second = stacks[:2]
+    return (first.spelled, len(first)) == (second.spelled, len(second))
+
+
+def beside(model: nn.Module, stack: Stack) -> list[str]:
+    """Modules next to a stack, in its container, that could be blocks too: their class is there more than once."""
+    above = stack.paths[0].rpartition(".")[0]
+    parent = model.get_submodule(above)
+    if stack.pattern or not isinstance(parent, nn.Sequential):
+        return []
+    children = _children(above, parent)
+    kinds = [_kind(child) for _, child in children]
+    others = [(path, child) for path, child in children if path not in stack.paths and _may_be_block(child)]
+    return [f"{path} ({type_name(child)})" for path, child in others if kinds.count(_kind(child)) > 1]
+
+
+def lone_blocks(model: nn.Module) -> list[str]:
+    """Paths of what may be the only block of a network without a stack: lists of one, else what stands between layers.
+
+    >>> lone_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)))
+    ['1']
+    """
+    lists = [_children(path, m) for path, m in named_modules_of(model) if isinstance(m, UNCALLED)]
+    single = [path for children in lists if len(children) == 1 for path, m in children if _may_be_block(m)]
+    if single:
+        return single
+    path, module = "", model
+    while True:
+        children = [(p, m) for p, m in _children(path, module) if any(True for _ in parameters_of(m))]
+        if len(children) != 1:
+            return [p for p, m in children if _may_be_block(m) and not isinstance(m, UNCALLED)]
+        path, module = children[0]
+
+
+def guess(stacks: list[Stack], around_it: list[str]) -> str:
+    """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
+    first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]
+    if first.spelled and not others:
+        return ""
+    instead = f"; there are also {', '.join(map(str, others))}" if others else ""
+    if around_it:
+        instead += f"; {', '.join(around_it)} beside them went to stem and readout"
+    how = "the longest stack" if first.spelled else f"the longest run of {'one type' if first.uniform else 'modules'}"
+    return f"the blocks are {how}, {first}{instead}. To name them: Anatomy.of(model, blocks={first.keyword()})"
+
+
+BY_ORDER = "stem and readout are what is registered before and after the blocks (no number depends on them)"
+
+
+def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Paths of the modules with parameters registered before block `first` and after block `last`, in order."""
+    before: list[str] = []
+    after: list[str] = []
+    for block, names, behind in ((first, before, False), (last, after, True)):
+        steps = block.split(".")
+        levels: list[list[str]] = []
+        for depth, step in enumerate(steps):
+            above = ".".join(steps[:depth])
+            siblings = [name for name, _ in children_of(model.get_submodule(above))]
+            at = siblings.index(step)
+            part = siblings[at + 1 :] if behind else siblings[:at]
+            levels.append([f"{above}.{name}" if above else name for name in part])
+        for level in reversed(levels) if behind else levels:
+            names += [path for path in level if any(True for _ in parameters_of(model.get_submodule(path)))]
+    return tuple(before), tuple(after)
+
+
+# -- the two readings --------------------------------------------------------------------------------------
+
+
+def _spelled(model: nn.Module) -> Iterator[Stack]:
+    for prefix, parent in named_modules_of(model):
+        for spelling in SPELLINGS:
+            found = matching(parent, spelling)
+            while found and all(isinstance(m, UNCALLED) for _, m in found):
+                spelling += ".*"
+                found = matching(parent, spelling)
+            blocks = [m for _, m in found]
+            holders = [m for _, m in matching(parent, spelling.removesuffix(".*"))]
+            if not blocks or not all(_may_be_block(m) for m in blocks) or not _is_stack(holders, blocks):
+                continue
+            dot = f"{prefix}." if prefix else ""
+            yield Stack(tuple(dot + path for path, _ in found), _kinds(blocks), dot + spelling, True)
+            break
+
+
+def _is_stack(holders: list[nn.Module], blocks: list[nn.Module]) -> bool:
+    """Blocks of one kind in containers; or of several in lists, which say that they are one stack."""
+    allowed = CONTAINERS if len({_kind(b) for b in blocks}) == 1 else UNCALLED
+    return all(isinstance(holder, allowed) for holder in holders)
+
+
+def _runs(model: nn.Module) -> Iterator[Stack]:
+    for prefix, parent in named_modules_of(model):
+        groups: dict[object, list[tuple[str, nn.Module]]] = {}
+        for path, child in _children(prefix, parent):
+            groups.setdefault(_kind(child), []).append((path, child))
+        if isinstance(parent, (nn.Sequential, nn.ModuleList)):
+            yield from _mixed(prefix, _children(prefix, parent))
+        for members in groups.values():
+            found = [block for path, module in members for block in _unfolded(path, module)]
+            blocks = [m for _, m in found]
+            if len(found) > 1 and all(_may_be_block(m) for m in blocks):
+                whole = prefix and isinstance(parent, CONTAINERS) and found == members == _children(prefix, parent)
+                yield Stack(tuple(path for path, _ in found), _kinds(blocks), f"{prefix}.*" if whole else "", False)
+
+
+def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
+    """Blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
+    marks = [(_kind(m), tuple(p.shape for p in parameters_of(m))) if _may_be_block(m) else None for _, m in children]
+    run: list[int] = []
+    for i, mark in enumerate([*marks, None]):
+        if mark is not None and marks.count(mark) > 1:
+            run.append(i)
+            continue
+        blocks = [children[j] for j in run]
+        if len({marks[j] for j in run}) > 1:
+            pattern = f"{prefix}.*" if prefix and blocks == children else ""
+            yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), pattern, False)
+        run = []
+
+
+def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:
+    return [(f"{prefix}.{name}" if prefix else name, child) for name, child in children_of(parent)]
+
+
+def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The blocks of a stage: of a list always, of a Sequential if all its children are blocks of one kind."""
+    children = _children(path, module)
+    stage = isinstance(module, nn.Sequential) and len({_kind(c) for _, c in children}) == 1
+    if isinstance(module, UNCALLED) or (stage and all(_may_be_block(c) for _, c in children)):
+        for name, child in children:
+            yield from _unfolded(name, child)
+    else:
+        yield path, module
+
+
+def _may_be_block(module: nn.Module) -> bool:
+    """Something with weights that is more than one layer of torch's own."""
+    primitive = type(module).__module__.startswith("torch.nn.modules") and not any(children_of(module))
+    return not primitive and any(True for _ in parameters_of(module))
+
+
+def _kind(module: nn.Module) -> object:
+    """Equal for modules that may be siblings in one stack: the class, and for containers the kinds inside."""
+    module = original(module)
+    if type(module) in CONTAINERS:
+        return type(module), frozenset(_kind(child) for _, child in children_of(module))
+    return next(c for c in type(module).__mro__ if not c.__module__.startswith(_SHARDING))
+
+
+def _kinds(blocks: Iterable[nn.Module]) -> str:
+    return " or ".join(dict.fromkeys(type_name(b) for b in blocks))
+
+
+# -- which candidates are left -----------------------------------------------------------------------------
+
+
+def _distinct(stacks: list[Stack]) -> list[Stack]:
+    """Without those whose blocks are all in one that is spelled or longer."""
+    out: list[Stack] = []
+    having: dict[str, list[frozenset[str]]] = {}
+    for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled, not s.pattern)):
+        own = frozenset(stack.paths)
+        if not any(own <= other for other in having.get(stack.paths[0], ())):
+            out.append(stack)
+            for path in own:
+                having.setdefault(path, []).append(own)
+    return out
+
+
+def _nested(stacks: list[Stack]) -> Iterator[tuple[Stack, Stack, int]]:
+    """(inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
+    owners: dict[str, list[Stack]] = {}
+    for stack in stacks:
+        for path in stack.paths:
+            owners.setdefault(path, []).append(stack)
+    for inner in stacks:
+        homes: dict[Stack, list[str]] = {}
+        for path in inner.paths:
+            while path := path.rpartition(".")[0]:
+                for outer in owners.get(path, ()):
+                    homes.setdefault(outer, []).append(path)
+        for outer, found in homes.items():
+            if len(found) == len(inner):
+                yield inner, outer, len(set(found))
+
+
+def _holds_the_stack(outer: Stack, inner: Stack, within: int) -> bool:
+    """Modules of no known name that hold a spelled stack: stages, if it reaches over several, or whole networks.
+
+    What else lies in one block of another stack are experts, heads, the layers of a block.
+    """
+    return not outer.spelled and inner.spelled and (within > 1 or len(inner) > len(outer))

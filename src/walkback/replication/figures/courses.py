@@ -1,0 +1,316 @@
+"""Along training: stream, reference and accuracy on every network, and what the penalty changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isfinite, log10
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from walkback.audit.records import Record, Records
+from walkback.audit.settings import RULES, Setting, commands, judged, lacking, select
+from walkback.replication.figures.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    LIMITS,
+    ORANGE,
+    PALE,
+    RED,
+    Width,
+    canvas,
+    grid,
+    heading,
+    in_style,
+    key,
+    legend,
+    logarithmic,
+    look,
+    missing_note,
+    nothing,
+    numbers,
+    off_axis,
+    on_log,
+    ours,
+    rule_order,
+    threshold,
+    threshold_key,
+    variant,
+    variants,
+)
+from walkback.replication.tables.audits import networks
+from walkback.replication.tables.build import VECTORS
+from walkback.replication.tables.courses import Moment, course, first_epochs
+from walkback.replication.tables.interventions import RESCUE, SHORT, SWEEP
+
+STAR: dict[str, Any] = {"marker": "*", "linestyle": "", "markersize": 6, "markerfacecolor": "white"}
+FIRES = Line2D([], [], color=BLACK, label="first seed that D1 (left), D2 (middle) flags", **STAR)
+
+
+def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: Any) -> None:
+    """The mean over seeds, and the range of the seeds as a band."""
+    known = [(m.epoch, getattr(m, what)) for m in moments if getattr(m, what) is not None]
+    epochs = [epoch for epoch, _ in known]
+    ax.plot(epochs, [s.mean for _, s in known], markevery=every, **style)
+    if any(s.n > 1 for _, s in known):
+        low, high = ([f(s.values) for _, s in known] for f in (min, max))
+        ax.fill_between(epochs, low, high, color=style["color"], alpha=0.18, lw=0)
+
+
+def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) -> None:
+    """Where a check first flags: the earliest seed's epoch, on that seed's own value."""
+    fired = [(e, run) for run in runs if (e := first_epochs(run)[check]) is not None]
+    if not fired:
+        return
+    epoch, run = min(fired, key=lambda f: f[0])
+    norms = getattr(run.epochs[epoch][2], what)
+    y, style = norms[-1] if norms else None, {"color": color, "markeredgewidth": 0.7, "zorder": 4, **STAR}
+    if y is not None and isfinite(y) and y > 0:
+        ax.plot(epoch, y, **style)
+    else:  # flagged for a value that no log axis holds: at the edge beyond which it lies
+        edge = 1.0 if what == "h_norm" else 0.0
+        ax.plot(epoch, edge, transform=ax.get_xaxis_transform(), clip_on=False, **style)
+
+
+@in_style
+def temporal_augmented(records: Records, width: Width = "double") -> Figure:
+    """‖h_L‖, ‖g_L‖ and accuracy along training with flips and crops, one row per network."""
+    return _temporal(records, width, True)
+
+
+@in_style
+def temporal_plain(records: Records, width: Width = "double") -> Figure:
+    """‖h_L‖, ‖g_L‖ and accuracy along training without augmentation, one row per network."""
+    return _temporal(records, width, False)
+
+
+def _temporal(records: Records, width: Width, augment: bool) -> Figure:
+    groups: list[tuple[str, list[tuple[str, tuple[Record, ...]]]]] = []
+    absent: list[tuple[str, str]] = []
+    for label, base, norm, _ in networks(records):
+        if augment and base.data in VECTORS:
+            continue
+        name = f"{label}, {'terminal LN' if norm == 'yes' else 'no terminal LN'}"
+        name += f", {base.data}" if base.data in VECTORS else f", {'augmented' if augment else 'plain'}"
+        runs = {RULES[rule]: select(records, replace(base, rule=rule, augment=augment)) for rule in RULES}
+        here = [(rule, found) for rule, found in runs.items() if found]
+        if here:
+            groups.append((name, here))
+            absent += [(name, rule) for rule in ("BP", "FA", "DFA") if not runs[rule]]
+        else:
+            absent.append((name, ""))
+    if not groups:
+        missing = commands(lacking(records, Setting("dfa", augment=augment), controls=False), records.store)
+        raise nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
+    wide = width == "double"
+    seeds = [(label, rule, len(runs)) for label, here in groups for rule, runs in here]
+    moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
+    means = {
+        what: [(*at, min((v.mean for m in ms if (v := getattr(m, what))), default=None)) for at, ms in moments.items()]
+        for what in ("h_norm", "g_norm")
+    }
+    off = (off_axis("‖h_L‖", means["h_norm"]), off_axis("‖g_L‖", means["g_norm"]))
+    about = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
+    note = missing_note(absent, seeds, about, *off)
+    fig = canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note)
+    panels = grid(fig, len(groups), 3, sharey="col")
+    norms = {
+        what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values]
+        for what in ("h_norm", "g_norm")
+    }
+    top = max([m.acc.mean for ms in moments.values() for m in ms if m.acc] or [1.0])
+    for (label, here), (h, g, acc) in zip(groups, panels):
+        last = 1
+        for rule, runs in here:
+            at = moments[label, rule]
+            last = max(last, at[-1].epoch)
+            every = max(1, len(at) // 5)
+            for ax, what in ((h, "h_norm"), (g, "g_norm"), (acc, "acc")):
+                _line(ax, at, what, every, **look(rule, markersize=2.5))
+            _stars(h, runs, "a", "h_norm", look(rule)["color"])
+            _stars(g, runs, "b", "g_norm", look(rule)["color"])
+        heading(h, label)
+        logarithmic(h, "y", r"$\|h_L\|$", norms["h_norm"])
+        floor = LIMITS.g_norm_floor
+        logarithmic(g, "y", r"$\|g_L\|$", [*norms["g_norm"], floor / 3, floor * 3])
+        threshold(g, "y", floor, "below")
+        acc.set(ylabel="accuracy", ylim=(0, min(1.0, 1.08 * top)))
+        for ax in (h, g, acc):
+            ax.set_xlim(-0.02 * last, 1.04 * last)
+            ax.set_xticks([0, last // 2, last] if last > 1 else [0, 1])
+    for ax in panels[-1]:
+        ax.set_xlabel("epoch")
+    rules = sorted({rule for _, here in groups for rule, _ in here}, key=rule_order)
+    handles = [*(key(rule, markersize=2.5) for rule in rules), FIRES, threshold_key(r"D2 flags $\|g_L\|$ below 1e-7")]
+    legend(fig, handles, 8 if wide and len(rules) < 5 else 4 if wide else 2)
+    return fig
+
+
+# Strength of the penalty -> its line.
+_LAMBDA = {
+    0.0: (BLACK, "o", "-"),
+    1e-4: (BLUE, "s", (0, (5, 1.5))),
+    1e-3: (GREEN, "D", (0, (1.2, 1.2))),
+    1e-2: (RED, "^", (0, (5, 1.2, 1.2, 1.2))),
+    1e-1: (ORANGE, "<", (0, (8, 2))),
+}
+
+
+def _power(value: float) -> str:
+    return "0" if not value else f"$10^{{{round(log10(value))}}}$"
+
+
+@in_style
+def penalty(records: Records, width: Width = "double") -> Figure:
+    """What λ‖f‖² does: it contains the stream, lifts the deep cosine only in part, and costs BP some accuracy."""
+    sweep, fresh = numbers("lambda-sweep", records), numbers("fresh-feedback", records)
+    rows = ours(sweep)
+    if not rows:
+        raise nothing("the penalty intervention", sweep.missing)
+    shown = variants(rows)
+    absent = [(variant(r), f"{r['rule']} λ={r['λ']}") for r in sweep.data if r["figures"] != "published" and not r["n"]]
+    seeds = [(variant(r), f"{r['rule']} λ={r['λ']}", r["n"]) for r in rows]
+    wide = width == "double"
+    fig = canvas(width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), missing_note(absent, seeds))
+    panels = grid(fig, len(shown), 3) if wide else grid(fig, 3 * len(shown), 1)
+    if not wide:
+        flat = [row[0] for row in panels]
+        panels = [flat[3 * i : 3 * i + 3] for i in range(len(shown))]
+    for v, (left, middle, right) in zip(shown, panels):
+        here = [r for r in rows if variant(r) == v]
+        _dose(left, records, v == "augmented")
+        heading(left, f"ResMLP d=256 L=4, {v}, {SHORT} epochs")
+        nulls = [
+            r["fresh feedback"]
+            for r in fresh.data
+            if r["rule"] == "DFA"
+            and r["λ"] == f"{RESCUE:g}"
+            and variant(r) == v
+            and r["quantity"] == "deep cos"
+            and r["fresh feedback"]
+        ]
+        _deep_cosine(middle, here, nulls)
+        _capacity(right, records, here, v == "augmented")
+    return fig
+
+
+def _dose(ax: Axes, records: Records, augment: bool) -> None:
+    """‖h_L‖ of DFA along training for every strength."""
+    ends = []
+    for value in SWEEP["dfa"]:
+        runs = select(records, Setting("dfa", penalty=value, epochs=SHORT, augment=augment))
+        at = course(runs)
+        held = on_log(m.h_norm.mean for m in at if m.h_norm)
+        if held:
+            color, marker, line = _LAMBDA[value]
+            ends += held
+            _line(
+                ax,
+                at,
+                "h_norm",
+                6,
+                color=color,
+                marker=marker,
+                linestyle=line,
+                markersize=2.5,
+                label=rf"$\lambda$ = {_power(value)}",
+            )
+    if ends:
+        above = max(ends) * (max(ends) / min(ends)) ** 0.4  # for the legend
+        logarithmic(ax, "y", r"DFA's $\|h_L\|$", [*ends, above])
+        ax.legend(loc="upper center", ncols=3, handlelength=2, columnspacing=0.8, borderaxespad=0.1, fontsize=5.2)
+    else:
+        _nothing_here(ax, "no ‖h_L‖ of a DFA run of 30 epochs")
+    ax.set_xlabel("epoch")
+    ax.set_xlim(-0.5, SHORT + 1)
+
+
+def _nothing_here(ax: Axes, text: str) -> None:
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", fontsize=5.5, color=GREY)
+
+
+def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[str, float]]) -> None:
+    """Deep cosine by strength, with the band of DFA's networks under fresh feedback."""
+    strengths = SWEEP["dfa"]
+    handles: list[Any] = []
+    for null in nulls:
+        ax.axhspan(null["mean"] - 2 * null["std"], null["mean"] + 2 * null["std"], color=PALE, lw=0, zorder=0)
+    for rule in sorted({r["rule"] for r in rows}, key=rule_order):
+        found = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
+        if found:
+            ax.errorbar(
+                [x for x, _ in found],
+                [c["mean"] for _, c in found],
+                yerr=[c["std"] or 0 for _, c in found],
+                **look(rule, elinewidth=0.7),
+            )
+            handles.append(key(rule))
+    if nulls:
+        handles.append(Patch(color=PALE, lw=0, label="fresh feedback ± 2 std"))
+    ax.axhline(0, color=GREY, lw=0.5, zorder=1)
+    ax.set_xticks(range(len(strengths)), [_power(s) for s in strengths])
+    ax.set(xlabel=r"$\lambda$", ylabel="deep cosine", xlim=(-0.4, len(strengths) - 0.6), ylim=(-0.15, 1.65))
+    ax.set_yticks([0, 0.5, 1])
+    if handles:
+        ax.legend(
+            handles=handles,
+            loc="upper center",
+            ncols=2,
+            handlelength=2.4,
+            columnspacing=0.8,
+            borderaxespad=0.1,
+            fontsize=5.2,
+        )
+
+
+def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augment: bool) -> None:
+    """Accuracy without and with the penalty, and that of frozen blocks."""
+    tops: list[float] = []
+    drawn: set[str] = set()
+    names = [rule for rule in ("BP", "FA", "DFA") if any(r["rule"] == rule and r["acc"] for r in rows)]
+    for x, rule in enumerate(names):
+        for offset, strength, face in ((-0.15, "0", None), (0.15, f"{RESCUE:g}", "white")):
+            cell = next((r["acc"] for r in rows if r["rule"] == rule and r["λ"] == strength), None)
+            if cell:
+                fill = {} if face is None else {"markerfacecolor": face}
+                style = look(rule, linestyle="", elinewidth=0.7, **fill)
+                ax.errorbar(x + offset, cell["mean"], yerr=cell["std"], **style)
+                tops.append(cell["mean"])
+                drawn.add(strength)
+        code = next(k for k, v in RULES.items() if v == rule)
+        frozen = judged(records, Setting(code, scope="frozen", epochs=SHORT, augment=augment)).stat("acc")
+        if frozen is not None:
+            ax.plot([x - 0.32, x + 0.32], [frozen.mean] * 2, color=GREY, lw=1.2, solid_capstyle="butt", zorder=1)
+            tops.append(frozen.mean)
+            drawn.add("frozen")
+    if not names:
+        _nothing_here(ax, "no run of 30 epochs")
+        return
+    ax.set_xticks(range(len(names)), names)
+    span = max(tops) - min(tops) or 0.1
+    ax.set(
+        ylabel="test accuracy", xlim=(-0.6, len(names) - 0.4), ylim=(min(tops) - 0.15 * span, max(tops) + 0.75 * span)
+    )
+    keys = {
+        "0": Line2D([], [], marker="o", ls="", color=GREY, label=r"$\lambda$ = 0"),
+        f"{RESCUE:g}": Line2D(
+            [], [], marker="o", ls="", color=GREY, mfc="white", label=rf"$\lambda$ = {_power(RESCUE)}"
+        ),
+        "frozen": Line2D([], [], color=GREY, lw=1.2, label="frozen blocks, same stem rule"),
+    }
+    ax.legend(
+        handles=[handle for what, handle in keys.items() if what in drawn],
+        loc="upper right",
+        handlelength=1.6,
+        borderaxespad=0.1,
+        fontsize=5.2,
+    )
+
+
+__all__ = ["penalty", "temporal_augmented", "temporal_plain"]

@@ -1,0 +1,336 @@
+"""What a decision rests on: which strategy catches what, how far thresholds can move, what the cosine ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from walkback.audit.records import Records
+from walkback.audit.settings import RULES, Setting, select
+from walkback.replication.figures.style import (
+    BLACK,
+    DASHED,
+    GREY,
+    LIMITS,
+    PALE,
+    RED,
+    SKY,
+    Width,
+    canvas,
+    grid,
+    heading,
+    in_style,
+    legend,
+    logarithmic,
+    look,
+    missing_note,
+    nothing,
+    numbers,
+    off_axis,
+    ours,
+    rule_order,
+    short,
+    variant,
+    variants,
+)
+from walkback.replication.tables.decisions import THRESHOLDS, Threshold, threshold_points
+from walkback.replication.tables.interventions import FUNCTIONAL
+from walkback.report.table import number
+
+# What a strategy says -> face, hatch, letter, colour of the letter: dark, light and hatched differ in greyscale.
+_MARKS = {
+    "fails": (RED, "", "fails", "white"),
+    "passes": ("#F4F4F4", "", "passes", "#444444"),
+    "undecided": ("#FFFFFF", "////", "?", BLACK),
+}
+
+
+def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], tall: int, word: bool) -> None:
+    """A grid of marks with names left and above, `tall` lines high."""
+    for y, (_, marks) in enumerate(rows):
+        for x, mark in enumerate(marks):
+            face, hatch, text, color = _MARKS[mark]
+            ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, fc=face, hatch=hatch, ec="#999999", lw=0.4))
+            if word:
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if mark == "undecided" else None
+                ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=5.2, color=color, bbox=box)
+    ax.set(xlim=(0, len(columns)), ylim=(tall, 0))
+    ax.set_xticks([x + 0.5 for x in range(len(columns))], columns)
+    ax.set_yticks([y + 0.5 for y in range(len(rows))], [name for name, _ in rows])
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+@in_style
+def decision_utility(records: Records, width: Width = "double") -> Figure:
+    """Which reporting strategy walks which result back, in both editions of the protocol."""
+    three, four = numbers("ablation", records), numbers("ablation-four", records)
+    rows = sorted(ours(three), key=variant)
+    rows_four = [r for r in ours(four) if r["rule"] in RULES.values()]
+    if not rows:
+        raise nothing("decision utility", three.missing)
+    heads = ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")
+    shown = variants(rows)
+    left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
+    names = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
+    words = {True: "fails", False: "passes", None: "undecided"}
+    right = [(f"{r['rule']}{_said(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
+    known = {r["network"] for r in rows}
+    absent = [
+        (f"{r['network']}, {variant(r)}", r["rule"]) if r["network"] in known else (r["network"], "")
+        for r in three.data
+        if not r["n"]
+    ]
+    seeds = [(f"{r['network']}, {variant(r)}", r["rule"], r["n"]) for r in rows]
+    wide, tall = width == "double", 0.155
+    note = missing_note(absent, seeds)
+    lines = max(len(left), len(right))
+    if wide:
+        fig = canvas(width, 0.75 + tall * lines, note)
+        ((first, second),) = grid(fig, 1, 2, width_ratios=(4.6, 7))
+    else:
+        fig = canvas(width, 1.25 + tall * (len(left) + len(right)), note)
+        (first,), (second,) = grid(fig, 2, 1, height_ratios=(len(left) + 1, len(right) + 1))
+    _cells(first, ("S0\nacc", "S1\n+ Γ", "S2\n+ D1, D2", "S3\n+ D3"), left, lines if wide else len(left), True)
+    four_heads = ("S0\nacc", "S1\n+ Γ", "S1\n+(a)", "S1\n+(b)", "S1\n+(c)", "S1\n+(d)", "full")
+    _cells(second, four_heads, right, lines if wide else len(right), wide)
+    first.set_title("three-check")
+    second.set_title("four-diagnostic, d=256 L=4")
+    patches = [
+        Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label={"fails": "walked back"}.get(name, name))
+        for name, (face, hatch, *_) in _MARKS.items()
+    ]
+    legend(fig, patches, 3)
+    return fig
+
+
+def _said(row: dict[str, Any], shown: Sequence[str]) -> str:
+    return f", {variant(row)}" if len(shown) > 1 else ""
+
+
+def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
+    return f"{row['rule']}, {row['network'].removeprefix('ResMLP ')}{_said(row, shown)}"
+
+
+def _mark(text: str) -> str:
+    """passes, fails, or undecided."""
+    return text if text in ("passes", "fails") else "undecided"
+
+
+# -- thresholds ------------------------------------------------------------------------------------------------
+
+_LABELS = {
+    "growth": r"(a), D1: growth $\rho$",
+    "g_norm": r"(b), D2: $\|g_L\|$",
+    "stability": "(c): stability of $g_L$",
+    "margin": "(d), D3: gain (pp)",
+}
+
+
+@in_style
+def sensitivity(records: Records, width: Width = "double") -> Figure:
+    """Where each threshold lies among the runs, the gap that separates them, and how far it can be moved."""
+    table = numbers("sensitivity", records)
+    rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
+    shown = [v for v in variants(rows) if any(variant(r) == v for r in rows)]
+    if not rows:
+        raise nothing("threshold sensitivity", table.missing)
+    panels_of = [(v, t) for v in shown for t in THRESHOLDS if t.edition == "four-diagnostic"]
+    at = {v: [Setting(rule, augment=v == "augmented") for rule in RULES] for v in shown}
+    found = {(v, t.key): threshold_points(records, at[v], t) for v, t in panels_of}
+    known = {v: sorted({_rule(p.name) for t in THRESHOLDS for p in found[v, t.key]}, key=rule_order) for v in shown}
+    counts = [(v, RULES[s.rule], len(select(records, s))) for v in shown for s in at[v]]
+    absent = [(v, name) for v, name, n in counts if not n]
+    seeds = [(v, name, n) for v, name, n in counts if n]
+    wide = width == "double"
+    lines = max(map(len, known.values()))  # all panels are of one height: that of the fullest
+    height = len(shown) * (0.34 * (lines + 4.9) + 0.24) + (0.35 if wide else 0.6)
+    lowest = {
+        key: [
+            (v, rule, min((p.value for p in found[v, key] if _rule(p.name) == rule), default=None))
+            for v, rule, _ in seeds
+        ]
+        for key in ("growth", "g_norm")
+    }
+    off = (off_axis("ρ", lowest["growth"]), off_axis("‖g_L‖", lowest["g_norm"]))
+    fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128.", *off))
+    flat = [ax for row in grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
+    for (v, t), ax in zip(panels_of, flat):
+        checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
+        here = {checks[r["check"]]: r for r in rows if variant(r) == v and r["check"] in checks}
+        _strip(ax, found[v, t.key], known[v], t, here, wide)
+        if t.key == "growth":
+            ax.set_title(f"ResMLP d=256 L=4, {v}", loc="left", pad=10)
+    legend(
+        fig,
+        [
+            Line2D([], [], color=GREY, lw=0.7, ls=DASHED, label="threshold"),
+            Patch(color=PALE, lw=0, label="threshold ± 50 %"),
+            Line2D([], [], color=BLACK, marker="|", lw=0.8, ms=5, label="separation gap"),
+            Line2D([], [], color=SKY, lw=3, label="thresholds that change no verdict"),
+            *(
+                Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[failed])  # pyright: ignore[reportArgumentType]
+                for failed, word in ((True, "walked back"), (False, "passes"), (None, "undecided"))
+                if failed is not None or any(p.failed is None for points in found.values() for p in points)
+            ),
+        ],
+        4 if wide else 2,
+    )
+    return fig
+
+
+def _rule(name: str) -> str:
+    """DFA of "DFA seed 42"."""
+    return name.partition(" seed ")[0]
+
+
+_FACES: dict[bool | None, dict[str, str]] = {
+    True: {}, False: {"markerfacecolor": "white"}, None: {"fillstyle": "left", "markerfacecoloralt": "white"}
+}  # fmt: skip
+_EDITIONS = {"four-diagnostic": "four-diag.", "three-check": "three-check"}
+
+
+def _strip(
+    ax: Axes, points: Sequence, names: Sequence[str], t: Threshold, rows: dict[str, dict[str, Any]], wide: bool
+) -> None:
+    """All values on one axis, a line per rule; below them the gap and, by edition, the thresholds that change nothing.
+
+    `rows` are those of the table, by edition.
+    """
+    limit = getattr(LIMITS, t.field)
+    row = rows.get(t.edition)
+    for p in points:
+        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **_FACES[p.failed]))
+    ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
+    values = [*(p.value for p in points), *ends]
+    if t.kind == "norm":
+        logarithmic(ax, "x", _LABELS[t.key], [*values, limit / 3, limit * 3], 5 if wide else 3)
+    else:
+        low, high = min([*values, 0.0]), max([*values, 2 * limit])
+        ax.set(xlabel=_LABELS[t.key], xlim=(low - 0.08 * (high - low), high + 0.08 * (high - low)))
+    ax.axvspan(0.5 * limit, 1.5 * limit, color=PALE, lw=0, zorder=0)
+    ax.axvline(limit, color=GREY, lw=0.7, ls=DASHED, zorder=1)
+    ax.annotate(
+        number(limit, "norm"),
+        (limit, 1),
+        xycoords=("data", "axes fraction"),
+        xytext=(0, 1),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=5.2,
+        color="#555555",
+    )
+    bottom = len(names) + 0.5
+    worst, best = (row and row[c] for c in ("worst healthy", "healthiest failure"))
+    if row and worst and best and row["gap"] is not None:  # no ratio to zero
+        ends = sorted((worst["value"], best["value"]))
+        ax.plot(ends, [bottom] * 2, color=BLACK, marker="|", lw=0.8, ms=5)
+        unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""
+        text = f"{number(row['gap'], 'norm' if t.kind == 'norm' else 'pp' if t.kind == 'pp' else 'acc')}{unit}"
+        text = text.lstrip("+") if row["gap"] > (1 if t.kind == "norm" else 0) else f"overlap {text}"
+        middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else sum(ends) / 2
+        ax.annotate(
+            text,
+            (middle, bottom),
+            xytext=(0, 1.5),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=5.2,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
+    bars = [bottom + 1.0, bottom + 1.9]
+    for edition, y in zip(_EDITIONS, bars):
+        if edition in rows:
+            _bar(ax, rows[edition]["verdicts hold from"], rows[edition]["to"], y)
+    ax.set_yticks([*range(len(names)), *bars], [*(n if wide else short(n) for n in names), *_EDITIONS.values()])
+    ax.set_ylim(bars[-1] + 0.6, -0.7)
+
+
+def _bar(ax: Axes, low: float | None, high: float | None, y: float) -> None:
+    """From `low` to `high`; a side without an end runs to the frame, with an arrow there."""
+    left, right = ax.get_xlim()
+    ends = (left if low is None else low, right if high is None else high)
+    ax.plot(ends, [y] * 2, color=SKY, lw=3, solid_capstyle="butt", label="_bar")
+    for end, x, arrow in ((low, left, "<"), (high, right, ">")):
+        if end is None:
+            ax.plot(x, y, color=SKY, marker=arrow, ms=4.5, ls="", clip_on=False, zorder=3)
+    ax.set_xlim(left, right)
+
+
+# -- rankings --------------------------------------------------------------------------------------------------
+
+
+@in_style
+def cosine_rank(records: Records, width: Width = "double") -> Figure:
+    """The ranking of four rules by deep cosine against what their credit does: crossing lines are disagreement."""
+    table = numbers("matched-penalty", records)
+    texts = [dict(zip(table.columns, row)) for row in table.rows]
+    columns = ["deep cos", *(FUNCTIONAL[what][0] for what in FUNCTIONAL)]
+    data = [(row, text) for row, text in zip(table.data, texts) if str(row["figures"]).startswith("ours")]
+    rules = [(row, text) for row, text in data if row["rule"] in RULES.values() and row["n"]]
+    shown = [v for v in variants(r for r, _ in rules) if sum(variant(r) == v for r, _ in rules) > 1]
+    if not shown:
+        raise nothing("rankings of at least two rules", table.missing)
+    absent = [(variant(row), row["rule"]) for row, _ in data if row["rule"] in RULES.values() and not row["n"]]
+    seeds = [(variant(r), r["rule"], r["n"]) for r, _ in rules]
+    wide = width == "double"
+    fig = canvas(width, 0.3 + (2.0 if wide else 1.9) * len(shown), missing_note(absent, seeds))
+    for v, (ax,) in zip(shown, grid(fig, len(shown), 1)):
+        here = {row["rule"]: (row, text) for row, text in rules if variant(row) == v}
+        ranks = next(t for r, t in data if r["rule"] == "ranking" and variant(r) == v)
+        taus = next(r for r, _ in data if r["rule"].startswith("τ") and variant(r) == v)
+        orders = {c: ranks[c].split(" > ") for c in columns if " > " in ranks[c]}
+        for rule in sorted(here, key=rule_order):
+            spots = [(x, orders[c].index(rule) + 1) for x, c in enumerate(columns) if c in orders and rule in orders[c]]
+            ax.plot(*zip(*spots), **look(rule, markersize=5, zorder=2))
+            for x, y in spots:
+                said = here[rule][1][columns[x]].partition(" ±")[0].replace("-", "−")
+                ax.annotate(
+                    said,
+                    (x, y),
+                    xytext=(0, 4.5),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=5,
+                    color="#333333",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
+                )
+            for x, side, align in ((spots[0], -1, "right"), (spots[-1], 1, "left")):
+                ax.annotate(
+                    rule if wide else short(rule),
+                    x,
+                    xytext=(7 * side, 0),
+                    textcoords="offset points",
+                    ha=align,
+                    va="center",
+                    fontsize=6 if wide else 5.5,
+                    color=look(rule)["color"],
+                )
+        heads = [_HEADS[c] if wide else _HEADS[c].replace("e, ", "e,\n").replace("g l", "g\nl") for c in columns]
+        under = ["" if taus[c] is None else f"\nτ = {taus[c]:+.2f}".replace("-", "−") for c in columns]
+        ax.set_xticks(range(len(columns)), [h + u for h, u in zip(heads, under)])
+        ax.set_yticks(range(1, len(here) + 1))
+        room = 0.6 if wide else 0.75
+        ax.set(xlim=(-room, len(columns) - 1 + room), ylim=(len(here) + 0.4, 0.45), ylabel="rank (1: best)")
+        heading(ax, f"λ = 0.01, {v}")
+        ax.spines["bottom"].set_visible(False)
+        ax.tick_params(axis="x", length=0)
+    return fig
+
+
+_HEADS = {
+    "deep cos": "deep cosine",
+    "acc": "accuracy",
+    "nudge": "nudge",
+    "nudge, relative": "nudge, relative",
+    "Δ train loss": "training loss",
+}

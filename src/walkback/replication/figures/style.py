@@ -1,0 +1,339 @@
+"""How every figure looks: sizes, colours, markers, thresholds, and the line that says what is missing."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache, wraps
+from math import ceil, isfinite, log10
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from walkback.audit.records import Records
+from walkback.audit.settings import RULES, SEEDS
+from walkback.errors import FormatError, InputError, shown
+from walkback.replication.tables import evidence
+from walkback.report.table import Table
+from walkback.verdict.checks import DiagnosticThresholds
+
+Width = Literal["single", "double"]
+WIDTHS: dict[Width, float] = {"single": 3.25, "double": 6.75}  # inches: a column, and both, of a two-column paper
+FORMATS, DPI = ("pdf", "svg", "png"), 300
+LIMITS = DiagnosticThresholds()
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; marker and line style do it in greyscale.
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
+GREY, PALE = "#767676", "#E6E6E6"
+DASHED = (0, (2, 1))
+_LOOKS: dict[str, tuple[str, str, Any]] = {
+    "BP": (BLACK, "o", "-"),
+    "FA": (BLUE, "s", (0, (5, 1.5))),
+    "DFA": (RED, "^", (0, (5, 1.2, 1.2, 1.2))),
+    "State Bridge": (GREEN, "D", (0, (1.2, 1.2))),
+    "Credit Bridge": (PINK, "v", (0, (3, 1, 1, 1, 1, 1))),
+    "EP": (ORANGE, "<", (0, (8, 2))),
+}
+_OTHER = (SKY, "X", (0, (2, 2)))  # rules that are not ours
+
+STYLE: dict[str, Any] = {
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same on every machine
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "xtick.labelsize": 6,
+    "ytick.labelsize": 6,
+    "legend.fontsize": 6,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "legend.columnspacing": 1.2,
+    "mathtext.fontset": "dejavusans",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.5,
+    "pdf.fonttype": 42,  # fonts embedded as TrueType: journals refuse Type 3
+    "svg.fonttype": "path",  # glyphs embedded as outlines: looks the same without the font
+    "svg.hashsalt": "walkback",  # element names that don't change from call to call
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """Our look, whatever the user's matplotlibrc says; everything is as it was afterwards."""
+    return matplotlib.style.context(["default", STYLE])
+
+
+Draw = Callable[[Records, Width], Figure]
+
+
+def in_style(draw: Draw) -> Draw:
+    """A figure is drawn in our look whoever calls it."""
+
+    @wraps(draw)
+    def drawn(records: Records, width: Width = "double") -> Figure:
+        with styled():
+            return draw(records, width)
+
+    return drawn
+
+
+def look(rule: str, **more: Any) -> dict[str, Any]:
+    """Keywords of a rule's line: colour, marker, line style.
+
+    >>> look("BP")["marker"], look("a rule of yours")["marker"]
+    ('o', 'X')
+    """
+    color, marker, line = _LOOKS.get(rule, _OTHER)
+    return {"color": color, "marker": marker, "linestyle": line, **more}
+
+
+def key(rule: str, **more: Any) -> Line2D:
+    """A rule's entry in a legend."""
+    return Line2D([], [], label=rule, **look(rule, **more))
+
+
+def canvas(width: Width, height: float, note: str = "") -> Figure:
+    """An empty figure of a column's width; `note` goes into a line of its own at the bottom.
+
+    Args:
+        height: of what is drawn, in inches; the note is added to it.
+    """
+    if width not in WIDTHS:
+        raise InputError(f'Expected width to be "single" or "double", but got {shown(width)}.')
+    inches = WIDTHS[width]
+    lines = textwrap.wrap(note, round(24.5 * inches))
+    strip = 0.095 * len(lines) + 0.03 if lines else 0.0
+    fig = Figure((inches, height + strip), layout="constrained")
+    share = strip / (height + strip)
+    engine = fig.get_layout_engine()
+    assert engine is not None
+    engine.set(rect=(0, share, 1, 1 - share), w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
+    if lines:
+        fig.text(0.01, 0.012 / (height + strip), "\n".join(lines), fontsize=5.2, color="#555555", va="bottom")
+    return fig
+
+
+def grid(fig: Figure, rows: int, columns: int, **options: Any) -> list[list[Axes]]:
+    """Axes by row and column, always as nested lists."""
+    return [list(row) for row in fig.subplots(rows, columns, squeeze=False, **options)]
+
+
+def legend(fig: Figure, handles: Sequence[Any], columns: int) -> None:
+    """One legend for all panels, above them: it hides no data."""
+    if handles:
+        fig.legend(handles=list(handles), loc="outside upper center", ncols=min(columns, len(handles)))
+
+
+def heading(ax: Axes, text: str) -> None:
+    """A title over a row of panels: it may run over its neighbours, which a plain title would push away."""
+    ax.set_title(" ", loc="left")
+    ax.annotate(
+        text,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, 3.5),
+        textcoords="offset points",
+        va="bottom",
+        fontsize=7,
+        annotation_clip=False,
+    ).set_in_layout(False)
+
+
+def on_log(values: Iterable[float]) -> list[float]:
+    """Those that a log axis can hold.
+
+    >>> on_log([0.0, 2.0, float("inf"), -1.0])
+    [2.0]
+    """
+    return [v for v in values if isfinite(v) and v > 0]
+
+
+def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, values: Iterable[float], most: int = 5) -> None:
+    """A labelled log axis over the values it can hold with some room, and about `most` ticks on whole decades."""
+    held = on_log(values) or [1.0, 10.0]
+    first, last = log10(min(held)), log10(max(held))
+    room = 0.06 * max(last - first, 1.0)
+    step = max(1, ceil((last - first) / most))
+    axis = ax.xaxis if which == "x" else ax.yaxis
+    limits = (10 ** (first - room), 10 ** (last + room))
+    # Limits first: without them a log scale looks for positive data, of which there may be none.
+    ax.set(**{f"{which}lim": limits, f"{which}scale": "log", f"{which}label": label})
+    axis.set_major_locator(LogLocator(10.0**step, numticks=20))
+    axis.set_minor_locator(LogLocator(10.0, numticks=40))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def threshold(ax: Axes, which: Literal["x", "y"], at: float, flags: Literal["above", "below"], text: str = "") -> None:
+    """A threshold, and shading on the side where its check flags; `text` stands above a vertical one."""
+    low, high = ax.get_xlim() if which == "x" else ax.get_ylim()
+    ends = (at, high) if flags == "above" else (low, at)
+    span, line = (ax.axvspan, ax.axvline) if which == "x" else (ax.axhspan, ax.axhline)
+    span(*ends, color=PALE, lw=0, zorder=0)
+    line(at, color=GREY, lw=0.7, ls=DASHED, zorder=1)
+    if text:
+        ax.annotate(
+            text,
+            (at, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 1.5),
+            textcoords="offset points",
+            ha="center",
+            va="bottom",
+            fontsize=5.2,
+            color="#555555",
+        )
+
+
+def threshold_key(text: str) -> Patch:
+    """A threshold's entry in a legend."""
+    return Patch(fc=PALE, ec=GREY, ls=DASHED, lw=0.7, label=text)
+
+
+# -- what is there, and what is not ----------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def numbers(name: str, records: Records) -> Table:
+    """A table of the evidence, made once for both widths."""
+    return evidence(name, records)
+
+
+def ours(table: Table) -> list[dict[str, Any]]:
+    """The rows of our own runs, as numbers by column; rows without a run are left out."""
+    return [row for row in table.data if str(row.get("figures")).startswith("ours") and row.get("n")]
+
+
+def variant(row: dict[str, Any]) -> str:
+    """Whether a row is of augmented or of plain runs."""
+    return str(row["figures"]).removeprefix("ours, ")
+
+
+def variants(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Those there are runs of, in a fixed order."""
+    found = {variant(row) for row in rows}
+    return [v for v in ("augmented", "plain") if v in found]
+
+
+def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, str, int]] = (), *first: str) -> str:
+    """The line under a figure: remarks, what it has no runs of, and where seeds are missing.
+
+    Args:
+        absent: (setting, rule); all of a setting where the rule is empty.
+        seeds: (setting, rule, number of seeds) of what is drawn.
+        first: sentences before it.
+
+    >>> missing_note([("plain", "EP"), ("plain", "FA")], [("plain", "DFA", 2), ("plain", "BP", 3)])
+    'No runs yet: plain: EP, FA. Fewer than 3 seeds: plain: DFA (2).'
+    """
+    said = [text for text in first if text]
+    known: dict[str, dict[str, int]] = {}
+    for where, rule, n in seeds:
+        known.setdefault(where, {})[rule] = n
+    few = {where: {rule: n for rule, n in by.items() if n < len(SEEDS)} for where, by in known.items()}
+    lists = {
+        "No runs yet": _grouped(absent),
+        f"Fewer than {len(SEEDS)} seeds": [_seeds(where, by, known[where]) for where, by in few.items() if by],
+    }
+    return " ".join([*said, *(f"{head}: {'; '.join(items)}." for head, items in lists.items() if items)])
+
+
+def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
+    """What of a quantity its log axis does not show.
+
+    Args:
+        found: (setting, rule, value), None where nothing was measured.
+
+    >>> off_axis("‖g_L‖", [("plain", "BP", 1e-3), ("plain", "DFA", 0.0), ("plain", "FA", None)])
+    '‖g_L‖ is 0, which a log axis does not show: plain: DFA. ‖g_L‖ was not measured: plain: FA.'
+    """
+    found = list(found)
+    zero = [(where, rule) for where, rule, v in found if v is not None and v <= 0]
+    said = [f"{what} is 0, which a log axis does not show: {'; '.join(_grouped(zero))}."] if zero else []
+    return " ".join([*said, not_measured(what, found)]).strip()
+
+
+def not_measured(what: str, found: Iterable[tuple[str, str, Any]]) -> str:
+    """Of which settings and rules a quantity is None; "" where there is none.
+
+    >>> not_measured("Γ", [("plain", "BP", 0.9), ("plain", "EP", None)])
+    'Γ was not measured: plain: EP.'
+    """
+    which = [(where, rule) for where, rule, value in found if value is None]
+    return f"{what} was not measured: {'; '.join(_grouped(which))}." if which else ""
+
+
+def _grouped(absent: Iterable[tuple[str, str]]) -> list[str]:
+    by: dict[str, list[str]] = {}
+    for where, rule in dict.fromkeys(absent):
+        by.setdefault(where, []).append(rule)
+    return [f"{where}: {', '.join(rules)}" if any(rules) else where for where, rules in by.items()]
+
+
+def _seeds(where: str, few: dict[str, int], known: dict[str, int]) -> str:
+    """One number where it is that of every rule of a setting."""
+    if len(few) == len(known) and len(set(few.values())) == 1:
+        return f"{where} ({next(iter(few.values()))})"
+    return f"{where}: {', '.join(f'{rule} ({n})' for rule, n in few.items())}"
+
+
+def nothing(name: str, missing: Sequence[str]) -> InputError:
+    """The error of a figure without data; `missing` are lines "what: command" as a table lists them."""
+    what, _, command = missing[0].partition(": ") if missing else ("", "", "")
+    advice = f" Train {what} with: {command}" if command else ""
+    return InputError(f"Expected finished runs to draw {name} from, but there are none.{advice}")
+
+
+def short(rule: str) -> str:
+    """A rule's name for a narrow figure.
+
+    >>> short("State Bridge")
+    'SB'
+    """
+    return {"State Bridge": "SB", "Credit Bridge": "CB"}.get(rule, rule)
+
+
+def rule_order(rule: str) -> int:
+    """Rules in the order of the tables, others after them."""
+    names = list(RULES.values())
+    return names.index(rule) if rule in names else len(names)
+
+
+# -- writing ---------------------------------------------------------------------------------------------------
+
+
+def save_figure(fig: Figure, path: str | Path, dpi: int = DPI) -> Path:
+    """Write a figure as .pdf, .svg or .png; the same figure gives the same bytes.
+
+    Args:
+        dpi: of .png.
+    """
+    path = Path(path)
+    kind = path.suffix.removeprefix(".")
+    if kind not in FORMATS:
+        raise InputError(f"Expected a figure to end in .{', .'.join(FORMATS)}, but got {path.name!r}.")
+    # No date and no version of matplotlib in the file.
+    empty = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None, "Creator": None}}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with styled():
+            fig.savefig(path, format=kind, dpi=dpi, metadata=empty.get(kind, {"Software": None}))
+    except OSError as error:
+        raise FormatError(f"Expected to write {path}, but: {error}.") from None
+    return path

@@ -1,0 +1,484 @@
+"""The report page: Records -> one HTML file with everything inside, data and plotly.js too."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from walkback import __version__
+from walkback.audit.records import Problem, Record, Records
+from walkback.audit.settings import RULES, Judged, alike, commands, how_long, judged_runs, other_optimiser
+from walkback.errors import InputError, WalkbackError
+from walkback.replication.tables.build import depth_word, failed_words, flag_word
+from walkback.report.formats.logged import fired, plain
+from walkback.report.html import asset, templates
+from walkback.report.latex import cell
+from walkback.report.report import Report
+from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
+from walkback.report.view import distance, mark, pairs, view
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+from walkback.verdict.checks import DiagnosticThresholds, Finding
+from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Verdict
+
+PLOTLY = "4.1.1"
+SCHEMA = "walkback.page/1"
+CONTROL = "control"
+_ORDER = {WALKED_BACK: 0, UNDECIDED: 1, PASSES: 2, CONTROL: 3}
+_LIMITS = DiagnosticThresholds()
+
+
+def page(records: Records, title: str = "Walk-back report") -> str:
+    """The page of all runs, as HTML.
+
+    Args:
+        records: what `walkback.audit.records.read_records` found; runs may lack their control or some seeds.
+        title: head of the page.
+    """
+    return render(page_data(records), title)
+
+
+def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
+    """What `page_data` gave, as HTML."""
+    scripts = {"plotly": asset(f"plotly-cartesian-{PLOTLY}.min.js"), "script": asset("page.js")}
+    return (
+        templates()
+        .get_template("page.html")
+        .render(
+            title=title,
+            d=data,
+            forests=_forests(data["settings"]),
+            data=Markup(_json(data)),
+            css=Markup(asset("base.css") + asset("page.css")),
+            # Only these scripts may run, whatever else finds its way into the page.
+            allowed=" ".join(f"'sha256-{_sha256(text)}'" for text in scripts.values()),
+            version=__version__,
+            plotly_version=PLOTLY,
+            **{name: Markup(text) for name, text in scripts.items()},
+        )
+    )
+
+
+def page_data(records: Records) -> dict[str, Any]:
+    """What the page shows, as plain values: the JSON inside it.
+
+    Keys: `settings` is the verdict table, one entry per rule and setting; `runs` one per run; `missing` the controls
+    D3 lacks, with the commands that would train them; `problems` what could not be read.
+    """
+    records = _usable(records)
+    if not records.runs:
+        raise InputError(_nothing(records))
+    groups = alike(records)
+    claims = {spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"}
+    settings = [_setting(records, spec, j) for spec, j in claims.items()]
+    place = {_where(spec): (spec.net, spec.data, spec.penalty, -spec.epochs, _where(spec)) for spec in groups}
+    settings.sort(key=lambda s: (place[s["setting"]], *_rank(s["rule"])))
+    runs = [_run(records, spec, run) for spec, runs in groups.items() for run in runs]
+    runs.sort(key=lambda r: (place[r["setting"]], r["verdict"]["word"] == CONTROL, *_rank(r["filter_rule"]), r["seed"]))
+    lacking = [c for spec, j in claims.items() for run in j.runs if records.find(c := control_spec(run.spec)) is None]
+    return plain(
+        {
+            "schema": SCHEMA,
+            "store": _text(records.folder.name or str(records.folder)),
+            "summary": _summary(settings, runs),
+            "settings": settings,
+            "runs": runs,
+            "missing": [_text(line).partition(": ")[::2] for line in commands(lacking, records.store)],
+            "problems": [[_text(_below(p.path, records.folder)), _text(p.reason)] for p in records.problems],
+            "thresholds": asdict(_LIMITS),
+            "csv": _csv(settings),
+            "latex": _latex(_verdict_table(settings)),
+        }
+    )
+
+
+def _usable(records: Records) -> Records:
+    """Runs whose numbers can be read; the others join the problems."""
+    runs, problems = [], list(records.problems)
+    for run in records:
+        try:
+            _ = run.measurements, run.epochs  # read when they are asked for
+        except WalkbackError as error:
+            problems.append(Problem(run.path, str(error)))
+        else:
+            runs.append(run)
+    return records if len(runs) == len(records) else replace(records, runs=tuple(runs), problems=tuple(problems))
+
+
+def _nothing(records: Records) -> str:
+    text = f"Expected finished runs under {records.folder}, but there are none"
+    if records.problems:
+        first = records.problems[0]
+        text += f" that can be read ({len(records.problems)} can't; {first.path}: {first.reason.rstrip('.')})"
+    there = shlex.quote(str(records.folder))
+    return f"{text}. Train some there: walkback demo --out {there}, or walkback train --out {there}."
+
+
+def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]]) -> str:
+    words = Counter(s["verdict"]["word"] for s in settings)
+    blind = sum(bool(s["verdict"]["qualifier"]) for s in settings)
+    some = f" ({f'{blind} of them ' if blind < words[UNDECIDED] else ''}with depth not tested)" if blind else ""
+    named = (
+        (WALKED_BACK, "walked back"),
+        (UNDECIDED, f"undecided{some}"),
+        (PASSES, "pass" if words[PASSES] > 1 else PASSES),
+    )
+    said = [f"{words[word]} {text}" for word, text in named if words[word]]
+    controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
+    head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
+    return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+# -- words ---------------------------------------------------------------------------------------------------------
+
+
+def _rule(spec: RunSpec) -> str:
+    options = [f"{k} {v}" for k, v in spec.rule_options.items()]
+    return _text(" · ".join([RULES.get(spec.rule, spec.rule), *options]))
+
+
+def _rank(rule: str) -> tuple[int, str]:
+    """The papers' order, then by name."""
+    names = list(RULES.values())
+    first = rule.partition(" · ")[0]
+    return names.index(first) if first in names else len(names), rule
+
+
+def _where(spec: RunSpec) -> str:
+    """Everything but rule, scope and seed."""
+    said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items()), spec.data]
+    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
+    said += spec.conventions
+    said += other_optimiser(spec)
+    return _text(" · ".join([*said, *how_long(spec)]))
+
+
+def _text(text: str) -> str:
+    """One line that UTF-8 can hold: folder names may be any bytes."""
+    return " ".join(text.encode("utf-8", "backslashreplace").decode().split())
+
+
+def _below(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder) if path.is_relative_to(folder) and path != folder else path)
+
+
+def _identity(run: Record) -> str:
+    return f"run-{run.spec.digest}"
+
+
+# -- the verdict table ---------------------------------------------------------------------------------------------
+
+
+def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
+    three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
+    word = j.word("three-check") or ""
+    blind = "" if j.tested or word != UNDECIDED else "depth not tested"
+    controls = [c for run in j.runs if (c := records.control(run)) is not None]
+    return {
+        "rule": _rule(spec),
+        "setting": _where(spec),
+        "runs": [{"id": _identity(run), "seed": run.spec.seed} for run in j.runs],
+        "verdict": {**mark(word), "qualifier": blind, "order": _ORDER[word]},
+        "failed": _failed(j, "three-check") or blind,
+        "four": f"{j.word('four-diagnostic')}{': ' if _failed(j, 'four-diagnostic') else ''}"
+        f"{_failed(j, 'four-diagnostic')}",
+        "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
+        "depth": _depth_answer(j),
+        "submodes": sorted({v.submode for v in four if v.submode}),
+        "d1": _check(j, 0, "growth"),
+        "d2": _check(j, 1, "g_norm"),
+        "d3": _depth(j.depth, j.paired[0], len(j.runs)),
+        "d3_bp": _depth(j.depth_bp, j.paired[1], len(j.runs)),
+        "acc": _stat(j.stat("acc"), "acc"),
+        "frozen": _stat(stat(c.accuracy for c in controls), "acc"),
+        "controls": [{"id": _identity(c), "seed": c.spec.seed} for c in controls],
+    }
+
+
+def _failed(j: Judged, edition: str) -> str:
+    return failed_words(j.failed(edition), len(j.runs))
+
+
+def _over(answers: Sequence[bool | None]) -> dict[str, str]:
+    """One answer over all seeds: no where any says no."""
+    no, known = answers.count(False), len(answers) - answers.count(None)
+    if not known:
+        return mark("not tested")
+    return mark("yes" if not no else "no" if no == known else f"no ({no}/{known})")
+
+
+def _depth_answer(j: Judged) -> dict[str, str]:
+    if j.depth is None or j.depth.flagged is None:
+        return mark("undecided" if j.tested else "not tested")
+    return mark("no" if j.depth.flagged else "yes")
+
+
+def _check(j: Judged, index: int, what: str) -> dict[str, Any]:
+    """D1 or D2 over the seeds: the value, whether it flags, and how far from the limit."""
+    findings = [v.findings[index] for v in j.verdicts["three-check"]]
+    first = asdict(findings[0])
+    values = [f.value for f in findings]
+    reasons = list(dict.fromkeys(f.reason for f in findings if f.reason))
+    return {
+        "result": mark(flag_word([f.flagged for f in findings]) or "not tested"),
+        **_stat(j.stat(what), "norm"),
+        "values": values,
+        "limit": first["limit"],
+        "flags_when": first["flags_when"],
+        "distance": distance(values, first),
+        "reason": "; ".join(reasons),
+    }
+
+
+def _depth(finding: Finding | None, paired: int, runs: int) -> dict[str, Any]:
+    if finding is None or finding.value is None:
+        reason = "no frozen control in the store" if finding is not None and not paired else ""
+        return {"result": mark("not tested"), "text": NONE, "value": None, "interval": None, "reason": reason,
+                "distance": "", "paired": paired, "limit": _LIMITS.frozen_acc_margin_pp}  # fmt: skip
+    interval = "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
+    some = "" if paired == runs else f"{paired} of {runs} seeds have their control"
+    why = finding.reason if depth_word(finding) == "not tested" else ""
+    return {
+        "result": mark(depth_word(finding)),
+        "text": f"{number(finding.value, 'pp')} pp{interval}",
+        "value": finding.value,
+        "interval": finding.interval,
+        "limit": finding.limit,
+        "distance": "" if why else distance([finding.value], asdict(finding)),
+        "reason": "; ".join(filter(None, (why, some))),
+        "paired": paired,
+    }
+
+
+def _stat(value: Stat | None, kind: str) -> dict[str, Any]:
+    return {"text": spread(value, kind).text, "mean": value and value.mean, "std": value and value.std,
+            "n": value.n if value else 0}  # fmt: skip
+
+
+def _verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
+    """The same table for LaTeX."""
+    rows = [
+        [
+            s["rule"],
+            s["setting"],
+            str(len(s["runs"])),
+            s["verdict"]["word"] + (f": {s['failed']}" if s["failed"] else ""),
+            *(f"{s[k]['text']} {s[k]['result']['word']}" for k in ("d1", "d2", "d3")),
+            s["valid"]["word"],
+            s["depth"]["word"],
+            s["acc"]["text"],
+            s["frozen"]["text"],
+        ]
+        for s in settings
+    ]
+    t = _LIMITS
+    return table(
+        "verdicts",
+        "Verdicts of the three-check protocol, mean ± std over seeds",
+        "rule | setting | n | verdict | D1 ρ | D2 ‖g_L‖ | D3 gain | valid | depth used | acc | frozen",
+        rows,
+        [
+            f"D1 flags at growth > {t.h_norm_explosion_ratio:g}, D2 at ‖g_L‖ < {t.g_norm_floor:g} (per-sample norm ÷ "
+            f"128), D3 at a gain < {t.frozen_acc_margin_pp:g} pp over the matched frozen control (95 % interval in "
+            "brackets). A claim is walked back if (D1 and D2) or D3; (k/n) counts the seeds"
+        ],
+    )
+
+
+# Of the width of a page in landscape, by column.
+_SHARES = (0.095, 0.128, 0.03, 0.105, 0.085, 0.1, 0.1, 0.057, 0.08, 0.11, 0.11)
+
+
+def _latex(shown: Table) -> list[list[str]]:
+    """[lines before the rows, the rows, lines after them]: a page that filters puts them together again.
+
+    A longtable: how many rows will be chosen is not known here, so LaTeX itself has to break them into pages.
+    """
+    columns = [rf">{{\raggedright\arraybackslash}}p{{\dimexpr {share:g}\linewidth-2\tabcolsep}}" for share in _SHARES]
+    heads = [r"  \toprule", _latex_row(shown.columns), r"  \midrule"]
+    before = [
+        r"% Needs \usepackage{array,booktabs,longtable,pdflscape} and a document of one column",
+        r"\begin{landscape}\footnotesize\setlength{\tabcolsep}{3pt}\setlength{\extrarowheight}{2pt}",
+        rf"\begin{{longtable}}{{{''.join(columns)}}}",
+        rf"  \caption{{{cell(shown.title)}.}}\label{{tab:{shown.name}}}\\",
+        *heads,
+        r"  \endfirsthead",
+        *heads,
+        r"  \endhead",
+        r"  \bottomrule",
+        r"  \endfoot",
+    ]
+    notes = ". ".join(cell(note) for note in shown.notes)
+    after = [r"\end{longtable}", rf"\noindent {notes}.", r"\end{landscape}"]
+    return [before, [_latex_row(row) for row in shown.rows], after]
+
+
+def _latex_row(cells: Iterable[str]) -> str:
+    r"""Cells as LaTeX; long names may be broken, since they have no spaces to break them at.
+
+    >>> print(_latex_row(["my_rules:sign", "[-4.8, -3.2]"]))
+      {}my\_\allowbreak{}rules:\allowbreak{}sign & [$-4.8$, $-3.2$] \\
+    """
+    broken = [re.sub(r"(:|/|\.|\\_)(?=[A-Za-z\\])", r"\1\\allowbreak{}", cell(text)) for text in cells]
+    # Braces: after the \\ of the row before, a bracket would open its optional argument.
+    return "  {}" + " & ".join(broken) + r" \\"
+
+
+def _csv(settings: Iterable[dict[str, Any]]) -> list[str]:
+    """The table as numbers: its head and one line per row."""
+    rows = []
+    for s in settings:
+        row = {"rule": s["rule"], "setting": s["setting"], "seeds": " ".join(str(r["seed"]) for r in s["runs"])}
+        row |= {"verdict": s["verdict"]["word"], "failed": s["failed"], "verdict_four_diagnostic": s["four"]}
+        for name, key in (("growth", "d1"), ("g_norm_deepest", "d2")):
+            c = s[key]
+            row |= {f"{name}_mean": c["mean"], f"{name}_std": c["std"], f"{name}_limit": c["limit"]}
+            row |= {f"{name}_result": c["result"]["word"]}
+        for name, key in (("depth_margin_pp", "d3"), ("depth_margin_bp_stem_pp", "d3_bp")):
+            low, high = s[key]["interval"] or (None, None)
+            row |= {name: s[key]["value"], f"{name}_low": low, f"{name}_high": high, f"{name}_limit": s[key]["limit"]}
+            row |= {f"{name}_result": s[key]["result"]["word"], f"{name}_seeds": s[key]["paired"]}
+        row |= {"clamped_readable": s["valid"]["word"], "depth_used": s["depth"]["word"]}
+        for name, key in (("acc", "acc"), ("frozen_acc", "frozen")):
+            row |= {f"{name}_mean": s[key]["mean"], f"{name}_std": s[key]["std"], f"{name}_n": s[key]["n"]}
+        rows.append(row)
+    if not rows:
+        return []
+    return [_csv_line(list(rows[0])), *(_csv_line([_cell(v) for v in row.values()]) for row in rows)]
+
+
+def _cell(value: Any) -> Any:
+    # A spreadsheet would run a text that starts like a formula.
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+def _csv_line(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
+# -- one run -------------------------------------------------------------------------------------------------------
+
+
+def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
+    """A run on its own: judged against its own control, by the binomial error of their paired predictions."""
+    control = records.control(run) if run.spec.scope == "all" else None
+    report = run.report
+    answer: dict[str, Any] = {"word": CONTROL}
+    if run.spec.scope == "all":
+        j = judged_runs(records, [run])
+        report = _judged_report(run, j.verdicts["three-check"][0])
+        report = replace(report, frozen_baseline_acc=control and control.accuracy)
+        answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
+    shown = view(report)
+    depth = report.findings[-1]
+    untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
+    shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
+    return {
+        "id": _identity(run),
+        "name": _text(run.path.name),
+        "rule": _rule(run.spec) + (" stem, blocks frozen" if run.spec.scope == "frozen" else ""),
+        "filter_rule": _rule(run.spec),
+        "setting": _where(spec),
+        "seed": run.spec.seed,
+        "method": report.method,
+        **shown,
+        "control": control and {"id": _identity(control), "acc": control.accuracy},
+        "acc": run.accuracy,
+        "values": report.values,
+        "per_layer": report.per_layer,
+        "limits": {f["title"]: f["limit"] for f in report.findings},
+        "aggregates": report.aggregates,
+        "fresh": report.run.get("fresh_feedback"),
+        "replay": _replay(run),
+        "recipe": pairs({**run.spec.model_dump(), "test accuracy": run.accuracy}),
+        "machine": pairs(run.machine),
+    }
+
+
+def _judged_report(run: Record, verdict: Verdict) -> Report:
+    """The report of a run with the verdict its store gives it."""
+    fields = ("edition", "verdict", "failed", "measurement_valid", "depth_used", "submode")
+    said = {name: getattr(verdict, name) for name in fields}
+    findings = tuple(_in_store(asdict(f), "reason") for f in verdict.findings)
+    chain = tuple(_in_store(asdict(s), "text") for s in verdict.chain)
+    return replace(run.report, **said, findings=findings, chain=chain, thresholds=asdict(_LIMITS))
+
+
+def _in_store(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """A missing argument of `diagnose` is a missing run here."""
+    text = fields[name].replace("frozen_baseline_acc not given", "its frozen control is not in the store")
+    return {**fields, name: text}
+
+
+def _replay(run: Record) -> dict[str, Any]:
+    """The course of training from initialisation on, as logged, and the epoch each check fired."""
+    steps = run.epochs
+    return {
+        "epoch": [epoch for epoch, _, _ in steps],
+        "acc": [acc for _, acc, _ in steps],
+        "h_norm": [m.h_norm[-1] if m.h_norm else None for _, _, m in steps],
+        "g_norm": [m.g_norm[-1] if m.g_norm else None for _, _, m in steps],
+        "growth": [m.growth for _, _, m in steps],
+        "gamma": [m.gamma for _, _, m in steps],
+        "fired": fired([(epoch, m) for epoch, _, m in steps], _LIMITS),
+        "diverged": run.report.run.get("diverged"),
+    }
+
+
+# -- putting it into HTML ------------------------------------------------------------------------------------------
+
+
+def _json(data: Any) -> str:
+    """JSON that can stand inside a script element: nothing in it ends the element or opens a comment."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _forests(settings: Sequence[dict[str, Any]]) -> list[Markup]:
+    """Per row a small picture of the gain over frozen blocks with its interval, on one scale for all rows."""
+    gains = [(s["d3"]["value"], *(s["d3"]["interval"] or ())) for s in settings if s["d3"]["value"] is not None]
+    ends = [0.0, _LIMITS.frozen_acc_margin_pp, *(x for gain in gains for x in gain)]
+    low, high = min(ends), max(ends)
+
+    def x(value: float) -> str:
+        return f"{4 + 112 * (value - low) / (high - low):.1f}"
+
+    out = []
+    for s in settings:
+        value, interval = s["d3"]["value"], s["d3"]["interval"]
+        if value is None:
+            out.append(Markup(""))
+            continue
+        a, b = interval or (value, value)
+        out.append(
+            Markup(
+                f'<svg class="forest" viewBox="0 0 120 14" aria-hidden="true"><path class="axis" d="M{x(0)} 1V13"/>'
+                f'<path class="margin" d="M{x(s["d3"]["limit"])} 1V13"/><path d="M{x(a)} 7H{x(b)}"/>'
+                f'<circle cx="{x(value)}" cy="7" r="3.5"/></svg>'
+            )
+        )
+    return out
+
+
+def _sha256(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,351 @@
+"""The reporting template, filled from a store: the paragraphs, the table and the list a paper should contain."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from importlib import resources
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from walkback.audit.records import Record, Records
+from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs
+from walkback.errors import FormatError, InputError
+from walkback.nets import NETS
+from walkback.replication.tables.build import depth_cell, depth_word, verdict_cell
+from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
+from walkback.training.control import NO_LOCAL_LOSS, control_spec
+from walkback.training.spec import RunSpec
+
+MISSING = "*missing*"
+
+
+def template() -> str:
+    """The empty template, as in docs/reporting-template.md."""
+    return (resources.files("walkback.report") / "assets" / "reporting-template.md").read_text(encoding="utf-8")
+
+
+def fill_template(records: Records, path: str | Path) -> Path:
+    """Write the template filled with every setting of a store; what a run did not record is named as missing.
+
+    Args:
+        records: see `walkback.audit.records.read_records`.
+        path: the Markdown file to be written.
+    """
+    if not len(records):
+        raise InputError(
+            f"Expected finished runs under {records.folder} to fill the template from, but there are none. "
+            "`walkback train` makes them; without any, fill docs/reporting-template.md by hand."
+        )
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(filled(records), encoding="utf-8")
+    except OSError as error:
+        raise FormatError(f"Expected to write {path}, but: {error}.") from None
+    return path
+
+
+def filled(records: Records) -> str:
+    """The template as text, its part about a setting once for each."""
+    head, section, end = re.split(r"<!-- (?:setting|end) -->\n", template())
+    parts = []
+    for runs in settings(records):
+        fields = {name: _escaped(field(runs)) for name, field in FIELDS.items()}
+        fields |= {"findings": _escaped(findings(records, runs)), "table": _body(results(records, runs))}
+        parts.append(re.sub(r"⟨([^⟩]+)⟩", lambda found, f=fields: f[found[1]], section))
+    return "\n".join([_head(head, records), *parts]) + end
+
+
+def _escaped(text: str) -> str:
+    """Names of rules and options are whatever a user chose."""
+    return markdown(text).replace(markdown(MISSING), MISSING)
+
+
+def _head(text: str, records: Records) -> str:
+    title = text.partition("\n\n")[0]
+    count = f"From {len(records)} finished runs."
+    return f"{title}\n\n{count} A field a run did not record is marked {MISSING}.\n"
+
+
+# -- which runs belong together -------------------------------------------------------------------------------------
+
+
+def settings(records: Records) -> list[tuple[Record, ...]]:
+    """Runs of one network, data set, recipe and length: a section of the template each, controls with them."""
+    groups: dict[RunSpec, list[Record]] = {}
+    for run in records:
+        same = run.spec.model_dump(exclude={"rule", "rule_options", "scope", "seed", "credit_length", *NO_LOCAL_LOSS})
+        groups.setdefault(RunSpec(**same, seed=0), []).append(run)
+    longest_first = sorted(groups.items(), key=lambda group: (-group[0].epochs, _title(group[0])))
+    return [tuple(runs) for _, runs in longest_first]
+
+
+def _rows(records: Records, runs: Sequence[Record]) -> list[tuple[str, tuple[Record, ...]]]:
+    """Name and runs of every row of the results: trained ones first, then controls."""
+    order, here = list(RULES), {run.path for run in runs}
+    found = [(spec, seeds) for spec, seeds in alike(records).items() if seeds[0].path in here]
+
+    def place(spec: RunSpec) -> tuple[Any, ...]:
+        rule = order.index(spec.rule) if spec.rule in order else len(order)
+        return spec.scope != "all", rule, spec.penalty, _name(spec)
+
+    return [(_name(spec), seeds) for spec, seeds in sorted(found, key=lambda row: place(row[0]))]
+
+
+def _name(spec: RunSpec) -> str:
+    rule = RULES.get(spec.rule, spec.rule)
+    said = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
+    said += [f"{k} {v}" for k, v in spec.rule_options.items()]
+    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
+    return ", ".join([*said, *spec.conventions])
+
+
+# -- results --------------------------------------------------------------------------------------------------------
+
+
+def results(records: Records, runs: Sequence[Record]) -> Table:
+    """What the paper's table should have, one row per rule and control."""
+    rows = []
+    for name, found in _rows(records, runs):
+        j = judged_runs(records, found)
+        controls = [c for run in found if (c := records.control(run)) is not None] if _trained(found) else []
+        rows.append(
+            [
+                name,
+                Cell(str(len(found)), len(found)),
+                spread(j.stat("acc"), "acc"),
+                spread(stat(c.accuracy for c in controls), "acc"),
+                depth_cell(j),
+                depth_cell(j, "bp"),
+                spread(j.stat("gamma"), "cos"),
+                _by_site(found),
+                *(spread(j.stat(what), "norm") for what in ("h_norm", "g_norm", "growth")),
+                spread(j.stat("stability"), "cos"),
+                *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),
+            ]
+        )
+    heads = (
+        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | Γ | cosine by site 0…L | "
+        "‖h_L‖ | ‖g_L‖ | ρ | stability | three-check | four-diagnostic"
+    )
+    return table("results", "", heads, rows)
+
+
+def _trained(runs: Sequence[Record]) -> bool:
+    return runs[0].spec.scope == "all"
+
+
+def _by_site(runs: Sequence[Record]) -> Cell:
+    """The mean over seeds at every site: Γ alone hides which site carries it."""
+    lists = [run.measurements.cosine for run in runs]
+    if not all(lists) or len({len(values) for values in lists}) != 1:
+        return Cell(NONE)
+    means = [stat(at) for at in zip(*lists)]
+    return Cell(", ".join(NONE if m is None else number(m.mean, "cos") for m in means), means)
+
+
+def _body(results: Table) -> str:
+    """The rows of a Table as Markdown, without its title."""
+    return "\n".join(line for line in results.to_markdown().splitlines() if line.startswith("|"))
+
+
+def findings(records: Records, runs: Sequence[Record]) -> str:
+    """One sentence per rule: the claim, then what the checks leave of it."""
+    said = []
+    for name, found in _rows(records, runs):
+        if _trained(found):
+            said.append(_finding(name, judged_runs(records, found)))
+    return " ".join(said) or f"{MISSING}: there are only runs with frozen blocks in this setting."
+
+
+def _finding(name: str, j: Judged) -> str:
+    valid = _yes([v.measurement_valid for v in j.verdicts["three-check"]])
+    return (
+        f"{name} reaches {_said(j.stat('acc'), 'acc')} with Γ = {_said(j.stat('gamma'), 'cos')} (n = {len(j.runs)}); "
+        f"clamped cosine readable: {valid}; depth: {_depth(j)}; three-check: {verdict_cell(j, 'three-check').text}."
+    )
+
+
+def _depth(j: Judged) -> str:
+    if j.depth is None or j.depth.value is None:
+        return f"{MISSING}, no matched control was trained"
+    interval = "" if j.depth.interval is None else " [{:+.1f}, {:+.1f}]".format(*j.depth.interval)
+    some = "" if j.paired[0] == len(j.runs) else f" on {j.paired[0]} of {len(j.runs)} seeds"
+    return f"{j.depth.value:+.1f} pp{interval} over frozen blocks{some}, {depth_word(j.depth)}"
+
+
+def _said(value: Any, kind: str) -> str:
+    return MISSING if value is None else spread(value, kind).text
+
+
+def _yes(answers: Sequence[bool | None]) -> str:
+    words = [{True: "yes", False: "no", None: "not tested"}[answer] for answer in answers]
+    return words[0] if len(set(words)) == 1 else ", ".join(f"{words.count(w)} × {w}" for w in dict.fromkeys(words))
+
+
+# -- fields ---------------------------------------------------------------------------------------------------------
+
+
+def _one(runs: Sequence[Record], value: Callable[[Record], str | None], what: str) -> str:
+    """What all runs have in common; where they differ, every value with its number; what is missing, by name."""
+    found = [value(run) for run in runs]
+    known = [text for text in found if text is not None]
+    absent = len(found) - len(known)
+    if not known:
+        return f"{MISSING}: {what}"
+    counts = [(text, known.count(text)) for text in dict.fromkeys(known)]
+    said = counts[0][0] if len(counts) == 1 else "; ".join(f"{text} ({n} runs)" for text, n in counts)
+    return said + (f"; {MISSING} in {absent} of {len(found)} runs: {what}" if absent else "")
+
+
+def _condition(name: str, say: Callable[[Any], str] = str) -> Callable[[Sequence[Record]], str]:
+    """A field of the conditions a report logs."""
+
+    def field(runs: Sequence[Record]) -> str:
+        def value(run: Record) -> str | None:
+            at = run.report.conditions.get(name)
+            return None if at is None else say(at)
+
+        return _one(runs, value, f"conditions.{name} of report.json")
+
+    return field
+
+
+def _architecture(run: Record) -> str:
+    known = signature(NETS[run.spec.net]).parameters if run.spec.net in NETS else {}
+    defaults = {k: p.default for k, p in known.items() if p.default is not Parameter.empty}
+    options = {**defaults, **run.spec.net_options}
+    return f"{run.spec.net} ({', '.join(f'{k} {v}' for k, v in options.items())})" if options else run.spec.net
+
+
+def _rules(runs: Sequence[Record]) -> str:
+    """Every rule with what decides it: its options, and the scale of its feedback where it has one."""
+    said = {}
+    for run in runs:
+        options = {**run.spec.rule_options, **(run.report.run.get("rule") or {})}
+        name = RULES.get(run.spec.rule, run.spec.rule)
+        said[f"{name} ({', '.join(f'{k} {v}' for k, v in options.items())})" if options else name] = None
+    return "; ".join(said)
+
+
+def _minibatches(run: Record) -> str | None:
+    c = run.report.conditions
+    if not {"batches", "batch_size", "samples"} <= set(c):
+        return None
+    return f"{c['samples']} test samples in {c['batches']} disjoint batches of {c['batch_size']}"
+
+
+def _precision(run: Record) -> str | None:
+    c = run.report.conditions
+    if not {"dtype", "device"} <= set(c):
+        return None
+    statistics = f", statistics in {c['statistics']}" if "statistics" in c else ""
+    return f"{c['dtype']} on {c['device']}{statistics}"
+
+
+def _checkpoint(run: Record) -> str:
+    if run.report.run.get("diverged"):
+        return f"the epoch in which it diverged, its last ({run.report.run['epochs']} of {run.spec.epochs})"
+    return f"the last epoch ({run.spec.epochs}) on the test split, never the best"
+
+
+def _site(run: Record) -> str:
+    which = {"writer": "writes", "reader": "reads"}[run.spec.credit_site]
+    return f"the module that {which} the site ({run.spec.credit_site})"
+
+
+def _thresholds(run: Record) -> str:
+    said = (
+        ("h_norm_explosion_ratio", "D1, (a): growth above {}"),
+        ("g_norm_floor", "D2, (b): ‖g_L‖ below {}"),
+        ("stability_drift_ceiling", "(c): stability above {}"),
+        ("frozen_acc_margin_pp", "D3, (d): gain under {} pp"),
+    )
+    t = run.report.thresholds
+    return "; ".join(text.format(number(t[name], "norm") if name in t else MISSING) for name, text in said)
+
+
+def _machine(run: Record) -> str:
+    c, m = run.report.conditions, run.machine
+    names = ("torch", "python", "machine", "threads", "device")
+    at = {name: m.get(name, c.get(name)) for name in names}
+    said = {"machine": "{}", "threads": "threads: {}", "device": "on {}"}
+    return ", ".join(said.get(k, k + " {}").format(MISSING if v is None else v) for k, v in at.items())
+
+
+def _all(name: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
+    return lambda runs: _one(runs, name, "")
+
+
+FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "setting": lambda runs: _title(runs[0].spec),
+    "architecture": _all(_architecture),
+    "anatomy": _condition("anatomy", lambda at: ", ".join(map(str, at))),
+    "data": _all(lambda run: f"{run.spec.data} ({run.classes or MISSING} classes)"),
+    "augmentation": _all(lambda run: "horizontal flips, crops after padding by 4" if run.spec.augment else "none"),
+    "rules": _rules,
+    "penalty": lambda runs: ", ".join(f"{p:g}" for p in sorted({run.spec.penalty for run in runs})),
+    "optimiser": _all(
+        lambda run: (
+            f"{run.spec.optimiser.name}, learning rate {run.spec.optimiser.lr:g}, "
+            f"weight decay {run.spec.optimiser.weight_decay:g}"
+        )
+    ),
+    "schedule": _all(lambda run: f"{run.spec.optimiser.schedule} schedule, set once per epoch"),
+    "batch size": _all(lambda run: str(run.spec.optimiser.batch_size)),
+    "epochs": _all(lambda run: f"{run.spec.epochs} epochs"),
+    "seeds": lambda runs: ", ".join(map(str, sorted({run.spec.seed for run in runs}))),
+    "checkpoint rule": _all(_checkpoint),
+    "mode": _condition("mode"),
+    "precision": lambda runs: _one(runs, _precision, "conditions.dtype and conditions.device of report.json"),
+    "minibatches": lambda runs: _one(runs, _minibatches, "conditions.batches and the like of report.json"),
+    "minibatch identity": _condition("probe_hash", lambda at: f"hash {at} of the samples"),
+    "layer index": _condition("layer_index"),
+    "gradient norm": _condition("g_norm_batch_size", lambda at: f"‖g‖ is the per-sample norm ÷ {at}"),
+    "credit site": _all(_site),
+    "control": lambda runs: _control(runs),
+    "thresholds": _all(_thresholds),
+    "machine": _all(_machine),
+}
+
+
+def _control(runs: Sequence[Record]) -> str:
+    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, usually stronger."""
+    frozen = dict.fromkeys(run.spec for run in runs if run.spec.scope == "frozen")
+    if not frozen:
+        return f"{MISSING}: no run with frozen blocks in this setting"
+    trained = [run.spec for run in runs if run.spec.scope == "all"]
+    matched = [spec for spec in trained if control_spec(spec) in frozen]
+    stronger = [spec for spec in trained if spec.rule != "bp" and control_spec(spec, "bp") in frozen]
+    used = {*map(control_spec, matched), *(control_spec(spec, "bp") for spec in stronger)}
+    stems = (
+        ("stem trained by the same rule ({})", matched),
+        ("stem trained by BP, usually the stronger control (for {})", stronger),
+        ("stem trained by {} (for no run in this setting)", [spec for spec in frozen if spec not in used]),
+    )
+    said = "; ".join(text.format(_named(specs)) for text, specs in stems if specs)
+    known = set(map(_called, matched))
+    without = [spec for spec in trained if _called(spec) not in known]
+    lacks = f"; {MISSING}: a stem trained by the same rule for {_named(without)}" if without else ""
+    return f"the same network with blocks frozen at initialisation, {said}{lacks}"
+
+
+def _named(specs: Sequence[RunSpec]) -> str:
+    order = list(RULES)
+    ranked = sorted(specs, key=lambda spec: order.index(spec.rule) if spec.rule in order else len(order))
+    return ", ".join(dict.fromkeys(map(_called, ranked)))
+
+
+def _called(spec: RunSpec) -> str:
+    """A rule with its options."""
+    name = RULES.get(spec.rule, spec.rule)
+    return " ".join([name, *(f"{k} {v}" for k, v in spec.rule_options.items())])
+
+
+def _title(spec: RunSpec) -> str:
+    said = [spec.net, *(f"{k} {json.dumps(v)}" for k, v in spec.net_options.items()), f"on {spec.data}"]
+    said += how_long(spec)
+    return ", ".join(said)

@@ -1,0 +1,1 @@
+"""What a person or a program is told: reports as text, tables, pages, and their file formats."""

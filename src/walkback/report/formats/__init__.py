@@ -1,0 +1,1 @@
+"""Files that are read and written: reports, and numbers logged by other frameworks."""

@@ -1,0 +1,133 @@
+"""One report as HTML that needs neither scripts nor a network: a fragment for notebooks, or a whole document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from itertools import pairwise
+from math import ceil, floor, log10
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from walkback.report.report import Report
+from walkback.report.view import view
+
+Numbers = Sequence[float | None]
+
+
+def asset(name: str) -> str:
+    """A file that ships with the page."""
+    return (files("walkback.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def templates() -> Environment:
+    """Everything a template is given is escaped unless it is Markup."""
+    return Environment(loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+
+
+def card(report: Report) -> str:
+    """A fragment of HTML, styled inside its own element."""
+    v = view(report)
+    drawn = {"v": v, "title": report._title(), "measured": report._conditions_line(), "panels": _panels(report, v)}
+    return templates().get_template("card.html").render(css=Markup(asset("base.css")), **drawn)
+
+
+def document(report: Report) -> str:
+    """The same as a file of its own."""
+    return templates().get_template("document.html").render(title=report._title(), card=Markup(card(report)))
+
+
+def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
+    layers = report.per_layer
+    limits = {f["title"]: f["limit"] for f in report.findings}
+    h, g, cosine = (layers.get(name) or [] for name in ("h_norm", "g_norm", "cosine"))
+    steep = limits["scale stability"]
+    before = [None, *(None if x is None else steep * x for x in h[:-1])]
+    band = (layers.get("null_low") or [], layers.get("null_high") or [])
+    floor = [limits.get("reference validity")] * len(g)  # the intrinsic edition has none
+    said = "band: null" if all(band) else v["null"]
+    wanted = (
+        (h, "‖h‖ by site", f"dashes: {steep:g} × the site before, where D1 flags", panel("‖h‖", h, True, before)),
+        (g, "‖g‖ by site", "dashes: the floor" if _any(floor) else "without a floor", panel("‖g‖", g, True, floor)),
+        (cosine, "cosine by site", said, panel("cosine", cosine, band=band)),
+    )
+    return [{"svg": svg, "caption": f"{title}; {how}"} for known, title, how, svg in wanted if _any(known)]
+
+
+def _any(values: Numbers) -> bool:
+    return any(x is not None for x in values)
+
+
+# -- drawing -------------------------------------------------------------------------------------------------------
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 300, 180, 52, 12, 28, 12
+
+
+def panel(
+    title: str, values: Numbers, log: bool = False, limits: Numbers = (), band: tuple[Numbers, Numbers] = ((), ())
+) -> Markup:
+    """A line over sites as SVG, with dashes at `limits` and a band between two lists; None and what a logarithm
+    does not have are gaps.
+
+    >>> panel("‖g‖", [1e-3, None, 1e-5], log=True).count("<circle")
+    2
+    """
+    lists = [[_scaled(x, log) for x in row] for row in (values, limits, *band)]
+    known = [x for row in lists for x in row if x is not None]
+    low, high = (floor(min(known)), ceil(max(known))) if known else (0, 1)
+    if not log:
+        low, high = min([-0.05, *known]), max([0.05, *known])
+    elif low == high:
+        low, high = low - 1, high + 1
+
+    def x(site: int) -> float:
+        return round(_LEFT + (_WIDTH - _LEFT - _RIGHT) * (site + 0.5) / len(values), 1)
+
+    def y(value: float) -> float:
+        return round(_TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low), 1)
+
+    line, dashes, lower, upper = ([None if v is None else (x(i), y(v)) for i, v in enumerate(row)] for row in lists)
+    parts = [*_grid(low, high, log, y), *(_text(x(i), _HEIGHT - 10, str(i), "middle") for i in range(len(values)))]
+    if all(p is not None for p in (*lower, *upper)) and lower and upper:
+        corners = " ".join(f"{p[0]},{p[1]}" for p in (*lower, *reversed(upper)) if p is not None)
+        parts.append(f'<polygon points="{corners}" fill="#56b4e9" fill-opacity=".3"/>')
+    for points, style in ((dashes, 'stroke="#d55e00" stroke-dasharray="5 4"'), (line, 'stroke="currentColor"')):
+        for a, b in pairwise(points):
+            if a is not None and b is not None:
+                parts.append(f'<line x1="{a[0]}" y1="{a[1]}" x2="{b[0]}" y2="{b[1]}" stroke-width="2" {style}/>')
+    for point, value in zip(line, values):
+        if point is not None:
+            parts.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="4" fill="currentColor">')
+            parts.append(f"<title>{value:.4g}</title></circle>")
+    said = f"{title}: {', '.join('not measured' if v is None else f'{v:.3g}' for v in values)}"
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(said)}" font-size="11">'
+    return Markup(f"{head}{''.join(parts)}</svg>")
+
+
+def _scaled(value: float | None, log: bool) -> float | None:
+    if value is None or (log and value <= 0):
+        return None
+    return log10(value) if log else value
+
+
+def _grid(low: float, high: float, log: bool, y: Any) -> list[str]:
+    """Labelled lines: powers of ten, or the ends and zero."""
+    if log:
+        step = max(1, ceil((high - low) / 5))
+        ticks = [(t, f"1e{t}") for t in range(int(low), int(high) + 1, step)]
+    else:
+        ticks = [(t, f"{t:+.2f}" if t else "0") for t in (low, 0.0, high) if not t or abs(t) > (high - low) / 8]
+    lines = [
+        f'<line x1="{_LEFT}" y1="{y(t)}" x2="{_WIDTH - _RIGHT}" y2="{y(t)}" stroke="currentColor" '
+        f'stroke-opacity="{0.5 if not log and t == 0 else 0.18}"/>'
+        for t, _ in ticks
+    ]
+    return lines + [_text(_LEFT - 6, y(t) + 4, label, "end") for t, label in ticks]
+
+
+def _text(x: float, y: float, text: str, anchor: str) -> str:
+    return f'<text x="{x}" y="{y:.1f}" text-anchor="{anchor}" fill="currentColor">{escape(text)}</text>'

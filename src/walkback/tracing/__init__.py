@@ -1,0 +1,1 @@
+"""One pass of a network, read without leaving a trace. Anatomy and batch -> Trace."""

@@ -1,0 +1,109 @@
+"""The picture of a network: its anatomy, and with a batch what one run of it shows. Model -> Picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from walkback.errors import InputError
+from walkback.network.anatomy import Anatomy
+from walkback.network.batch import pairs
+from walkback.network.loss import Loss
+from walkback.network.stacks import type_name
+from walkback.tracing.session import Tracer
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What would be measured on a network.
+
+    Args:
+        model: the class of the network.
+        anatomy: its parts; as they were called, if a batch was run.
+        run: what the batch showed: state_shapes, blocks_return, pool, loss; None without one.
+    """
+
+    model: str
+    anatomy: Anatomy
+    run: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON holds it: every block, however many there are."""
+        rows = [dict(zip(("role", "path", "type"), row)) for row in self.anatomy.rows()]
+        sites = len(self.anatomy.blocks) + 1
+        guessed = list(self.anatomy.guesses)
+        return {"model": self.model, "sites": sites, "parts": rows, "guessed": guessed, "run": self.run}
+
+    def __str__(self) -> str:
+        depth = len(self.anatomy.blocks)
+        lines = [f"{self.model}: {depth + 1} sites, h_0 … h_{depth}", "", str(self.anatomy)]
+        if self.run is not None:
+            shapes = dict.fromkeys(_shape(shape) for shape in self.run["state_shapes"])
+            pool = self.run["pool"]
+            lines += [
+                "",
+                f"blocks return  {_RETURNS[self.run['blocks_return']]}",
+                f"states         {', then '.join(shapes)}",
+                f"norms          {_NORMS.get(pool, f'at token {pool}')}",
+                f"loss           {self.run['loss']}",
+            ]
+        return "\n".join(lines)
+
+
+_NORMS = {
+    None: "of the whole state",
+    "mean": "averaged over tokens",
+    "readout": "at the token each sample reads",
+}
+_RETURNS = {
+    "state": "the new state h + f",
+    "branch": "the residual branch f",
+    "unknown": "can't be seen in this batch",
+}
+
+
+def picture(
+    model: nn.Module,
+    anatomy: Anatomy | Mapping[str, Any] | None = None,
+    eval_batches: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+) -> Picture:
+    """Look at a network as `walkback.diagnose` would, and run the first of the batches if there are any.
+
+    >>> import walkback as wb
+    >>> print(picture(wb.selftest.network(depth=2), eval_batches=wb.selftest.batches(1)))
+    ResidualNet: 3 sites, h_0 … h_2
+    <BLANKLINE>
+    stem     embed     Linear      writes h_0
+    block 1  blocks.0  Sequential  writes h_1
+    block 2  blocks.1  Sequential  writes h_2
+    readout  out_ln    LayerNorm   reads h_2
+    readout  out_head  Linear
+    <BLANKLINE>
+    blocks return  the residual branch f
+    states         (32)
+    norms          of the whole state
+    loss           cross-entropy
+    """
+    tracer = Tracer(model, anatomy, loss)
+    if eval_batches is None:
+        return Picture(type_name(tracer.model), tracer.anatomy)
+    first = next(iter(pairs(eval_batches, tracer.model)), None)
+    if first is None:
+        raise InputError("Expected at least one batch, but eval_batches is empty. Leave it out, or pass some.")
+    with tracer:
+        trace = tracer.trace(*first)
+    seen = {
+        "state_shapes": [list(h.shape[1:]) for h in trace.states],
+        "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
+        "pool": trace.pool,
+        "loss": tracer.loss_name,
+    }
+    return Picture(type_name(tracer.model), tracer.anatomy, seen)
+
+
+def _shape(sizes: list[int]) -> str:
+    return f"({', '.join(map(str, sizes))})"

@@ -1,0 +1,176 @@
+"""Is a recorded credit the one that trains its module, and does it belong to the samples it is written beside?
+
+Two proofs, each by numbers that the reading of the signal had no part in:
+
+- by weights: sent into the module that wrote the site, through that module's own backward pass, the credit must give
+  the gradients that the user's run left in the module's weights; and with all credits replaced by zeros these
+  gradients must be gone, or something else than the credit makes them.
+- by samples: with the batch in another order the credits must come in that order. State of an earlier batch does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from walkback.errors import CreditError, cut
+from walkback.network.values import widened
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the weights of one module show of its credit.
+
+    Args:
+        difference: of the gradients that follow from the credit and those that the run left, relative to the latter;
+            None where they could not be compared.
+        why: the reason for that, a key of `notes.UNPROVEN`.
+        compared: names of the parameters that were compared.
+        fed: names of those whose gradient does not follow from the credit: feedback is sent in further below.
+        added: the share of the compared gradients that comes without the credit, from a loss inside the module.
+        detail: what an error said.
+    """
+
+    difference: float | None = None
+    why: str = ""
+    compared: tuple[str, ...] = ()
+    fed: tuple[str, ...] = ()
+    added: float = 0.0
+    detail: str = ""
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The relative difference that rounding may make."""
+    return max(1e-3, 8 * torch.finfo(dtype).eps)
+
+
+def apart(a: Tensor, b: Tensor) -> float:
+    """‖a − b‖ relative to the larger of the two; 0 where both are zero, NaN where one is not finite.
+
+    >>> apart(torch.ones(4), -torch.ones(4))
+    2.0
+    """
+    a, b = widened(a), widened(b)
+    scale = float(torch.maximum(a.norm(), b.norm()))
+    return float((a - b).norm()) / scale if scale else 0.0
+
+
+def by_weights(
+    left: Mapping[str, Tensor | None],
+    sent: Mapping[str, Tensor],
+    silent: Mapping[str, Tensor | None],
+    shared: Collection[str] = (),
+) -> Shown:
+    """Compare the gradients that a run left in a module's weights with those that follow from its credit.
+
+    Args:
+        left: name -> gradient after the run, None where there is none.
+        sent: name -> gradient that follows from the credit; a name is missing where no way leads there.
+        silent: name -> gradient after a run with all credits zero. Where the two add up to `left`, that much of it came
+            from elsewhere (a penalty, the other end of a tied weight).
+        shared: names that are used outside the module too: what comes from there may hang on other credits.
+
+    >>> g = torch.ones(2)
+    >>> shown = by_weights({"w": g, "v": g}, {"w": g}, {"v": g})
+    >>> shown.difference, shown.compared, shown.fed
+    (0.0, ('w',), ('v',))
+    """
+    pairs: dict[str, tuple[Tensor, Tensor]] = {}  # what the credit should have given, and what it gives
+    fed: list[str] = []
+    added = [0.0]
+    tied = False
+    for name, grad in left.items():
+        if grad is None or not bool(_wide(grad).any()):
+            continue  # not used, or cleared by an optimiser in the backward pass
+        g = _wide(grad)
+        ours, rest = (torch.zeros_like(g) if t is None else _wide(t) for t in (sent.get(name), silent.get(name)))
+        if ours.shape != g.shape or rest.shape != g.shape:
+            return Shown(why="sharded")
+        rest = rest.nan_to_num(0, 0, 0)  # NaN comes of the zero itself: a division by its length
+        small = tolerance(grad.dtype) * float(g.norm())
+        alone = float(rest.norm()) <= small
+        adds_up = float(ours.norm()) > small and float((ours + rest - g).norm()) <= small
+        if name in shared and not adds_up:
+            tied = True
+        elif alone or adds_up:
+            pairs[name] = (g - rest, ours)
+            added += [] if alone or name in shared else [float(rest.norm() / g.norm())]
+        else:
+            fed.append(name)
+    if not pairs:
+        return Shown(why="" if fed else "shared" if tied else "no-gradient", fed=tuple(fed))
+    theirs, ours = (torch.cat([pair[k].flatten() for pair in pairs.values()]) for k in (0, 1))
+    if not bool(torch.isfinite(theirs).all() & torch.isfinite(ours).all()):
+        return Shown(why="nonfinite", fed=tuple(fed))
+    length, others = float(theirs.norm()), float(ours.norm())
+    difference = float((ours - theirs).norm()) / length
+    scale = float(ours @ theirs) / others**2 if others else 0.0
+    if scale > 0:  # gradients that were clipped to a length, or unscaled: all of them by one factor
+        difference = min(difference, float((scale * ours - theirs).norm()) / length)
+    if difference > max(tolerance(left[name].dtype) for name in pairs) and _several_processes():  # type: ignore[union-attr]
+        return Shown(why="ranks", fed=tuple(fed))
+    return Shown(difference, "", tuple(pairs), tuple(fed), max(added))
+
+
+def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, named: bool = False) -> None:
+    """Raise CreditError where the weights show that the credit of a site is not what trains its module.
+
+    `named`: it was read where the user said, at the output of a module in `writers`.
+    """
+    if shown.fed and not shown.compared and not shown.why:
+        remedy = (
+            "A module named in writers is read at its very output, above a feedback layer that ends it: name the last "
+            "module below that layer, or leave writers out"
+            if named
+            else "End the module with the feedback layer, name as blocks (or with writers=[…]) the modules whose "
+            "output the feedback belongs to"
+        )
+        raise CreditError(
+            f"Expected the credit of site {site} to train the module that writes it, {module}, but all "
+            f"{len(shown.fed)} parameters that get a gradient there get one with the credit replaced by zeros too: "
+            "feedback is sent in below what the module returns (a feedback layer before its last operation?), or .grad "
+            f"is written by hand, and the signal at the output is not used. {remedy}, or give the credits as a "
+            "function of the trace."
+        )
+    if shown.difference is not None and shown.difference > tolerance(dtype):
+        raise CreditError(
+            f"Expected the credit of site {site} to give the gradients that the run left in the weights of {module}, "
+            f"but they differ by {shown.difference:.1%} ({len(shown.compared)} parameters, {_first(shown.compared)}): "
+            "the signal that was read is not the one that trains the module. Another signal may come to it, or the "
+            "function changes .grad after the backward pass (leave weight decay and clipping by value out of it). "
+            "Name the modules to read with writers=[…], or give the credits as a function of the trace."
+        )
+
+
+def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float, int]:
+    """(largest difference that rounding does not explain, its site); NaN where one is not finite."""
+    gaps = [apart(a, b) for a, b in zip(credits, others)]
+    if any(gap != gap for gap in gaps):
+        return float("nan"), next(site for site, gap in enumerate(gaps) if gap != gap)
+    over = [gap if gap > tolerance(a.dtype) else 0.0 for gap, a in zip(gaps, credits)]
+    return max(over), over.index(max(over))
+
+
+def said(error: Exception) -> str:
+    """What went wrong in the user's code, on one line.
+
+    >>> said(KeyError("loss"))
+    "KeyError: 'loss'"
+    """
+    return cut(f"{type(error).__name__}: {error}", 120)
+
+
+def _several_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _wide(t: Tensor) -> Tensor:
+    return widened(t.to_dense() if t.layout != torch.strided else t)
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + ("…" if len(names) > 3 else "")

@@ -1,0 +1,485 @@
+"""What a backward pass sends to the modules of a network: heard where it flows on into them, past every hook.
+
+A signal is read at the first tensor that held the value which a module returned. A layer at the end of the module that
+hands its input on unchanged is there only for its backward pass, whether by an autograd Function that replaces
+gradients or by `detach()` and a `backward()` of its own: what the module's weights get is the signal behind it. There
+it is read when the graph node runs, after all hooks of the tensor, in whatever order they were registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_leaves
+
+from walkback.errors import CreditError, InputError
+from walkback.network.anatomy import Anatomy, Part
+from walkback.network.values import (
+    first_tensor,
+    fragile,
+    largest,
+    members,
+    named_parameters_of,
+    parameters_of,
+    stream_of,
+)
+from walkback.tracing.derived import carry_gradient
+from walkback.tracing.proof import said
+from walkback.tracing.reach import Reach
+
+Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
+LIMIT = 2**22  # numbers per module that gradients are compared on
+
+
+class OtherPass(CreditError):
+    """A run computed other states than those that are measured."""
+
+
+class Listener:
+    """Hears in one run what every writer made, the signal that came back to it, and the gradients in its weights.
+
+    Args:
+        model: the network that is run.
+        anatomy: its parts, resolved.
+        writers: modules or paths that the user named for site 0…L; their output is read as it is.
+        send: signals of an earlier run. Each is sent into its module once more on the side, for the gradients of the
+            module's weights that follow from it (`sent`).
+        silence: keys whose signal is replaced by zeros, to see which weights get a gradient all the same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        writers: Sequence[Part] | None,
+        send: Mapping[Key, Sequence[Tensor]] | None = None,
+        silence: Iterable[Key] = (),
+    ) -> None:
+        self.model = model
+        self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
+        stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems) if isinstance(stem, nn.Module)}
+        self.writers: dict[Key, nn.Module] = {**stems, **dict(enumerate(self.blocks, 1))}
+        self.named = writers is not None
+        if writers is not None:
+            self.writers = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
+            if len(self.writers) != len(self.blocks) + 1:
+                raise InputError(
+                    f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
+                    f"{len(self.writers)}. The first is the stem."
+                )
+        self.heard: dict[Key, list[list[Tensor]]] = {}  # per run of the module the signals that came
+        self.made: dict[Key, Tensor] = {}  # what a stem, or a writer that was named, made last
+        self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
+        self._wrote: tuple[int, Tensor] | None = None  # the last block that ran, and what it returned
+        self.first = list(stems.values()) if any(map(named_parameters_of, stems.values())) else self._outside_blocks()
+        self.stems: list[nn.Module] = []  # what ran before block 1: a part may be taken for a stem and stand elsewhere
+        self._ran: list[nn.Module] = []
+        self.cut: set[Key] = set()  # what returned a copy cut off its graph
+        self.sent: dict[Key, dict[str, Tensor]] = {}
+        self.failed: dict[Key, str] = {}  # where the signal could not be sent, and why
+        self.left: dict[Key, dict[str, Tensor | None]] = {}  # gradients in the weights after the run
+        self.drew = False  # random numbers
+        self.shared: dict[Key, set[str]] = {}  # parameters that are used outside their module too
+        self.sharded: set[Key] = set()
+        self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
+        owners = {key: [writer] if key in stems else self._trained(key) for key, writer in self.writers.items()}
+        self.makers = Makers({key: [p for m in owned for p in parameters_of(m)] for key, owned in owners.items()})
+        self._send, self._silence = send, set(silence)
+        self._sending: tuple[list[Tensor], Tensor] | None = None  # whose signal is on its way on the side, and what
+        self._stack = ExitStack()
+
+    def listen(self, stack: ExitStack) -> None:
+        """Put hooks on, for as long as `stack` lasts."""
+        self._stack = stack
+        for key, writer in self.writers.items():
+            enter = writer.register_forward_pre_hook(self._enter(key), with_kwargs=True, prepend=True)
+            stack.callback(enter.remove)
+            stack.callback(writer.register_forward_hook(self._after(key)).remove)
+            for inside in set(writer.modules()) - {writer}:
+                stack.callback(inside.register_forward_hook(self._inside).remove)
+            for part in self._trained(key):
+                if part is not writer:  # its weights are at home there
+                    runs = part.register_forward_pre_hook(lambda *_, key=key: self.makers.begin(key), prepend=True)
+                    stack.callback(runs.remove)
+                    stack.callback(part.register_forward_hook(lambda *_, key=key: self.makers.end(key)).remove)
+        for part in self.first:
+            stack.callback(part.register_forward_hook(lambda part, *_: self._ran.append(part)).remove)
+        for i, block in enumerate(self.blocks):  # before `_enter`, which forgets what was made
+            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
+            stack.callback(hook.remove)
+            stack.callback(block.register_forward_hook(self._behind(i + 1)).remove)
+        stack.enter_context(self.makers)
+
+    def finish(self, drew: bool) -> None:
+        """Take down the gradients in the weights, by name: a layer may have made new parameters in its forward."""
+        self.drew = drew
+        self.makers.leave(None)
+        for key in (*self.writers, *(() if self.named else ("given",))):
+            weights = self._weights(key)
+            self.left[key] = {name: p.grad for name, p in weights.items()}
+            self.shared[key] = {name for name, p in weights.items() if id(p) in self.makers.shared}
+            if any(map(is_traceable_wrapper_subclass, weights.values())):
+                self.sharded.add(key)
+
+    # -- hooks ---------------------------------------------------------------------------------------
+
+    def _enter(self, key: Key) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.makers.enter(key, tree_leaves((args, kwargs)))
+
+        return hook
+
+    def _after(self, key: Key) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            made = first_tensor(members(output))
+            if made is not None and torch.is_grad_enabled():
+                self._hear(key, made, self.named)
+                if isinstance(key, tuple) or self.named:
+                    self.made[key] = made.detach().clone()
+            self.makers.leave(key)
+
+        return hook
+
+    def _inside(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # What one autograd Function makes and the next one takes is seen by no torch function.
+        if torch.is_grad_enabled():
+            self.makers.note(output)
+
+    def _before(self, i: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stream = stream_of(module, args, kwargs)
+            if stream is not None and torch.is_grad_enabled():
+                received = self.given.setdefault(i, [])
+                received.append(stream.detach().clone())
+                if self._wrote is not None and self._wrote[0] == i and not _same(self._wrote[1], received[-1]):
+                    received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
+                self._wrote = None
+                if i == 0:
+                    self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
+                    self._hear("given", stream)
+
+        return hook
+
+    def _behind(self, site: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            made = first_tensor(members(output))
+            self._wrote = None if made is None else (site, made.detach().clone())
+
+        return hook
+
+    def _hear(self, key: Key, tensor: Tensor, here: bool = False) -> None:
+        """Take down what flows into what made `tensor`: at the first tensor of its value, or right `here`."""
+        signals: list[Tensor] = []
+        self.heard.setdefault(key, []).append(signals)
+        source, cut = (tensor, False) if here else self.makers.source(tensor)
+        if source.grad_fn is None and not isinstance(source, nn.Parameter) and self._is_trained(key):
+            self.cut.add(key)  # what arrives there goes no further
+            return
+        if not source.requires_grad:
+            if fragile(source, Reach(self.model).tensors):
+                raise CreditError(
+                    f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
+                    f"{tuple(source.shape)} that needs no gradient, and writing there would change the network. Call "
+                    "requires_grad_() on it while recording."
+                )
+            carry_gradient(source)  # frozen parameters below: the signal would stop above
+        if cut:
+            self.cut.add(key)
+        edge = get_gradient_edge(source)
+        # A way in from above that the network does not use.
+        door = None if self._send is None else source.clone()
+
+        def arrives(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+            """Run before the graph node of `source`, after the hooks of its tensor."""
+            if self._sending is not None:
+                whose, instead = self._sending
+                return None if whose is not signals else _put(grads, edge.output_nr, instead)
+            signal = grads[edge.output_nr]
+            if signal is None:
+                return None
+            signals.append(signal.detach().clone())
+            if door is not None:
+                self._send_into(key, door, signals)
+            return _put(grads, edge.output_nr, torch.zeros_like(signal)) if key in self._silence else None
+
+        self._stack.callback(edge.node.register_prehook(arrives).remove)
+
+    def _send_into(self, key: Key, door: Tensor, signals: list[Tensor]) -> None:
+        """Send the signal that an earlier run had here into the module, and add up what its weights would get."""
+        assert self._send is not None
+        place = sum(map(len, self.heard[key])) - 1
+        known = self._send.get(key, ())
+        weights = {name: p for name, p in self._weights(key).items() if not is_traceable_wrapper_subclass(p)}
+        if place >= len(known) or not weights or key in self.failed:
+            return
+        self._sending = (signals, known[place].clone())  # a hook may write it in place
+        try:
+            found = torch.autograd.grad(
+                door, list(weights.values()), known[place].clone(), retain_graph=True, allow_unused=True
+            )
+        except Exception as error:  # of the user's layers, which may not bear to be run twice
+            self.failed[key] = said(error)
+            return
+        finally:
+            self._sending = None
+        sums = self.sent.setdefault(key, {})
+        for name, grad in zip(weights, found):
+            if grad is not None:
+                sums[name] = grad.detach() + sums[name] if name in sums else grad.detach().clone()
+
+    def _weights(self, key: Key) -> dict[str, nn.Parameter]:
+        """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
+        modules = self._shown_by(key)
+        own = {
+            f"{k}.{name}" if len(modules) > 1 or key == "given" else name: p
+            for k, module in enumerate(modules)
+            for name, p in named_parameters_of(module).items()
+            if p.requires_grad
+        }
+        chosen: dict[str, nn.Parameter] = {}
+        total = 0
+        for name in sorted(own, key=lambda name: own[name].numel()):
+            total += own[name].numel()
+            if chosen and total > LIMIT:
+                break
+            chosen[name] = own[name]
+        return chosen
+
+    # -- afterwards ----------------------------------------------------------------------------------
+
+    def keys(self, states: Sequence[Tensor]) -> list[Key]:
+        """Where the signal of every site is read. An error where the run computed other states than these."""
+        self._refuse_other_pass(states)
+        # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
+        first: Key = 0 if 0 in self.writers else "given"
+        for key, made in () if self.named else reversed(self.made.items()):
+            if any(self.heard[key]) and alike(self.batch_first(made), states[0]):
+                first = key
+        return [site or first for site in range(len(self.blocks) + 1)]
+
+    def signals(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """The signal of every site; an error where there is none, or not one."""
+        return [self._signal(site, key) for site, key in enumerate(self.keys(states))]
+
+    def arrived(self) -> dict[Key, list[Tensor]]:
+        """All signals by key, in the order in which they came."""
+        return {key: [signal for signals in runs for signal in signals] for key, runs in self.heard.items()}
+
+    def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
+        """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
+        if not any(map(named_parameters_of, self._shown_by(key))):
+            return "no-parameters"
+        if not self.left[key]:
+            return "frozen"
+        if key in self.sharded:
+            return "sharded"
+        return {name: grad if grad is None else grad.clone() for name, grad in self.left[key].items()}
+
+    def batch_first(self, h: Tensor) -> Tensor:
+        """A state or signal of the run, shaped as in a trace."""
+        return h.transpose(0, 1) if self.axis else h
+
+    def name(self, key: Key) -> str:
+        """What a writer is called in the network."""
+        return self._called(self.writers[key])
+
+    def trained(self, key: Key) -> str:
+        """What the modules are called whose weights show the credit: the writer, or what it belongs to."""
+        return ", ".join(map(self._called, self._shown_by(key))) or "the stem"
+
+    def _called(self, part: nn.Module) -> str:
+        return next((name for name, module in self.model.named_modules() if module is part), type(part).__name__)
+
+    def _trained(self, key: Key) -> list[nn.Module]:
+        """The modules whose weights can show a credit: the writer, or where it has none all that write its site.
+
+        What an activation or a feedback layer at the end of a block hands on trains the block.
+        """
+        if key != "given" and named_parameters_of(self.writers[key]):
+            return [self.writers[key]]
+        return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
+
+    def _shown_by(self, key: Key) -> list[nn.Module]:
+        """The same after a run: of what writes site 0 only that which ran before block 1."""
+        trained = self._trained(key)
+        return self.stems if trained is self.first else trained
+
+    def _is_trained(self, key: Key) -> bool:
+        return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
+
+    def _outside_blocks(self) -> list[nn.Module]:
+        """The outermost modules with parameters of their own that are not in a block."""
+        found: list[nn.Module] = []
+        inside = {id(m) for block in self.blocks for m in block.modules()}
+        for module in self.model.modules():
+            if id(module) not in inside and any(p is not None for p in module._parameters.values()):
+                found.append(module)
+                inside |= {id(m) for m in module.modules()}
+        return found
+
+    def _signal(self, site: int, key: Key) -> Tensor:
+        runs = [signals for signals in self.heard.get(key, ()) if signals]
+        if not runs:
+            ran = len(self.heard.get(key, ()))
+            cut = ""
+            if key in self.cut:
+                cut = "It returns a copy cut off its graph (detach, no_grad), and " + (
+                    "a module named in writers is read at its very output, where what arrives trains nothing: name the "
+                    "last module below a feedback layer that ends it, or leave writers out. "
+                    if self.named
+                    else "nothing was sent into what it computed: it is not trained (if it is frozen, say so with "
+                    "requires_grad_(False)). "
+                )
+            times = f"{ran} time{'s' * (ran != 1)}"
+            raise CreditError(
+                f"Expected the backward pass to reach site {site}, but no signal came to what its module wrote (it ran "
+                f"{times} with gradients on). {cut}Code that computes its updates without autograd, or runs its "
+                "backward pass inside the module's forward, has nothing to record: give its signals as credit=function "
+                "of the trace instead."
+            )
+        if len(runs) > 1:
+            raise CreditError(
+                f"Expected one signal for site {site}, but its module ran {len(runs)} times and each run got one. "
+                "Record a backward that runs the network once per batch."
+            )
+        return self.batch_first(torch.stack(runs[0]).sum(0))
+
+    def _refuse_other_pass(self, states: Sequence[Tensor]) -> None:
+        for i in range(len(self.blocks)):
+            seen = self.given.get(i, ())
+            if not seen or any(alike(self.batch_first(g), states[i]) for g in seen):
+                continue
+            if i == 0 and any(g.ndim == 3 and alike(g.transpose(0, 1), states[0]) for g in seen):
+                self.axis = 1
+                continue
+            raise OtherPass(
+                f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received other "
+                "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
+                "the inputs given, in the mode it is in; train=True turns dropout and batch statistics off."
+            )
+
+
+class Makers(TorchFunctionMode):
+    """Knows which tensor each node of the graph made inside a module, and which parameters are used outside theirs."""
+
+    def __init__(self, owned: Mapping[Key, Iterable[Tensor]]) -> None:
+        super().__init__()
+        self.shared: set[int] = set()  # ids of parameters that are used outside their module
+        self._owners: dict[int, set[Key]] = {}
+        for key, parameters in owned.items():
+            for p in parameters:
+                self._owners.setdefault(id(p), set()).add(key)
+        self.shared |= {p for p, keys in self._owners.items() if len(keys) > 1}
+        self._running: list[Key] = []
+        self._made: dict[Any, Tensor] = {}
+        self._outside: set[Any] = set()  # nodes of what the module was given
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call and note what it made, and of which parameters."""
+        result = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            given = tree_leaves((args, kwargs))
+            if self.note(result):
+                self._look_at_owners(given)
+            self.note(given)
+        return result
+
+    def note(self, values: Any) -> bool:
+        """Remember the tensors that a node of the graph made; whether there are any."""
+        found = False
+        for t in tree_leaves(values):
+            if isinstance(t, Tensor) and t.grad_fn is not None:
+                self._made[t.grad_fn] = t
+                found = True
+        return found
+
+    def _look_at_owners(self, given: Iterable[Any]) -> None:
+        """A parameter that enters the graph while its module does not run gets a gradient from elsewhere too."""
+        for t in given:
+            owners = self._owners.get(id(t))
+            if owners and not owners & {*self._running} and not _in_backward():
+                self.shared.add(id(t))
+
+    def enter(self, key: Key, given: Iterable[Any]) -> None:
+        """A writer begins, with what it was given."""
+        self._running.append(key)
+        self._made = {}
+        self._outside = {t.grad_fn for t in given if isinstance(t, Tensor) and t.grad_fn is not None}
+
+    def leave(self, key: Key) -> None:
+        """A writer has ended: let its tensors go."""
+        self.end(key)
+        self._made, self._outside = {}, set()
+
+    def begin(self, key: Key) -> None:
+        """A module with the weights of a writer that has none begins."""
+        self._running.append(key)
+
+    def end(self, key: Key) -> None:
+        """It has ended."""
+        if key in self._running:
+            self._running.remove(key)
+
+    def source(self, tensor: Tensor) -> tuple[Tensor, bool]:
+        """The first tensor in the module that held the value of `tensor`, and whether the graph is cut on the way.
+
+        Ways down: a custom autograd Function that passed the value on (it can only be there for its backward pass), a
+        plain operation with one input that did (a view, a copy), and from a tensor without a graph to one of the same
+        value that has one (`detach()`).
+        """
+        here, cut = tensor, False
+        while True:
+            below = self._below(here)
+            if below is None and here.grad_fn is None and not isinstance(here, nn.Parameter):
+                below = self._last_of_value(here)
+                cut = cut or below is not None
+            if below is None:
+                return here, cut
+            here = below
+
+    def _below(self, tensor: Tensor) -> Tensor | None:
+        node = tensor.grad_fn
+        if node is None:
+            return None
+        inputs = [below for below, _ in node.next_functions if below is not None]
+        if not isinstance(node, torch.autograd.function.BackwardCFunction) and len(inputs) != 1:
+            return None
+        found = (self._tensor_of(below) for below in inputs if below not in self._outside)
+        return next((t for t in found if t is not None and _same(t, tensor)), None)
+
+    def _tensor_of(self, node: Any) -> Tensor | None:
+        made = self._made.get(node)
+        if made is not None:
+            return made if made.grad_fn is node else None  # or it was written in place since
+        leaf = getattr(node, "variable", None)
+        return leaf if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else None
+
+    def _last_of_value(self, tensor: Tensor) -> Tensor | None:
+        found = (t for node, t in reversed(self._made.items()) if t.grad_fn is node and node not in self._outside)
+        return next((t for t in found if _same(t, tensor)), None)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    with torch.no_grad():
+        return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+
+
+def _in_backward() -> bool:
+    """Inside a backward pass, where activation checkpointing runs parts of modules again."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _put(grads: tuple[Tensor | None, ...], index: int, signal: Tensor) -> tuple[Tensor | None, ...]:
+    return tuple(signal if i == index else grad for i, grad in enumerate(grads))
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same values, up to rounding."""
+    return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)

@@ -1,0 +1,435 @@
+"""Measure a network and leave it exactly as found, also when something raises midway."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from walkback.network.values import inner, modules_of, places
+from walkback.tracing.reach import Reach, is_resharded
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[AsFound]:
+    """Eval mode, eager execution and gradients on inside; everything as it was outside.
+
+    Put back on the way out is all that can be reached from the network (see `Reach`): every module's training flag,
+    hooks and attributes, parameters and buffers, what lists and dicts hold, every tensor's numbers, its `.grad`,
+    `requires_grad` and graph, and the random state of Python, NumPy, the CPU, the devices that the network lives on and
+    its own generators. Training flags are set one by one, not with `model.eval()`, since a model may have overridden it
+    with side effects.
+
+    >>> net = nn.Sequential(nn.BatchNorm1d(3)).train()
+    >>> net.kept = []
+    >>> with untouched(net):
+    ...     net.kept.append(net(torch.ones(2, 3)))
+    ...     net.training, net[0].running_mean.add_(1.0)[0].item()
+    (False, 1.0)
+    >>> net.training, net[0].running_mean[0].item(), net.kept
+    (True, 0.0, [])
+    """
+    modules = list(modules_of(model))
+    found = AsFound(model)
+    with ExitStack() as stack:
+        stack.enter_context(random_state({t.device for t in found.reach.tensors}))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        if any(_is_compiled(m) for m in modules):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_no_fast_path())
+        stack.callback(found.put_back)
+        stack.enter_context(found.optimisers)
+        modes = [(m, m.training) for m in modules]
+        stack.callback(set_modes, modes)
+        for module in modules:
+            if is_resharded(type(module)):
+                stack.callback(module.reshard)  # type: ignore[arg-type]  # a pass that raised may have left it gathered
+        found.set_aside()
+        set_modes((m, False) for m in modules)
+        yield found
+
+
+def set_modes(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    """Give each module its training flag, without calling code of its own where there is a way around it."""
+    for module, mode in modes:
+        if module.training is not mode:
+            if "training" in vars(module):
+                vars(module)["training"] = mode
+            else:  # of TorchScript, or a property
+                module.training = mode
+
+
+class AsFound:
+    """A network as it was found: what hangs on it, and what every tensor of it holds and leads to."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.reach = Reach(model)
+        # FSDP has the memory of its parameters in hand.
+        ours = (t for t in self.reach.tensors if not (self.reach.sharded and isinstance(t, nn.Parameter)))
+        self.values = Kept(ours)
+        self._autograd = [_Autograd(t) for t in self.reach.tensors if not t.is_inference()]
+        self.optimisers = Unstepped(self.reach.weights)
+
+    def set_aside(self) -> None:
+        """Take gradients and graphs of the user's out of the way of what runs until `put_back`."""
+        for autograd in self._autograd:
+            autograd.set_aside()
+        if any(autograd.node is not None for autograd in self._autograd):
+            self.reach.cut_graphs()
+
+    def leave_training(self) -> None:
+        """Keep out of `put_back` what a training loop changes: the user runs one meanwhile."""
+        self.values.leave(self.reach.trained)
+        self.reach.leave_optimisers()
+        self.optimisers.leave()
+
+    def rewind(self) -> None:
+        """Give every tensor the numbers that it had, and optimisers what they held; new objects stay."""
+        self.values.put_back()
+        self.reach.put_back_optimisers()
+
+    def put_back(self) -> None:
+        """Make everything as it was."""
+        with ExitStack() as each:  # from the last to the first, whatever one of them raises
+            for autograd in self._autograd:
+                each.callback(autograd.put_back)
+            each.callback(self.values.put_back)
+            for autograd in self._autograd:
+                each.callback(autograd.cut)
+            each.callback(self.reach.put_back)
+
+
+class _Autograd:
+    """What a tensor is to autograd: whether it asks for gradients, has some, and where it comes from."""
+
+    __slots__ = ("grad", "hooks", "node", "requires_grad", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.requires_grad, self.node = tensor, tensor.requires_grad, tensor.grad_fn
+        self.grad = tensor.grad if self.node is None else None
+        self.hooks = [(name, hooks, dict(hooks or {})) for name, hooks in self._hooks()] if self.requires_grad else []
+
+    def _hooks(self) -> list[tuple[str, dict[int, Any] | None]]:
+        return [(name, getattr(self.tensor, name)) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")]
+
+    def set_aside(self) -> None:
+        """Let nothing be added to the user's gradients by a backward pass that runs meanwhile."""
+        if self.grad is not None:
+            self.tensor.grad = None
+
+    def cut(self) -> None:
+        """Take off the graph of whatever was written into a tensor that had none."""
+        t = self.tensor
+        if self.node is not None or t.grad_fn is None:
+            return
+        if not t._is_view():
+            t.detach_()
+            return
+        base = t._base
+        assert base is not None
+        if base.grad_fn is not None:
+            base.detach_()
+        # A view keeps its graph until it is another one of the same memory, under the same name.
+        torch.utils.swap_tensors(t, base.as_strided(t.size(), t.stride(), t.storage_offset()))
+
+    def put_back(self) -> None:
+        """The flag, the gradient and the hooks, each only where it is another one."""
+        t = self.tensor
+        if self.node is not None:
+            return
+        if t.requires_grad is not self.requires_grad:
+            t.requires_grad_(self.requires_grad)
+        if t.grad is not self.grad:
+            t.grad = self.grad
+        for name, hooks, held in self.hooks:
+            now = getattr(t, name)
+            if now is not hooks or (now is not None and now != held):
+                if now is not None:
+                    now.clear()
+                if hooks is not None:
+                    hooks.clear()
+                    hooks.update(held)
+                if now is not hooks:
+                    setattr(t, name, hooks)
+
+
+class Kept:
+    """Copies of tensors, to see what was written since and to put it back, bit for bit.
+
+    They are compared by value, since batch norm, `.data` and numpy write past the version counter, and only what
+    differs is written. What holds the same bits again gets its version back: a backward pass begun before can still be
+    finished. Tensors without values (meta, freed by sharding) are left out.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._of = {id(t): t for t in tensors}
+        self._kept = [
+            (t, part, part.detach(), _copy(part)) for t in self._of.values() for part in inner(t) if _has_values(part)
+        ]
+        self._versions = [
+            (part, part._version, _unsafe_preserve_version_counter(part))
+            for _, part, *_ in self._kept
+            if not part.is_inference()
+        ]
+
+    def is_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these are the tensors that were copied."""
+        return self._of.keys() == {id(t) for t in tensors}
+
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Forget these: they are someone else's to change."""
+        theirs = {id(t) for t in tensors}
+        self._kept = [item for item in self._kept if id(item[0]) not in theirs]
+        left = {id(part) for _, part, *_ in self._kept}
+        self._versions = [item for item in self._versions if id(item[0]) in left]
+
+    def _written(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        here = [item for item in self._kept if _has_values(item[2])]
+        return [item for item, differs in zip(here, _differ([(now, copy) for _, now, _, copy in here])) if differs]
+
+    def changed(self) -> list[Tensor]:
+        """The tensors that hold something else by now."""
+        return [t for t, *_ in self._written()]
+
+    def put_back(self) -> list[Tensor]:
+        """Put back what differs, and return the tensors that did."""
+        written = self._written()
+        with ExitStack() as each:  # one that can't be put back does not keep the others from it
+            each.callback(self._set_versions)
+            for _, now, _, copy in written:
+                each.callback(_put_back, now, copy)
+            for _, now, memory, _ in self._kept:
+                if _has_moved(now, memory):
+                    each.callback(_move_back, now, memory)  # before its numbers are written
+        return [t for t, *_ in written]
+
+    def _set_versions(self) -> None:
+        for part, version, counter in self._versions:
+            if part._version != version:
+                counter.__exit__()
+
+
+@contextmanager
+def untrained(model: nn.Module) -> Iterator[list[Tensor]]:
+    """On leaving, weights hold what they held, and so do optimisers that the network has; the rest is left alone.
+
+    Yields a list that has on leaving the tensors that had been written.
+    """
+    reach = Reach(model)
+    try:
+        with unwritten(reach.trained) as written, Unstepped(reach.weights):
+            yield written
+    finally:
+        reach.put_back_optimisers()
+
+
+class Unstepped(AbstractContextManager[None]):
+    """On leaving, optimisers that made a step for one of these weights hold what they held: moments, counts, rates.
+
+    Wherever they are kept. One that trains other networks is left alone: a credit may have learned.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> optimiser = torch.optim.Adam([weight])
+    >>> with Unstepped([weight]):
+    ...     weight.sum().backward()
+    ...     _ = optimiser.step()
+    >>> dict(optimiser.state)
+    {}
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {id(t) for t in weights}
+        self._held: dict[int, tuple[Reach, Kept]] = {}
+
+    def __enter__(self) -> None:
+        self._hook = register_optimizer_step_pre_hook(self._before)
+
+    def _before(self, optimiser: torch.optim.Optimizer, *_: Any) -> None:
+        own = [p for group in optimiser.param_groups for p in group["params"]]
+        if id(optimiser) not in self._held and any(id(p) in self._weights for p in own):
+            reach, trained = Reach(optimiser), {id(p) for p in own}
+            self._held[id(optimiser)] = reach, Kept(t for t in reach.tensors if id(t) not in trained)
+
+    def leave(self) -> None:
+        """Put nothing back: the user trains meanwhile."""
+        self._held.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._hook.remove()
+        for reach, values in self._held.values():
+            reach.put_back()
+            values.put_back()
+
+
+@contextmanager
+def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """On leaving, every tensor holds bit for bit what it held on entering, also where code wrote to its `.data`.
+
+    Yields a list that has on leaving those that had been written; see `Kept`.
+
+    >>> kept, other = torch.tensor([1.0, float("nan")]), torch.zeros(2)
+    >>> with unwritten([kept, other]) as written:
+    ...     _ = other.data.add_(1)
+    >>> [t is other for t in written], other
+    ([True], tensor([0., 0.]))
+    """
+    kept, written = Kept(tensors), []
+    try:
+        yield written
+    finally:
+        written += kept.put_back()
+
+
+def _has_values(t: Tensor) -> bool:
+    return not t.is_meta and (t.layout != torch.strided or t.numel() == 0 or t.untyped_storage().size() > 0)
+
+
+AT_ONCE = ("cpu",)  # types of devices whose answers need no waiting: there `torch.equal` is the fastest
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Whether the two of each pair differ, with one wait per device."""
+    answers = [_differs(now, copy) for now, copy in pairs]
+    waiting: dict[torch.device, list[int]] = {}
+    for i, answer in enumerate(answers):
+        if isinstance(answer, Tensor):
+            waiting.setdefault(answer.device, []).append(i)
+    for there in waiting.values():
+        for i, answer in zip(there, torch.stack([torch.as_tensor(answers[i]) for i in there]).tolist()):
+            answers[i] = answer
+    return [bool(answer) for answer in answers]
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold different numbers, or are of different kinds."""
+    pairs = list(zip(inner(one), inner(other)))
+    return type(one) is not type(other) or any(_differ([(a.detach(), b.detach()) for a, b in pairs]))
+
+
+def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
+    """Whether any bit differs, as a tensor where it has to be waited for."""
+    if now.device != copy.device and copy.device.type == "cpu":
+        now = now.cpu()  # the copy did not fit beside it
+    if (now.shape, now.dtype, now.device, now.layout) != (copy.shape, copy.dtype, copy.device, copy.layout):
+        return True
+    try:
+        pairs = list(zip(_bits(now), _bits(copy)))
+    except (RuntimeError, KeyError):
+        return True  # of a kind that can't be looked at: put back in any case
+    if any(a.shape != b.shape for a, b in pairs):
+        return True
+    if now.device.type in AT_ONCE:
+        return not all(torch.equal(a, b) for a, b in pairs)
+    return torch.stack([(a != b).any() for a, b in pairs]).any()
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(t: Tensor) -> list[Tensor]:
+    """What a tensor is made of, as integers: a NaN is equal to itself, and numbers of every type can be compared."""
+    t = t.detach()
+    if t.layout == torch.sparse_coo:
+        return [t._indices(), *_bits(t._values())]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), *_bits(t.values())]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices(), *_bits(t.values())]
+    if t.is_quantized:
+        return [t.int_repr()]
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    return [t.resolve_neg().view(_WORDS[t.element_size()])]
+
+
+def _copy(t: Tensor) -> Tensor:
+    try:
+        return t.detach().clone()
+    except torch.OutOfMemoryError:
+        return t.detach().cpu()
+
+
+def _put_back(now: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode() if now.is_inference() else torch.no_grad():
+        if now.layout == torch.strided:  # of rows that share their memory (`expand`), the first
+            shared = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in now.stride())
+            now, copy = now[shared], copy[shared]
+        now.copy_(copy)
+
+
+def _has_moved(now: Tensor, memory: Tensor) -> bool:
+    """After `p.data = other`, or a change of its dtype or shape: others may share the memory it had."""
+    if now.layout != torch.strided or memory.layout != torch.strided or not _has_values(memory):
+        return now.layout != memory.layout
+    here, there = ((t.dtype, t.device, t.shape, t.stride(), t.is_meta or t.data_ptr()) for t in (now, memory))
+    return here != there
+
+
+def _move_back(now: Tensor, memory: Tensor) -> None:
+    now.data = memory
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # Hooks added after compilation are ignored by compiled code, so compiled parts must run eagerly.
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+@contextmanager
+def _no_fast_path() -> Iterator[None]:
+    """nn.TransformerEncoder has fused inference code, without gradients, for weights that need none."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """What is drawn from the generators of Python, NumPy and torch follows from the seed; they are as found afterwards.
+
+    >>> with drawn_from(0):
+    ...     a = torch.rand(1)
+    >>> with drawn_from(0):
+    ...     bool(a == torch.rand(1))
+    True
+    """
+    with random_state(set() if device is None else {device}):
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        yield
+
+
+def undrawn(model: nn.Module) -> AbstractContextManager[None]:
+    """The random state of Python, NumPy, the CPU and the devices of a network is on leaving what it was on entering."""
+    return random_state({t.device for _, t in places(model)})
+
+
+@contextmanager
+def random_state(devices: set[torch.device]) -> Iterator[None]:
+    """The random state of Python, NumPy, the CPU and `devices` is on leaving what it was on entering."""
+    python, numpy_state = random.getstate(), np.random.get_state()
+    mps = torch.mps.get_rng_state() if any(d.type == "mps" for d in devices) else None
+    others = {d.type for d in devices if hasattr(getattr(torch, d.type, None), "set_rng_state")} - {"cpu", "mps"}
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            for kind in others:
+                there = sorted({d.index or 0 for d in devices if d.type == kind})
+                stack.enter_context(torch.random.fork_rng(devices=there, device_type=kind))
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_state)
+        if mps is not None:
+            torch.mps.set_rng_state(mps)

@@ -1,0 +1,1 @@
+"""When a claim falls. Measurements and Claim -> findings."""
