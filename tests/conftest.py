@@ -104,14 +104,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 
 # Each file is run by one process, so that shared fixtures are made once. Those that take long begin first.
 LONG = (
-    "docs",
-    "executor_slurm",
-    "executor_ray",
-    "training",
-    "audit_local",
-    "evidence",
-    "device",
-    "figures",
+    *("docs", "executor_slurm", "executor_ray", "training", "audit_local", "evidence", "device", "figures"),
     "audit_store",
 )
 
