@@ -124,7 +124,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.usefixtures("clock")
-def test_training_shows_a_bar_with_all_it_should_say(tmp_path: Path, clock: Clock) -> None:
+def test_training_shows_a_bar_with_all_it_should_say(tmp_path: Path) -> None:
     spec, terminal = RunSpec(**RUN), Terminal()
     with sitting_at(terminal):
         train(spec, tmp_path, data=task())
