@@ -14,7 +14,7 @@ demo: $(STAMP)
 NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION,WALKBACK_NEEDS_$(what)=1))
 
 test: lint browser latex slurm fashion
-	$(NEEDED) $(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(NEEDED) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::http::Timeout=20 -o Acquire::Retries=1

@@ -102,16 +102,14 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
 
 # -- several processes ------------------------------------------------------------------------------------------------
 
-# Files whose shared fixtures take long to make: each is run by one process, which makes them once.
-TOGETHER = {
-    *("test_device", "test_scale", "test_figures", "test_exhibit_tables", "test_template", "test_site"),
-    *("test_evidence", "test_pitfalls", "test_left_open", "test_browser"),
-}
+# Each file is run by one process, so that shared fixtures are made once. Those that take long begin first.
+LONG = (
+    *("docs", "executor_slurm", "executor_ray", "training", "audit_local", "evidence", "device", "figures"),
+    "audit_store",
+)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of these files in one process, where there are several."""
-    for item in items:
-        if item.path.stem in TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    """Put the tests of long files first, in the order of LONG."""
+    rank = {f"test_{name}": i for i, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

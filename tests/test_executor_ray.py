@@ -27,8 +27,6 @@ from walkback.errors import InputError
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
-pytestmark = pytest.mark.xdist_group("ray")  # a cluster of several processes each: not two at a time
-
 SHORT = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 5, "rule": "dfa"}
 NODE = {"num_cpus": 1, "node_ip_address": "127.0.0.1", "object_store_memory": 80 * 2**20}
 # On a busy machine processes start and answer late: Ray must not take that for a node that died, nor for a full memory.

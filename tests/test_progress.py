@@ -154,7 +154,7 @@ def test_a_line_is_said_above_the_bar_and_not_where_it_is_quiet() -> None:
     assert silent.text() == ""
 
 
-def test_zero_credit_is_a_warning_above_the_bar(tmp_path: Path) -> None:
+def test_zero_credit_is_a_warning_above_the_bar(tmp_path: Path, clock: Clock) -> None:
     terminal = Terminal()
     with sitting_at(terminal):
         train(RunSpec(**RUN, rule="ep", rule_options={"steps": 2}), tmp_path, data=task())
