@@ -15,7 +15,7 @@ from typing import Literal
 # What makes a quantity: an accumulator over traces ("mean" is a mean over samples of the formula of its name), a probe,
 # the second pass in float64, or the judging of numbers that are there.
 Accumulator = Literal["norms", "stability", "mean", "interval", "null", "gamma", "probe", "precision", "judged"]
-# How a number is written: with three digits, with its sign, in per cent, as half of an interval or of a band, in points.
+# How a number is written: with three digits, with its sign, in per cent, as an interval or a band, in points.
 Form = Literal["number", "signed", "share", "interval", "band", "factor", "points"]
 
 
@@ -74,7 +74,7 @@ _QUANTITIES = (
     _site("cosine", "mean", -1, 1, title="cosine", form="signed", in_rows=True, required=True),
     # The share of samples without credit, which count as cosine 0.
     _site("zero_credit", "mean", 0, 1, title="zero credit", form="share"),
-    # cos(a_l, g_{l+1}) and cos(a_l, g_{l-1}): would a shift by one fit better? And cos(g_l, g_{l+1}): how alike are they?
+    # cos(a_l, g_{l+1}) and cos(a_l, g_{l-1}): would a shift by one fit better? And cos(g_l, g_{l+1}): are they alike?
     _site("cosine_above", "mean", -1, 1, title="with next", form="signed", in_rows=True),
     _site("cosine_below", "mean", -1, 1, title="with previous", form="signed", in_rows=True),
     _site("gradient_next", "mean", -1, 1, form="signed"),
