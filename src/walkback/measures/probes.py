@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from walkback.errors import InputError
 from walkback.measures.accumulate import Meter
@@ -22,9 +22,10 @@ from walkback.measures.measurements import Found
 from walkback.measures.nulls import student
 from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
-from walkback.network.values import has_float64, no_autocast, parameters_of, places
+from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
 from walkback.options import whole_numbers
+from walkback.tracing.rerun import double_weights, is_sharded
 from walkback.tracing.session import Trace, Tracer
 
 
@@ -289,19 +290,6 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
                 change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
                 none = (norms == 0) & change.isfinite()
                 run.keep(name + suffix, site, sites, change, none, torch.zeros_like(none))
-
-
-def double_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, in float64 where they are floating point."""
-    wide: dict[int, Tensor] = {}  # tied weights are copied once
-    for _, t in places(model):
-        wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
-    return {name: wide[id(t)] for name, t in places(model)}
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Are its weights spread over processes, so that a copy would gather them?"""
-    return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
 
 
 class _Redraws:

@@ -165,6 +165,10 @@ class Anatomy:
         """The stem as a tuple, whether it is none, one or several modules."""
         return () if self.stem is None else self.stem if isinstance(self.stem, tuple) else (self.stem,)
 
+    def called(self, i: int) -> str:
+        """What errors call the block at index i, once resolved: "block 3 (layers.2)"."""
+        return f"block {i + 1} ({self.names[i + len(self.stems)]})"
+
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(role, dotted path, type) of every part, in the order of the stream."""
         blocks = (self.blocks,) if isinstance(self.blocks, str) else self.blocks

@@ -23,11 +23,12 @@ from walkback.network.batch import Inputs, call, mapped
 from walkback.network.loss import Loss, cross_entropy
 from walkback.network.values import logits_of, parameters_of, random_state
 from walkback.notes import Note
+from walkback.tracing.kept import unwritten
 from walkback.tracing.proof import Shown, by_weights, farthest, refuse_unlike, said
 from walkback.tracing.quiet import quiet_training
-from walkback.tracing.session import Trace
 from walkback.tracing.signals import Listener, OtherPass, alike
-from walkback.tracing.untouched import drawn_from, untouched, unwritten
+from walkback.tracing.trace import Trace
+from walkback.tracing.untouched import drawn_from, untouched
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
