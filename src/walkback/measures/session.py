@@ -99,7 +99,7 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
 
 def paired_by(pairing: str) -> Callable[[Trace], Trace]:
     """Return what puts the credits beside the gradients that they are compared with."""
-    if pairing not in PAIRINGS:
+    if not isinstance(pairing, str) or pairing not in PAIRINGS:
         raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {shown(pairing)}.")
     return PAIRINGS[pairing]
 
