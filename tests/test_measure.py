@@ -29,7 +29,7 @@ from nets import (
 from walkback.measures import formulas
 from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import PUBLISHED_BATCH, growth, pairwise_cosine
-from walkback.measures.quantities import PER_SITE, SCALAR_FIELDS, SITE_FIELDS, in_range, needing_credit
+from walkback.measures.quantities import NEED_CREDIT, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import Note, coded
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs
@@ -816,10 +816,11 @@ def test_measurements_hold_the_quantities_of_the_table_and_nothing_changes_them(
     m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(3), credit=wb.rules.BP(), probes=["intrinsic"])
     beside = {"aggregates", "probes", "nonfinite", "altered", "doubted", "dtype", "conditions", "reasons", "notes"}
     assert {f.name for f in dataclasses.fields(m)} - beside == {*SITE_FIELDS, *SCALAR_FIELDS}
-    for name in SITE_FIELDS:
-        assert len(getattr(m, name)) == 5, name
-        assert all(v is None or in_range(name, v, 1e-9) for v in getattr(m, name)), name
-    assert all(in_range(name, getattr(m, name), 1e-9) for name in SCALAR_FIELDS if getattr(m, name) is not None)
+    values = {name: [getattr(m, name)] for name in SCALAR_FIELDS} | {name: getattr(m, name) for name in SITE_FIELDS}
+    assert {len(values[name]) for name in SITE_FIELDS} == {5}
+    for name, numbers in values.items():
+        low, high = QUANTITIES[name].low - 1e-9, QUANTITIES[name].high + 1e-9
+        assert all(v is None or low <= v <= high for v in numbers), name
     with pytest.raises(dataclasses.FrozenInstanceError):
         m.gamma = 1.0
 
@@ -831,7 +832,5 @@ def test_every_mean_over_samples_has_its_formula():
 
 def test_without_credit_every_quantity_that_needs_one_says_so():
     m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(2))
-    assert {name for name, why in m.reasons.items() if why == "no credit was given"} == {
-        *needing_credit(),
-        "aggregates",
-    }
+    without = {name for name, why in m.reasons.items() if why == "no credit was given"}
+    assert without == {*NEED_CREDIT, "aggregates"}
