@@ -17,8 +17,8 @@ from walkback.network.anatomy import Anatomy
 from walkback.network.batch import pairs
 from walkback.network.loss import Loss
 from walkback.notes import Note
-from walkback.options import whole_numbers
 from walkback.progress import track
+from walkback.registry import whole_numbers
 from walkback.report.report import Report
 from walkback.tracing.backward import BackwardCheck, check_backward
 from walkback.tracing.recorded import Recorded

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from walkback.data.cifar import CIFAR10, CIFAR100
 from walkback.data.dataset import Dataset, Split, checked
-from walkback.data.fashion_mnist import FASHION_MNIST
-from walkback.data.source import bases, look, read
-from walkback.data.teacher import teacher, teacher_linear
-from walkback.entry import call_entry, is_entry
+from walkback.data.source import Source, bases, look, read
 from walkback.errors import InputError, shown
+from walkback.registry import call_entry, gathered, is_entry
 from walkback.tracing.untouched import drawn_from
 
-EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
-SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
+EMBEDDED: dict[str, Callable[[], Dataset]] = gathered(__name__, "EMBEDDED")
+SOURCES: dict[str, Source] = gathered(__name__, "SOURCES")
 
 __all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load", "root_of"]
 

@@ -160,3 +160,6 @@ CIFAR100 = Source(
     ),
     hub=("uoft-cs/cifar100", "cifar100"),
 )
+
+
+SOURCES = {"cifar10": CIFAR10, "cifar100": CIFAR100}

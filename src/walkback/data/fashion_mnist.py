@@ -83,3 +83,6 @@ FASHION_MNIST = Source(
     ),
     system=("/usr/share/datasets/fashion-mnist",),
 )
+
+
+SOURCES = {"fashion-mnist": FASHION_MNIST}

@@ -63,3 +63,6 @@ def teacher_linear() -> Dataset:
 def _split(name: str, x: np.ndarray, y: np.ndarray, train: int, classes: int) -> Dataset:
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
     return Dataset(name, Split(inputs[:train], labels[:train]), Split(inputs[train:], labels[train:]), classes)
+
+
+EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}

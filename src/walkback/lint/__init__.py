@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import InputError
-from walkback.lint.detectors import DETECTORS
-from walkback.lint.script import Script
 from walkback.lint.source import Problem, Source, read
-from walkback.pitfalls import find
+from walkback.pitfalls import DETECTORS, find
+from walkback.pitfalls.script import Script
 
 SUFFIXES = (".py", ".ipynb")
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}

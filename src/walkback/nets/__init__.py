@@ -6,20 +6,14 @@ from typing import Any
 
 from torch import nn
 
-from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError, shown
 from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
 from walkback.nets.vit_mini import ViTMini
-from walkback.options import known_options
+from walkback.registry import call_entry, gathered, is_entry, known_options
 
-NETS: dict[str, type[nn.Module]] = {
-    "resmlp": ResMLP,
-    "vit-mini": ViTMini,
-    "student": StudentNet,
-    "small-cnn": SmallCNN,
-}
+NETS: dict[str, type[nn.Module]] = gathered(__name__, "NETS")
 
 __all__ = ["NETS", "ResMLP", "SmallCNN", "StudentNet", "ViTMini", "build"]
 

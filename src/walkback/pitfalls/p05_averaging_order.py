@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from walkback.pitfalls.shown import Shown
-from walkback.pitfalls.trained import Trained, train
+from typing import TYPE_CHECKING
+
+from walkback.pitfalls.pitfall import Entry, Shown
+
+if TYPE_CHECKING:
+    from walkback.pitfalls.trained import Trained
+
+PITFALL = Entry(5, "averaging-order", "Γ depends on what is averaged first", "report")
 
 
 def trained(seed: int) -> Trained:
     """FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
+    from walkback.pitfalls.trained import train
+
     return train("fa", epochs=10, seed=seed)
 
 

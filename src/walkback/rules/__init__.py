@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError, shown
-from walkback.options import known_options
+from walkback.registry import call_entry, gathered, is_entry, known_options
 from walkback.rules.bp import BP
 from walkback.rules.credit_bridge import CreditBridge
 from walkback.rules.dfa import DFA
@@ -15,14 +14,7 @@ from walkback.rules.fa import FA
 from walkback.rules.rule import Parts, Rule, declares, set_up
 from walkback.rules.state_bridge import StateBridge
 
-RULES: dict[str, type[Rule]] = {
-    "bp": BP,
-    "fa": FA,
-    "dfa": DFA,
-    "state-bridge": StateBridge,
-    "credit-bridge": CreditBridge,
-    "ep": EP,
-}
+RULES: dict[str, type[Rule]] = gathered(__name__, "RULES")
 
 __all__ = [
     "BP",

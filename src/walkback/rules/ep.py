@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from walkback.network.loss import cross_entropy
-from walkback.options import positive, whole_numbers
+from walkback.registry import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule, buffers_kept
 from walkback.tracing.session import Trace
 
@@ -78,3 +78,7 @@ class EP(Rule):
         if self.steps < needed:
             told |= {"zero_credit_sites": list(range(needed - self.steps)), "steps_needed": needed}
         return told
+
+
+ORDER = 6
+RULES = {"ep": EP}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from walkback.errors import InputError
-from walkback.options import positive, true_or_false
+from walkback.registry import positive, true_or_false
 from walkback.rules.rule import Rule, check_target, feature_dim, of_length
 
 

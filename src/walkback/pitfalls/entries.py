@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
-from walkback.lint.script import KEEP, Scope, Script
+from walkback.pitfalls.script import KEEP, Scope, Script
+from walkback.pitfalls.syntax import last, targets, whole_number
 
 Key = tuple[str, int]  # how a list is written, and the line where it was assigned
 Loop = ast.For | ast.AsyncFor | ast.comprehension
@@ -35,7 +36,7 @@ class Layers:
     @property
     def name(self) -> str:
         """What the list is called."""
-        return self.node.id if isinstance(self.node, ast.Name) else self.node.attr
+        return last(self.node)
 
     @property
     def is_whole(self) -> bool:
@@ -48,7 +49,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Vector:
     """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`.
 
     Args:
@@ -73,15 +74,14 @@ class Reader:
         self.script = script
         self._writes: dict[tuple[Scope, str], list[ast.stmt]] = {}
         for node in script.of(ast.Assign, ast.AnnAssign, ast.AugAssign):
-            assert isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for target in targets(node):
                 for name in ast.walk(target):
                     if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                         self._writes.setdefault((script.scope(node), name.id), []).append(node)
 
     # -- vectors ---------------------------------------------------------------------------------------------------
 
-    def entry(self, vector: ast.expr) -> Entry | None:
+    def entry(self, vector: ast.expr) -> Vector | None:
         """The entry of a list that a vector is."""
         node = self.bare(vector)
         if isinstance(node, ast.Attribute) and node.attr == "grad":
@@ -89,7 +89,7 @@ class Reader:
             return None if of is None else replace(of, layers=replace(of.layers, held="grad"))
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice):
             layers = self.layers(node)
-            return None if layers is None else Entry(layers, layers.start, layers.end)
+            return None if layers is None else Vector(layers, layers.start, layers.end)
         if isinstance(node, ast.Subscript):
             return self._indexed(node)
         if not isinstance(node, ast.Name):
@@ -98,7 +98,7 @@ class Reader:
         if write is not None and (loop is None or loop in self.script.above(write)):
             return None if value is None else self.entry(value)
         found = None if loop is None else self._turns(loop).get(node.id)
-        return found if isinstance(found, Entry) else None
+        return found if isinstance(found, Vector) else None
 
     def bare(self, node: ast.expr) -> ast.expr:
         """A vector without what leaves its direction: .flatten(1), .double(), F.normalize(…), .data, a minus."""
@@ -119,7 +119,7 @@ class Reader:
             else:
                 return node
 
-    def _indexed(self, node: ast.Subscript) -> Entry | None:
+    def _indexed(self, node: ast.Subscript) -> Vector | None:
         """credits[l + 1] in a loop over l."""
         layers, index = self.layers(node.value), _index(node.slice)
         if layers is None or index is None:
@@ -133,14 +133,14 @@ class Reader:
         left_out, bound = None, self.bound(loop.iter)
         if bound is not None and bound[0].root == layers.root and bound[0].end is not None:
             left_out = bound[0].start + bound[0].end + bound[1] - plus - layers.start
-        return Entry(layers, ahead + plus + layers.start, left_out, loop)
+        return Vector(layers, ahead + plus + layers.start, left_out, loop)
 
     # -- loops -----------------------------------------------------------------------------------------------------
 
-    def _turns(self, loop: Loop) -> dict[str, int | Entry]:
+    def _turns(self, loop: Loop) -> dict[str, int | Vector]:
         """What a loop gives its names: an entry, or (an index) how far it is ahead of the turn."""
         target, over = loop.target, self._over(loop.iter)
-        out: dict[str, int | Entry] = {}
+        out: dict[str, int | Vector] = {}
         if isinstance(target, ast.Name) and self.is_call(over, "range"):
             return {target.id: 0}
         if self.is_call(over, "enumerate"):
@@ -163,7 +163,7 @@ class Reader:
                 out[name.id] = replace(entry, loop=loop)
         return out
 
-    def _walked(self, node: ast.expr) -> Entry | None:
+    def _walked(self, node: ast.expr) -> Vector | None:
         """A list that is looped over: X, reversed(X), X[::-1] or X[-2::-1]."""
         backwards, less = False, 0
         if self.is_call(node, "reversed"):
@@ -178,8 +178,8 @@ class Reader:
         if layers is None:
             return None
         if not backwards:
-            return Entry(layers, layers.start, layers.end)
-        return None if layers.end is None else Entry(layers, layers.end + less, layers.start, backwards=True)
+            return Vector(layers, layers.start, layers.end)
+        return None if layers.end is None else Vector(layers, layers.end + less, layers.start, backwards=True)
 
     def _over(self, node: ast.expr) -> ast.expr:
         """What is looped over: without tqdm and, for an index or for pairs that are made already, its direction."""
@@ -318,11 +318,3 @@ def _index(node: ast.expr) -> tuple[ast.Name, int] | None:
     if not isinstance(name, ast.Name) or plus is None or (isinstance(node.op, ast.Sub) and name is node.right):
         return None  # also 3 - l, which runs the other way
     return name, plus if isinstance(node.op, ast.Add) else -plus
-
-
-def whole_number(node: ast.AST | None) -> int | None:
-    """A literal whole number."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = whole_number(node.operand)
-        return None if value is None else -value
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None

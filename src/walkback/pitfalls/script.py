@@ -6,16 +6,22 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+from walkback.pitfalls.syntax import method, owner
+
+N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
-FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
+_FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
 MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
+NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
+_RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
 _STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
 _INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
@@ -65,14 +71,22 @@ class Script:
 
     # -- the tree --------------------------------------------------------------------------------------------
 
-    def of(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-        """All nodes of some kinds."""
+    def of(self, *kinds: type[N]) -> Iterator[N]:
+        """Yield all nodes of some kinds."""
         return (node for node in self.nodes if isinstance(node, kinds))
 
     def calls(self, within: ast.AST | None = None) -> Iterator[ast.Call]:
-        """All calls, of the script or below a node."""
-        nodes = self.nodes if within is None else ast.walk(within)
-        return (node for node in nodes if isinstance(node, ast.Call))
+        """Yield all calls, of the script or below a node."""
+        return self.of(ast.Call) if within is None else (n for n in ast.walk(within) if isinstance(n, ast.Call))
+
+    def has_call(self, *methods: str) -> bool:
+        """Return whether something of one of these names is called anywhere."""
+        return any(method(call) in methods for call in self.calls())
+
+    def scopes(self) -> Iterator[tuple[Scope, list[ast.AST]]]:
+        """Yield the module and every function, each with the nodes inside."""
+        for scope in (self.tree, *self.of(ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield scope, self.inside(scope)
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Parents, from the nearest to the module."""
@@ -120,6 +134,30 @@ class Script:
             if any(self.name(m.func if isinstance(m, ast.Call) else m).endswith(off) for m in marks):
                 return True
         return False
+
+    def norm_of(self, call: ast.Call) -> ast.expr | None:
+        """Return what a norm is taken of; None for another call."""
+        called = self.name(call.func)
+        if called == "torch.norm" or called.endswith(("linalg.norm", "linalg.vector_norm")):
+            return call.args[0] if call.args else None
+        return owner(call) if method(call) == "norm" else None
+
+    def differentiates(self, node: ast.AST) -> bool:
+        """Return whether it is a call of torch.autograd.grad."""
+        return isinstance(node, ast.Call) and self.name(node.func).endswith("autograd.grad")
+
+    def is_random(self, node: ast.AST) -> bool:
+        """Return whether something in it is drawn."""
+        return any(method(call) in _RANDOM for call in self.calls(node))
+
+    def makes_cosine(self, node: ast.AST | None) -> bool:
+        """Return whether it is torch.nn.CosineSimilarity(…)."""
+        return isinstance(node, ast.Call) and self.name(node.func).endswith("nn.CosineSimilarity")
+
+    def cosine_modules(self) -> dict[str, ast.expr]:
+        """Return how each torch.nn.CosineSimilarity is written where it is called, and where it was made."""
+        made = (node for node in self.of(ast.Assign) if self.makes_cosine(node.value))
+        return {ast.dump(t).replace("Store()", "Load()"): node.value for node in made for t in node.targets}
 
     def is_cosine_call(self, node: ast.AST) -> bool:
         """A call of torch's cosine, or of a function that is named like one."""
@@ -211,7 +249,7 @@ def _gradient(kinds: Kinds, node: ast.AST) -> bool:
         return holds(node.elt)
     if isinstance(node, ast.Call):
         called = kinds.script.name(node.func)
-        if called.endswith("autograd.grad"):
+        if kinds.script.differentiates(node):
             return True
         if called in _GATHER:
             return any(holds(argument) for argument in node.args)
@@ -223,7 +261,8 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool:
     if isinstance(node, ast.Name):
         return bool(kinds.assigned(node.id))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return any(_is_norm_of(kinds.script, call, node.left) for call in kinds.script.calls(node.right))
+        norms = [kinds.script.norm_of(call) for call in kinds.script.calls(node.right)]
+        return any(of is not None and ast.dump(of) == ast.dump(node.left) for of in norms)
     if isinstance(node, _COMPREHENSIONS):
         return kinds.holds(node.elt)
     if isinstance(node, ast.Call):
@@ -258,24 +297,17 @@ def _data(kinds: Kinds, node: ast.AST) -> bool:
     return False
 
 
-def _is_norm_of(script: Script, call: ast.Call, what: ast.AST) -> bool:
-    called = script.name(call.func)
-    of = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if called.endswith(("linalg.vector_norm", "linalg.norm")) or called == "torch.norm":
-        of = call.args[0] if call.args else None
-    elif not (isinstance(call.func, ast.Attribute) and call.func.attr == "norm"):
-        return False
-    return of is not None and ast.dump(of) == ast.dump(what)
+def is_feedback(word: str) -> bool:
+    """Return whether something is called as feedback matrices are."""
+    return _FEEDBACK.fullmatch(word) is not None
 
 
 def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield (
-                    (alias.asname or alias.name.partition(".")[0]),
-                    (alias.name if alias.asname else alias.name.partition(".")[0]),
-                )
+                first = alias.name.partition(".")[0]
+                yield alias.asname or first, alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield (alias.asname or alias.name), f"{node.module}.{alias.name}"
