@@ -52,7 +52,8 @@ def names_in(package: str, table: str) -> list[str]:
     ['bp', 'fa', 'dfa']
     """
     spec, parts = find_spec(package), []
-    for path in sorted(Path(spec.origin).parent.glob("[!_]*.py")) if spec and spec.origin else ():
+    folders = spec.submodule_search_locations if spec else None
+    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("[!_]*.py"))):
         text = path.read_text(encoding="utf-8")
         if part := re.search(rf"^{table} = {{(.*?)}}", text, re.MULTILINE | re.DOTALL):
             order = re.search(r"^ORDER = (\d+)", text, re.MULTILINE)

@@ -15,7 +15,7 @@ from walkback.audit.records import read_beside
 from walkback.audit.settings import claimed
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.network.batch import mapped, pairs
 from walkback.registry import call_entry, is_entry
 from walkback.tracing.picture import Picture, picture
@@ -46,7 +46,7 @@ def diagnosed(
     """Return the arguments of `diagnose` for a target; those given that are not None stand above the target's own."""
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
-        raise InputError(f"Expected a bundle folder or module:function, but {target!r} is neither.")
+        raise InputError(f"Expected a bundle folder or module:function, but {shown(target)} is neither.")
     found = _of_function(target, data, root, device) if is_function else _of_bundle(target, data, root, device)
     found |= {key: value for key, value in given.items() if value is not None}
     if given["headline_acc"] is not None or given["frozen_baseline_acc"] is not None:
@@ -83,7 +83,7 @@ def _of_bundle(target: str, data: str | None, root: Path | None, device: str) ->
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown and for an absent one
-        raise InputError(f"Expected a device that torch has here, but got {device!r}: {error}.") from None
+        raise InputError(f"Expected a device that torch has here, but got {shown(device)}: {error}.") from None
     found: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, root, device)}
     if "input_shape" in bundle.spec:  # a run of ours: the credit of its rule, the accuracy on its own data
         report = bundle.report()

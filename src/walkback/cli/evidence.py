@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from walkback.cli.options import Flag
 from walkback.cli.output import print_json, print_text, warn, write
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 if TYPE_CHECKING:
     from walkback.report.table import Table
@@ -54,7 +54,9 @@ def evidence(
     _check(out, name)
     if root is not None or data is not None:
         if name != "linear-probe":
-            raise InputError(f"Expected --root and --data only with linear-probe, which is trained, but got {name!r}.")
+            raise InputError(
+                f"Expected --root and --data only with linear-probe, which is trained, but got {shown(name)}."
+            )
         from walkback.replication.tables.linear_probe import train_linear_probe
 
         train_linear_probe(data or "cifar10", root, folder)
@@ -85,7 +87,7 @@ def evidence(
 def _check(out: Path | None, name: str) -> None:
     """Refuse a file that would not be written, before tables are made."""
     if out is not None and out.suffix and out.suffix not in FORMS:
-        raise InputError(f"Expected --out to be a folder or to end in {', '.join(FORMS)}, but got {str(out)!r}.")
+        raise InputError(f"Expected --out to be a folder or to end in {', '.join(FORMS)}, but got {shown(str(out))}.")
     if out is not None and out.suffix == ".csv" and name == "all":
         raise InputError("Expected one table for a .csv file, but got all of them: they have different columns.")
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -59,7 +59,7 @@ def write(path: Path, text: str) -> None:
 def check_report_out(out: Path | None) -> None:
     """Refuse a file that `finish` would not write, before anything is measured."""
     if out is not None and out.suffix not in (".json", ".html", ".md", ".tex", ".txt"):
-        raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {str(out)!r}.")
+        raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {shown(str(out))}.")
 
 
 def finish(report: Report, out: Path | None, as_json: bool) -> int:

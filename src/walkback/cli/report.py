@@ -6,7 +6,7 @@ from pathlib import Path
 
 from walkback.cli.options import Flag
 from walkback.cli.output import print_json, print_text, warn, write
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 
 def report(
@@ -66,7 +66,7 @@ def report(
 
 def _check_page(out: Path) -> None:
     if out.suffix not in (".html", ".htm"):
-        raise InputError(f"Expected --out to end in .html, the page is one file, but got {str(out)!r}.")
+        raise InputError(f"Expected --out to end in .html, the page is one file, but got {shown(str(out))}.")
     if out.is_dir():
         raise InputError(f"Expected --out to be a file, but {out} is a folder. Write --out {out / 'report.html'}.")
     if not out.parent.is_dir():

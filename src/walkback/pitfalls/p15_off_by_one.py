@@ -268,7 +268,7 @@ def _equally_long(reader: Reader, pair: Pair) -> bool:
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
             both = [reader.length(side) for side in (node.left, node.comparators[0])]
             lists = [of[0] for of in both if of is not None and of[1] == 0]
-        elif isinstance(node, ast.Call) and reader.is_call(node, "zip"):
+        elif isinstance(node, ast.Call) and reader.given(node, "zip"):
             strict = [k.value for k in node.keywords if k.arg == "strict"]
             if strict and isinstance(strict[0], ast.Constant) and strict[0].value is True:
                 lists = [reader.layers(part) for part in node.args]
