@@ -169,7 +169,7 @@ def known_options(what: str, name: str, made: Callable[..., Any], given: Mapping
     options = options_of(made)
     for key in given:
         if key not in options:
-            told = f"only {', '.join(options)}" if options else "nor any other"
+            has = f"only {', '.join(options)}" if options else "nor any other"
             raise InputError(
-                f"Expected {what} that {name} knows, but: it has no {shown(key)}, {told}.{closest(key, options)}"
+                f"Expected {what} that {name} knows, but: it has no {shown(key)}, {has}.{closest(key, options)}"
             )

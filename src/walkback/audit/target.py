@@ -108,8 +108,8 @@ def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Ite
 
     def fitting() -> Iterator[tuple[Any, Any]]:
         for batch in pairs(batches):
-            known = (torch.Tensor, Mapping)
-            x, y = (mapped(part, lambda t: t.to(device)) if isinstance(part, known) else part for part in batch)
+            movable = (torch.Tensor, Mapping)
+            x, y = (mapped(part, lambda t: t.to(device)) if isinstance(part, movable) else part for part in batch)
             if shape is not None and isinstance(x, torch.Tensor) and x.shape[1:] != tuple(shape):
                 raise InputError(
                     f"Expected inputs of shape {tuple(shape)}, for which the network of {bundle.path} was built, but "

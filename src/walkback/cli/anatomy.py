@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from walkback.cli.options import Flag
-from walkback.cli.output import answer, theirs_aside
+from walkback.cli.output import answer, stdout_to_stderr
 
 
 def anatomy(target: str, *, json: Flag = False) -> int:
@@ -16,7 +16,7 @@ def anatomy(target: str, *, json: Flag = False) -> int:
     """
     from walkback.audit.target import pictured
 
-    with theirs_aside():
+    with stdout_to_stderr():
         picture = pictured(target)
     answer(picture, json)
     return 0

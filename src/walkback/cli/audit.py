@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from walkback.cli.options import Flag, json_object
-from walkback.cli.output import answer, theirs_aside
+from walkback.cli.output import answer, stdout_to_stderr
 from walkback.errors import InputError
 
 
@@ -49,7 +49,7 @@ def audit(
     from walkback.audit.listing import Listing
 
     if list:
-        with theirs_aside():
+        with stdout_to_stderr():
             listing = Listing.of([find(name) for name in ([plan] if plan else names())], out, root)
         answer(listing, json)
         return 0
@@ -65,7 +65,7 @@ def audit(
         )
     if address is not None:
         more["address"] = address
-    with theirs_aside():
+    with stdout_to_stderr():
         outcome = audited(
             plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from walkback.cli import options
-from walkback.cli.output import check_report_out, finish, theirs_aside
+from walkback.cli.output import check_report_out, finish, stdout_to_stderr
 
 Probes = Annotated[
     tuple[Literal["perturbation", "nudging", "fresh-b", "intrinsic"], ...],
@@ -74,6 +74,6 @@ def diagnose(
         "method_name": method or None,
         "notes": notes or None,
     }
-    with theirs_aside():
+    with stdout_to_stderr():
         report = measured(**diagnosed(target, given, data, root, device))
     return finish(report, out, json)

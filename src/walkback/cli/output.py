@@ -74,7 +74,7 @@ def finish(report: Report, out: Path | None, as_json: bool) -> int:
 
 
 @contextmanager
-def theirs_aside() -> Iterator[None]:
+def stdout_to_stderr() -> Iterator[None]:
     """Send what the user's own code prints, and what programs print that it calls, to standard error, not into JSON."""
     try:
         ours = os.dup(1)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from walkback.cli.options import Flag, ReportJson, json_object
-from walkback.cli.output import answer, print_text, theirs_aside, warn
+from walkback.cli.output import answer, print_text, stdout_to_stderr, warn
 from walkback.registry import names_in
 
 
@@ -98,7 +98,7 @@ def train(
         optimiser=asdict(optimiser),
     )
     try:
-        with theirs_aside(), sigterm_interrupts():
+        with stdout_to_stderr(), sigterm_interrupts():
             bundle = trained(spec, out, root=root, device=device)
     except KeyboardInterrupt:
         done = store.progress(out, spec).get("epoch", 0)

@@ -20,7 +20,7 @@ __all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load", "root
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
-    """A data set by name.
+    """Return a data set by name.
 
     Rows keep the order of the files, which may be sorted by class.
 
@@ -52,7 +52,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def root_of(name: str, root: str | Path | None) -> str | Path | None:
-    """The root for this one of several data sets that share it: None for an embedded one.
+    """Return the root for this one of several data sets that share it: None for an embedded one.
 
     >>> root_of("teacher", "files"), root_of("cifar10", "files")
     (None, 'files')
@@ -61,7 +61,7 @@ def root_of(name: str, root: str | Path | None) -> str | Path | None:
 
 
 def inventory(root: str | Path | None = None) -> dict[str, dict[str, Any]]:
-    """Which data sets are here, by name: `found`, `where`, and `needs`, the modules that are not installed.
+    """Return which data sets are here, by name: `found`, `where`, and `needs`, the modules that are not installed.
 
     Those that are not have `looked_in` and `how_to_get`. Only file names are looked at; `load` checks the contents.
     A folder of parquet files, given directly, is so taken for CIFAR-10 and CIFAR-100 alike.

@@ -14,7 +14,7 @@ from walkback.errors import FormatError, InputError
 
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
+    """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
     record = label_bytes + int(np.prod(part.shape))
     rows, each = [], part.size // len(paths)
     for path in paths:
@@ -26,7 +26,7 @@ def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.nda
 
 
 def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pickled dicts with `data` (N, C·H·W) uint8 and a list of labels; read without running the pickle."""
+    """Read pickled dicts with `data` (N, C·H·W) uint8 and a list of labels, without running the pickle."""
     images, labels, each = [], [], part.size // len(paths)
     for path in paths:
         batch = read_arrays(path)
@@ -46,7 +46,7 @@ def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarr
 
 
 def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Columns `img` {bytes: a PNG or JPEG} and `label_column`."""
+    """Read the columns `img` {bytes: a PNG or JPEG} and `label_column`."""
     try:
         import pyarrow.parquet as pq
         from PIL import Image
@@ -87,7 +87,7 @@ def _cifar(
     python: Layout,
     parquet: tuple[str, str],
 ) -> Source:
-    """What both have in common; `parquet` is the folder on the hub and the column of the labels."""
+    """Return the source of CIFAR-10 or CIFAR-100; `parquet` is the folder on the hub and the column of the labels."""
     folder, column = parquet
     reader, needs = partial(read_parquet, label_column=column), ("pyarrow", "PIL")
     archive = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"

@@ -23,14 +23,14 @@ CONTENTS = {
 
 
 def read_idx(paths: list[Path], part: Part, md5: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """An images file and a labels file to (N, 1, H, W) and (N,); `md5` of their contents by name without .gz."""
+    """Read an images file and a labels file; `md5` are those of their contents, by name without .gz."""
     images, labels = paths
     x = _array(images, (part.size, *part.shape[1:]), md5)
     return x.reshape(-1, *part.shape), _array(labels, (part.size,), md5)
 
 
 def _array(path: Path, shape: tuple[int, ...], md5: dict[str, str]) -> np.ndarray:
-    """Two zero bytes, 8 for uint8, the number of dimensions, the dimensions as big-endian int32, the data."""
+    """Read two zero bytes, 8 for uint8, the number of dimensions, the dimensions as big-endian int32, the data."""
     header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
     length = len(header) + int(np.prod(shape))
     try:
@@ -50,7 +50,7 @@ def _array(path: Path, shape: tuple[int, ...], md5: dict[str, str]) -> np.ndarra
 
 
 def layouts(md5: dict[str, str]) -> tuple[Layout, ...]:
-    """Uncompressed first, then .gz; torchvision keeps them in FashionMNIST/raw."""
+    """Return the layouts, uncompressed first, then .gz; torchvision keeps them in FashionMNIST/raw."""
     folders = ("raw", "FashionMNIST/raw")
     return tuple(
         Layout(

@@ -54,12 +54,12 @@ class Linted:
 
     def __str__(self) -> str:
         count, read, lost = len(self.findings), self.files - len(self.problems), len(self.problems)
-        told = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
-        told = f"{told} in {_count(read)}" if read else "nothing was checked"
-        told += f"; {_count(lost)} could not be read" * bool(lost)
+        summary = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
+        summary = f"{summary} in {_count(read)}" if read else "nothing was checked"
+        summary += f"; {_count(lost)} could not be read" * bool(lost)
         if self.findings:
-            told += "; `# walkback: ignore[P01]` on a line that is right silences it there"
-        return "\n".join([*map(str, self.findings), told])
+            summary += "; `# walkback: ignore[P01]` on a line that is right silences it there"
+        return "\n".join([*map(str, self.findings), summary])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -19,7 +19,7 @@ __all__ = ["NETS", "ResMLP", "SmallCNN", "StudentNet", "ViTMini", "build"]
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: Any) -> nn.Module:
-    """A network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
+    """Return a network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
 
     >>> build("resmlp", (3, 32, 32), 10, width=16, depth=2).out_head
     Linear(in_features=16, out_features=10, bias=True)

@@ -17,10 +17,10 @@ class Residual(nn.Module, ABC):
 
     @abstractmethod
     def readout(self, h: Tensor) -> Tensor:
-        """h_L to logits (B, C)."""
+        """Map h_L to logits (B, C)."""
 
     def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, …) to logits (B, C), with h_0…h_L when asked."""
+        """Map (B, …) to logits (B, C), with h_0…h_L when asked."""
         hidden = [getattr(self, self.stem_name)(x)]
         for block in self.blocks:
             hidden.append(hidden[-1] + block(hidden[-1]))

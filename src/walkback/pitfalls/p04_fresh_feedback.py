@@ -6,14 +6,11 @@ import ast
 import copy
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import NULL, Script, is_feedback
 from walkback.pitfalls.syntax import last, method, targets
-
-if TYPE_CHECKING:
-    from walkback.pitfalls.trained import Trained
+from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
 
@@ -63,8 +60,6 @@ DRAWS = 8
 
 def trained(seed: int) -> Trained:
     """DFA with a penalty that keeps its reference healthy."""
-    from walkback.pitfalls.trained import train
-
     return train("dfa", penalty=1e-2, seed=seed)
 
 

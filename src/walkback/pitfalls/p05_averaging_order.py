@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from walkback.pitfalls.pitfall import Entry, Shown
-
-if TYPE_CHECKING:
-    from walkback.pitfalls.trained import Trained
+from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(5, "averaging-order", "Γ depends on what is averaged first", "report")
 
 
 def trained(seed: int) -> Trained:
     """FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
-    from walkback.pitfalls.trained import train
-
     return train("fa", epochs=10, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:
     """Γ of everything flattened against Γ per sample and site, averaged afterwards."""
     found = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
-    told = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
+    orders = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
     return Shown(
         "Γ of FA",
         found["flattened"],
         found["layers"],
-        f"by what is averaged first: {told}. Flattened, the sites and samples with the largest gradients decide alone. "
-        "None is wrong in itself; a Γ without its order can't be compared with another.",
+        f"by what is averaged first: {orders}. Flattened, the sites and samples with the largest gradients decide "
+        "alone. None is wrong in itself; a Γ without its order can't be compared with another.",
     )

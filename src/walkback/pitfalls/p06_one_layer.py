@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Scope, Script
 from walkback.pitfalls.syntax import method, owner, words
-
-if TYPE_CHECKING:
-    from walkback.pitfalls.trained import Trained
+from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")
 
@@ -137,8 +134,6 @@ def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
 
 def trained(seed: int) -> Trained:
     """DFA at a high learning rate: the stream explodes and the deep sites lose their alignment."""
-    from walkback.pitfalls.trained import train
-
     return train("dfa", epochs=6, lr=1.2e-2, seed=seed)
 
 

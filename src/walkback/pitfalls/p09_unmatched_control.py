@@ -6,6 +6,7 @@ import ast
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
+from walkback.pitfalls.trained import train
 
 PITFALL = Entry(9, "unmatched-control", "depth is compared with a control that trained for less", "lint, report")
 
@@ -23,10 +24,10 @@ def detect(script: Script) -> Found:
         for call, frozen in calls:
             differences = [_differ(_recipe(call), other) for other in others] if frozen else []
             if differences and all(differences):
-                told = ", ".join(f"{k} {ours} instead of {theirs}" for k, ours, theirs in min(differences, key=len))
+                listed = ", ".join(f"{k} {ours} instead of {theirs}" for k, ours, theirs in min(differences, key=len))
                 yield (
                     call,
-                    f"the frozen control is trained otherwise than what it is compared with: {told}",
+                    f"the frozen control is trained otherwise than what it is compared with: {listed}",
                     "train it with the same recipe; walkback.frozen_baseline(spec) does",
                 )
 
@@ -47,8 +48,6 @@ def _differ(ours: dict[str | None, object], theirs: dict[str | None, object]) ->
 
 def accuracies(seed: int) -> tuple[float, float, float]:
     """DFA, its matched control, and a control with a sixth of the epochs."""
-    from walkback.pitfalls.trained import train
-
     runs = (
         train("dfa", epochs=6, seed=seed),
         train("dfa", "frozen", epochs=6, seed=seed),

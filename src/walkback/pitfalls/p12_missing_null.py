@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from walkback.pitfalls.pitfall import Entry, Shown
+from walkback.pitfalls.trained import train
 
 PITFALL = Entry(12, "missing-null", "an intervention is judged without its null", "none")
 
@@ -11,8 +12,6 @@ PENALTY = 1.0
 
 def accuracies(seed: int) -> tuple[float, float, float]:
     """DFA with the penalty, BP without it, BP with it."""
-    from walkback.pitfalls.trained import train
-
     runs = train("dfa", penalty=PENALTY, seed=seed), train("bp", seed=seed), train("bp", penalty=PENALTY, seed=seed)
     return runs[0].accuracy, runs[1].accuracy, runs[2].accuracy
 

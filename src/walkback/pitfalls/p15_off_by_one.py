@@ -18,11 +18,10 @@ from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import GRADIENT, Script
 from walkback.pitfalls.syntax import method, names, owner, targets, whole_number
+from walkback.pitfalls.trained import Trained, train
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from walkback.pitfalls.trained import Trained
 
 PITFALL = Entry(15, "off-by-one", "a credit paired with the gradient of the next layer looks aligned", "lint, report")
 
@@ -162,12 +161,12 @@ def _is_shifted(reader: Reader, pair: Pair) -> bool:
         return a.offset + ours.end != g.offset + theirs.end
     low, high = sorted(pair.sides, key=lambda side: side.offset)
     opposite = low.left_out is not None and low.left_out - (high.left_out or 0) == pair.by
-    known = opposite or _of_one_trace(reader, pair) or _equally_long(reader, pair) or _filled_alike(reader, pair)
-    return pair.by > 0 and known
+    certain = opposite or _of_one_trace(reader, pair) or _equally_long(reader, pair) or _filled_alike(reader, pair)
+    return pair.by > 0 and certain
 
 
 def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Origin:
-    """What a list was made from; the list itself where that can't be told."""
+    """What a list was made from; the list itself where that is not certain."""
     made = replace(layers, held="", start=0, end=0) if layers.held else _made_from(reader, layers)
     if made is None or depth > 4:
         return Origin(layers.root)
@@ -347,8 +346,6 @@ def pairings(run: Trained) -> tuple[list[float], list[float]]:
 
 def show(seed: int = 0) -> Shown:
     """Γ of FA over sites 0…L−1, paired one site off and paired right."""
-    from walkback.pitfalls.trained import train
-
     wrong, right = pairings(trained(seed))
     untrained, _ = pairings(train("fa", epochs=0, seed=seed))
     above, own = (", ".join(f"{c:+.3f}" for c in found) for found in (wrong, right))

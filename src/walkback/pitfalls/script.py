@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from walkback.pitfalls.syntax import method, owner
+from walkback.pitfalls.syntax import method, owner, targets
 
 N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.AsyncFor)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
 _FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
@@ -172,12 +170,10 @@ class Script:
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._bind(node.target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
-        elif isinstance(node, _LOOPS):
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
         elif isinstance(node, ast.comprehension):  # its element stands before it
             first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
@@ -207,21 +203,29 @@ class Script:
 class Kinds:
     """Whether an expression holds a kind of value, following names to their last assignment before the use."""
 
-    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool]) -> None:
+    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool | None]) -> None:
         self.script, self._kind = script, kind
         self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
         self._open: list[Assigned] = []
 
     def holds(self, node: ast.AST) -> bool:
-        """Does it?"""
-        return self._kind(self, node)
+        """Return whether a node holds it; where the kind has no answer, what passes a value on is looked through."""
+        answer = self._kind(self, node)
+        if answer is not None:
+            return answer
+        match node:
+            case ast.ListComp(elt=of) | ast.SetComp(elt=of) | ast.GeneratorExp(elt=of):
+                return self.holds(of)
+            case ast.Call(func=ast.Attribute(attr=called, value=of)) if called in KEEP:
+                return self.holds(of)
+        return False
 
     def assigned(self, name: str) -> bool | None:
         """Of the last assignment to a name before here; None where it has none, as a parameter."""
-        found = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
-        if not found:
+        before = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
+        if not before:
             return None
-        last = max(found, key=lambda a: a.seen)
+        last = max(before, key=lambda a: a.seen)
         line, self.line = self.line, last.made
         self._open.append(last)
         try:
@@ -231,70 +235,57 @@ class Kinds:
             self.line = line
 
 
-def _gradient(kinds: Kinds, node: ast.AST) -> bool:
-    holds = kinds.holds
-    if isinstance(node, ast.Name):
-        return GRADIENT.search(node.id) is not None or bool(kinds.assigned(node.id))
-    if isinstance(node, ast.Attribute):
-        return GRADIENT.search(node.attr) is not None
-    if isinstance(node, (ast.Subscript, ast.Starred)):
-        return holds(node.value)
-    if isinstance(node, ast.UnaryOp):
-        return holds(node.operand)
-    if isinstance(node, ast.BinOp):
-        return not _normalised(kinds, node) and (holds(node.left) or holds(node.right))
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return any(holds(element) for element in node.elts)
-    if isinstance(node, _COMPREHENSIONS):
-        return holds(node.elt)
-    if isinstance(node, ast.Call):
-        called = kinds.script.name(node.func)
-        if kinds.script.differentiates(node):
+def _gradient(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            return GRADIENT.search(name) is not None or bool(kinds.assigned(name))
+        case ast.Attribute(attr=name):
+            return GRADIENT.search(name) is not None
+        case ast.Subscript(value=of) | ast.Starred(value=of) | ast.UnaryOp(operand=of):
+            return kinds.holds(of)
+        case ast.BinOp(left=left, right=right):
+            return not _normalised(kinds, node) and (kinds.holds(left) or kinds.holds(right))
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return any(map(kinds.holds, parts))
+        case ast.Call(func=called, args=parts) if kinds.script.name(called) in _GATHER:
+            return any(map(kinds.holds, parts))
+        case ast.Call() if kinds.script.differentiates(node):
             return True
-        if called in _GATHER:
-            return any(holds(argument) for argument in node.args)
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
-    return False
+    return None
 
 
-def _normalised(kinds: Kinds, node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return bool(kinds.assigned(node.id))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        norms = [kinds.script.norm_of(call) for call in kinds.script.calls(node.right)]
-        return any(of is not None and ast.dump(of) == ast.dump(node.left) for of in norms)
-    if isinstance(node, _COMPREHENSIONS):
-        return kinds.holds(node.elt)
-    if isinstance(node, ast.Call):
-        if kinds.script.name(node.func).endswith("functional.normalize"):
+def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            return bool(kinds.assigned(name))
+        case ast.BinOp(op=ast.Div(), left=left, right=right):
+            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(right)]
+            return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
+        case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
             return True
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and kinds.holds(node.func.value)
-    return False
+    return None
 
 
-def _data(kinds: Kinds, node: ast.AST) -> bool:
-    holds = kinds.holds
-    if isinstance(node, ast.Name):
-        if _STATE.search(node.id) or GRADIENT.search(node.id):
-            return False
-        known = kinds.assigned(node.id)
-        return _INPUT.search(node.id) is not None if known is None else known
-    if isinstance(node, (ast.Subscript, ast.Starred)):
-        return holds(node.value)
-    if isinstance(node, ast.BinOp):
-        if _normalised(kinds, node):
-            return holds(node.left)
-        return all(isinstance(side, ast.Constant) or holds(side) for side in (node.left, node.right))
-    if isinstance(node, _COMPREHENSIONS):
-        return holds(node.elt)
-    if isinstance(node, ast.Call):
-        called = kinds.script.name(node.func)
-        if called.endswith("functional.normalize"):
-            return bool(node.args) and holds(node.args[0])
-        if called.startswith(("torch.", "numpy.")):
-            return called.rpartition(".")[2] in _MADE
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
-    return False
+def _data(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            if _STATE.search(name) or GRADIENT.search(name):
+                return False
+            assigned = kinds.assigned(name)
+            return _INPUT.search(name) is not None if assigned is None else assigned
+        case ast.Subscript(value=of) | ast.Starred(value=of):
+            return kinds.holds(of)
+        case ast.BinOp(left=left, right=right):
+            if _normalised(kinds, node):
+                return kinds.holds(left)
+            return all(isinstance(side, ast.Constant) or kinds.holds(side) for side in (left, right))
+        case ast.Call(func=called, args=parts):
+            name = kinds.script.name(called)
+            if name.endswith("functional.normalize"):
+                return bool(parts) and kinds.holds(parts[0])
+            if name.startswith(("torch.", "numpy.")):
+                return name.rpartition(".")[2] in _MADE
+    return None
 
 
 def is_feedback(word: str) -> bool:

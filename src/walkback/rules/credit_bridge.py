@@ -96,8 +96,8 @@ class CreditBridge(Rule):
 
     def describe(self) -> dict[str, object]:
         """Size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
-        told = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
-        return {**told, "target": "every token or position alike"}  # V sees their mean
+        settings = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
+        return {**settings, "target": "every token or position alike"}  # V sees their mean
 
 
 ORDER = 5

@@ -110,8 +110,8 @@ class StateBridge(Rule):
 
     def describe(self) -> dict[str, object]:
         """Size of G, whether it learns, and where credit goes."""
-        told = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
-        return told if self.form == "scale-free" else {**told, "form": self.form}
+        settings = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
+        return settings if self.form == "scale-free" else {**settings, "form": self.form}
 
 
 ORDER = 4
