@@ -21,8 +21,8 @@ from walkback.measures.witness import Witness
 from walkback.network.anatomy import Anatomy
 from walkback.network.batch import pairs
 from walkback.network.loss import Loss
-from walkback.options import whole_numbers
 from walkback.progress import track
+from walkback.registry import whole_numbers
 from walkback.report.formats.logged import judge as judge
 from walkback.report.make import make_report
 from walkback.report.report import Report

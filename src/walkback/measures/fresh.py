@@ -12,7 +12,7 @@ from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import Numbers
 from walkback.measures.measurements import Found
 from walkback.measures.nulls import student
-from walkback.options import whole_numbers
+from walkback.registry import whole_numbers
 from walkback.tracing.session import Trace
 
 

@@ -22,7 +22,7 @@ from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
 from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
-from walkback.options import whole_numbers
+from walkback.registry import whole_numbers
 from walkback.tracing.rerun import double_weights, is_sharded
 from walkback.tracing.session import Trace, Tracer
 
