@@ -37,19 +37,12 @@ _FOLD = 8  # longer rows of numbered blocks are written as a range
 
 @dataclass(frozen=True)
 class Stack:
-    """Modules that may be the blocks, in the order they are registered.
+    """Modules that may be the blocks, in the order they are registered."""
 
-    Args:
-        paths: the dotted path of each.
-        kind: what they are, for the reader.
-        pattern: the dotted pattern that names them all; "" where there is none.
-        spelled: found by a known spelling, not as a run of siblings.
-    """
-
-    paths: tuple[str, ...]
-    kind: str
-    pattern: str
-    spelled: bool
+    paths: tuple[str, ...]  # the dotted path of each
+    kind: str  # what they are, for the reader
+    pattern: str  # the dotted pattern that names them all; "" where there is none
+    spelled: bool  # found by a known spelling, not as a run of siblings
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -26,21 +26,13 @@ from walkback.tracing.layout import Layout
 
 @dataclass
 class Capture:
-    """What hooks took down in one forward pass. It has many fields since all that a pass leaves is in this one place.
+    """What hooks took down in one forward pass: many fields, since all that a pass leaves is in this one place."""
 
-    Args:
-        anatomy: the parts that are read, resolved.
-        layout: what is known of the network so far.
-        own: returns all that the network keeps, in the weights it runs with: it must not be written.
-        tape: records the operations of this pass, where the reference is derived from them.
-        look: whether the layout is to be found from this pass.
-    """
-
-    anatomy: Anatomy
-    layout: Layout
-    own: Callable[[], Iterable[Tensor]]
-    tape: Tape | None
-    look: bool
+    anatomy: Anatomy  # the parts that are read, resolved
+    layout: Layout  # what is known of the network so far
+    own: Callable[[], Iterable[Tensor]]  # returns all that the network keeps, which must not be written
+    tape: Tape | None  # records the operations of this pass, where the reference is derived from them
+    look: bool  # whether the layout is to be found from this pass
     calls: list[int] = field(default_factory=list)  # blocks by index, in the order they ran
     given: dict[int, Tensor] = field(default_factory=dict)  # block -> the stream it received
     made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned

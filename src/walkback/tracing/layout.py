@@ -26,27 +26,17 @@ _FEW = 16  # samples that show what blocks return
 
 @dataclass(frozen=True)
 class Layout:
-    """How a network is read.
+    """How a network is read."""
 
-    Args:
-        branch: True when blocks return the residual branch, False when the new state, None while it is not known.
-        pool: where a (B, T, d) state is read, see `Anatomy`.
-        pool_found: `pool` comes from the gradient of the first batch, and must hold for every other.
-        tokens: where the readout averages over a few tokens.
-        axis: of the batch in the stream: 1 in stacks of (T, B, d).
-        copies: states are copied when captured, for networks that write them in place.
-        widens: branches of a lower precision than the stream are handed on in the stream's.
-        known: a batch has shown all this.
-    """
-
+    # True when blocks return the residual branch, False when the new state, None while it is not known
     branch: bool | None = None
-    pool: int | str | None = None
-    pool_found: bool = False
-    tokens: tuple[int, ...] | None = None
-    axis: int = 0
-    copies: bool = False
-    widens: bool = False
-    known: bool = False
+    pool: int | str | None = None  # where a (B, T, d) state is read, see `Anatomy`
+    pool_found: bool = False  # `pool` comes from the gradient of the first batch, and must hold for every other
+    tokens: tuple[int, ...] | None = None  # where the readout averages over a few tokens
+    axis: int = 0  # of the batch in the stream: 1 in stacks of (T, B, d)
+    copies: bool = False  # states are copied when captured, for networks that write them in place
+    widens: bool = False  # branches of a lower precision than the stream are handed on in the stream's
+    known: bool = False  # a batch has shown all this
 
     def batch_first(self, h: Tensor) -> Tensor:
         """The stream as a trace has it, and the way back."""

@@ -23,24 +23,18 @@ from walkback.network.values import widened
 
 @dataclass(frozen=True)
 class Shown:
-    """What the weights of one module show of its credit.
+    """What the weights of one module show of its credit."""
 
-    Args:
-        difference: of the gradients that follow from the credit and those that the run left, relative to the latter;
-            None where they could not be compared.
-        why: the reason for that, a key of `notes.UNPROVEN`.
-        compared: names of the parameters that were compared.
-        fed: names of those whose gradient does not follow from the credit: feedback is sent in further below.
-        added: the share of the compared gradients that comes without the credit, from a loss inside the module.
-        detail: what an error said.
-    """
-
+    # of the gradients that follow from the credit and those that the run left, relative to the latter; None where they
+    # could not be compared
     difference: float | None = None
-    why: str = ""
-    compared: tuple[str, ...] = ()
+    why: str = ""  # the reason for that, a key of `notes.UNPROVEN`
+    compared: tuple[str, ...] = ()  # names of the parameters that were compared
+    # names of those whose gradient does not follow from the credit: feedback is sent in further below
     fed: tuple[str, ...] = ()
+    # the share of the compared gradients that comes without the credit, from a loss inside the module
     added: float = 0.0
-    detail: str = ""
+    detail: str = ""  # what an error said
 
 
 def tolerance(dtype: torch.dtype) -> float:

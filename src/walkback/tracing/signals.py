@@ -97,23 +97,27 @@ class Listener:
     def listen(self, stack: ExitStack) -> None:
         """Put hooks on, for as long as `stack` lasts."""
         self._stack = stack
+
+        def before(module: nn.Module, hook: Callable[..., None]) -> None:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
+
+        def after(module: nn.Module, hook: Callable[..., None]) -> None:
+            stack.callback(module.register_forward_hook(hook).remove)
+
         for key, writer in self.writers.items():
-            enter = writer.register_forward_pre_hook(self._enter(key), with_kwargs=True, prepend=True)
-            stack.callback(enter.remove)
-            stack.callback(writer.register_forward_hook(self._after(key)).remove)
+            before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
+            after(writer, lambda *run, key=key: self._after(key, run[-1]))
             for inside in set(writer.modules()) - {writer}:
-                stack.callback(inside.register_forward_hook(self._inside).remove)
+                after(inside, self._inside)
             for part in self._trained(key):
                 if part is not writer:  # its weights are at home there
-                    runs = part.register_forward_pre_hook(lambda *_, key=key: self.makers.begin(key), prepend=True)
-                    stack.callback(runs.remove)
-                    stack.callback(part.register_forward_hook(lambda *_, key=key: self.makers.end(key)).remove)
+                    before(part, lambda *_, key=key: self.makers.begin(key))
+                    after(part, lambda *_, key=key: self.makers.end(key))
         for part in self.first:
-            stack.callback(part.register_forward_hook(lambda part, *_: self._ran.append(part)).remove)
-        for i, block in enumerate(self.blocks):  # before `_enter`, which forgets what was made
-            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
-            stack.callback(hook.remove)
-            stack.callback(block.register_forward_hook(self._behind(i + 1)).remove)
+            after(part, lambda part, *_: self._ran.append(part))
+        for i, block in enumerate(self.blocks):  # before what enters a writer, which forgets what was made
+            before(block, lambda *run, i=i: self._before(i, *run))
+            after(block, lambda *run, site=i + 1: self._behind(site, run[-1]))
         stack.enter_context(self.makers)
 
     def finish(self, drew: bool) -> None:
@@ -129,49 +133,35 @@ class Listener:
 
     # -- hooks ---------------------------------------------------------------------------------------
 
-    def _enter(self, key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.makers.enter(key, tree_leaves((args, kwargs)))
-
-        return hook
-
-    def _after(self, key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(members(output))
-            if made is not None and torch.is_grad_enabled():
-                self._hear(key, made, self.named)
-                if isinstance(key, tuple) or self.named:
-                    self.made[key] = made.detach().clone()
-            self.makers.leave(key)
-
-        return hook
+    def _after(self, key: Key, output: Any) -> None:
+        made = first_tensor(members(output))
+        if made is not None and torch.is_grad_enabled():
+            self._hear(key, made, self.named)
+            if isinstance(key, tuple) or self.named:
+                self.made[key] = made.detach().clone()
+        self.makers.leave(key)
 
     def _inside(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # What one autograd Function makes and the next one takes is seen by no torch function.
         if torch.is_grad_enabled():
             self.makers.note(output)
 
-    def _before(self, i: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = stream_of(module, args, kwargs)
-            if stream is not None and torch.is_grad_enabled():
-                received = self.given.setdefault(i, [])
-                received.append(stream.detach().clone())
-                if self._wrote is not None and self._wrote[0] == i and not same(self._wrote[1], received[-1]):
-                    received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
-                self._wrote = None
-                if i == 0:
-                    self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
-                    self._hear("given", stream)
+    def _before(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream = stream_of(module, args, kwargs)
+        if stream is None or not torch.is_grad_enabled():
+            return
+        received = self.given.setdefault(i, [])
+        received.append(stream.detach().clone())
+        if self._wrote is not None and self._wrote[0] == i and not same(self._wrote[1], received[-1]):
+            received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
+        self._wrote = None
+        if i == 0:
+            self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
+            self._hear("given", stream)
 
-        return hook
-
-    def _behind(self, site: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(members(output))
-            self._wrote = None if made is None else (site, made.detach().clone())
-
-        return hook
+    def _behind(self, site: int, output: Any) -> None:
+        made = first_tensor(members(output))
+        self._wrote = None if made is None else (site, made.detach().clone())
 
     def _hear(self, key: Key, tensor: Tensor, here: bool = False) -> None:
         """Take down what flows into what made `tensor`: at the first tensor of its value, or right `here`."""
