@@ -312,7 +312,7 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
 
 
 def nudges(states: Sequence[Tensor], share: float) -> dict[int, Tensor]:
-    """A small random move of every state, by which values that are exactly equal become different ones."""
+    """Return a small random move of every state, by which values that are exactly equal become different ones."""
     generator = torch.Generator(states[0].device).manual_seed(SEED + 1)
     moves: dict[int, Tensor] = {}
     for site, h in enumerate(states):
@@ -333,7 +333,7 @@ def norms(x: Tensor) -> Float[Tensor, " rows"]:
 
 
 def type_word(dtype: torch.dtype) -> str:
-    """The name of a type as it is printed: "float32"."""
+    """Return the name of a type as it is printed: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -38,12 +38,12 @@ class Shown:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference that rounding may make."""
+    """Return the relative difference that rounding may make."""
     return max(1e-3, 8 * torch.finfo(dtype).eps)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """‖a − b‖ relative to the larger of the two; 0 where both are zero, NaN where one is not finite.
+    """Return ‖a − b‖ relative to the larger of the two; 0 where both are zero, NaN where one is not finite.
 
     >>> apart(torch.ones(4), -torch.ones(4))
     2.0
@@ -141,7 +141,7 @@ def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, name
 
 
 def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float, int]:
-    """(largest difference that rounding does not explain, its site); NaN where one is not finite."""
+    """Return (largest difference that rounding does not explain, its site); NaN where one is not finite."""
     gaps = [apart(a, b) for a, b in zip(credits, others)]
     if any(gap != gap for gap in gaps):
         return float("nan"), next(site for site, gap in enumerate(gaps) if gap != gap)
@@ -150,7 +150,7 @@ def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float
 
 
 def said(error: Exception) -> str:
-    """What went wrong in the user's code, on one line.
+    """Return what went wrong in the user's code, on one line.
 
     >>> said(KeyError("loss"))
     "KeyError: 'loss'"

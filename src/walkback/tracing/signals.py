@@ -224,7 +224,7 @@ class Listener:
                 sums[name] = grad.detach() + sums[name] if name in sums else grad.detach().clone()
 
     def _weights(self, key: Key) -> dict[str, nn.Parameter]:
-        """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
+        """Return the trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
         modules = self._shown_by(key)
         own = {
             f"{k}.{name}" if len(modules) > 1 or key == "given" else name: p
@@ -244,7 +244,7 @@ class Listener:
     # -- afterwards ----------------------------------------------------------------------------------
 
     def keys(self, states: Sequence[Tensor]) -> list[Key]:
-        """Where the signal of every site is read. An error where the run computed other states than these."""
+        """Return where the signal of every site is read; an error where the run computed other states than these."""
         self._refuse_other_pass(states)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
         first: Key = 0 if 0 in self.writers else "given"
@@ -254,15 +254,15 @@ class Listener:
         return [site or first for site in range(len(self.blocks) + 1)]
 
     def signals(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """The signal of every site; an error where there is none, or not one."""
+        """Return the signal of every site; an error where there is none, or not one."""
         return [self._signal(site, key) for site, key in enumerate(self.keys(states))]
 
     def arrived(self) -> dict[Key, list[Tensor]]:
-        """All signals by key, in the order in which they came."""
+        """Return all signals by key, in the order in which they came."""
         return {key: [signal for signals in runs for signal in signals] for key, runs in self.heard.items()}
 
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
-        """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
+        """Return the gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
         if not any(map(named_parameters_of, self._shown_by(key))):
             return "no-parameters"
         if not self.left[key]:
@@ -272,22 +272,22 @@ class Listener:
         return {name: grad if grad is None else grad.clone() for name, grad in self.left[key].items()}
 
     def batch_first(self, h: Tensor) -> Tensor:
-        """A state or signal of the run, shaped as in a trace."""
+        """Return a state or signal of the run, shaped as in a trace."""
         return h.transpose(0, 1) if self.axis else h
 
     def name(self, key: Key) -> str:
-        """What a writer is called in the network."""
+        """Return what a writer is called in the network."""
         return self._called(self.writers[key])
 
     def trained(self, key: Key) -> str:
-        """What the modules are called whose weights show the credit: the writer, or what it belongs to."""
+        """Return what the modules are called whose weights show the credit: the writer, or what it belongs to."""
         return ", ".join(map(self._called, self._shown_by(key))) or "the stem"
 
     def _called(self, part: nn.Module) -> str:
         return next((name for name, module in self.model.named_modules() if module is part), type(part).__name__)
 
     def _trained(self, key: Key) -> list[nn.Module]:
-        """The modules whose weights can show a credit: the writer, or where it has none all that write its site.
+        """Return the modules whose weights can show a credit: the writer, or where it has none all that write its site.
 
         What an activation or a feedback layer at the end of a block hands on trains the block.
         """
@@ -296,7 +296,7 @@ class Listener:
         return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
 
     def _shown_by(self, key: Key) -> list[nn.Module]:
-        """The same after a run: of what writes site 0 only that which ran before block 1."""
+        """Return the same after a run: of what writes site 0 only that which ran before block 1."""
         trained = self._trained(key)
         return self.stems if trained is self.first else trained
 
@@ -304,7 +304,7 @@ class Listener:
         return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
 
     def _outside_blocks(self) -> list[nn.Module]:
-        """The outermost modules with parameters of their own that are not in a block."""
+        """Return the outermost modules with parameters of their own that are not in a block."""
         found: list[nn.Module] = []
         inside = {id(m) for block in self.blocks for m in block.modules()}
         for module in self.model.modules():
@@ -360,5 +360,5 @@ def _put(grads: tuple[Tensor | None, ...], index: int, signal: Tensor) -> tuple[
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same values, up to rounding."""
+    """Return whether two tensors hold the same values, up to rounding."""
     return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)
