@@ -17,7 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
-    """Per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
+    """Return per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
 
     >>> cross_entropy(torch.zeros(1, 2), torch.tensor([1])).item() == torch.tensor(2.0).log().item()
     True
@@ -34,7 +34,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
 
 
 def next_token_loss(logits: Float[Tensor, "batch tokens classes"], y: Int[Tensor, "batch tokens"]) -> Tensor:
-    """Per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
+    """Return per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
 
     Labels are the inputs, as the model's own loss takes them: position t predicts label t + 1, and −100 is left out.
 
@@ -102,7 +102,7 @@ def _check_probabilities(y: Float[Tensor, "batch classes"]) -> None:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
+    """Return whether this is a Hugging Face language model, bare or wrapped, whose labels are its inputs."""
     return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in modules_of(model))
 
 

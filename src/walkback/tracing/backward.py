@@ -112,7 +112,7 @@ class _Check:
     # -- where it is asked ---------------------------------------------------------------------------
 
     def _first(self, trace: Trace) -> Trace:
-        """The trace to be checked, with the logits that its gradients were taken at."""
+        """Return the trace to be checked, with the logits that its gradients were taken at."""
         point = trace
         if self.narrow:
             loudest = norms(trace.grads[-1]).nan_to_num(0.0).argsort(descending=True, stable=True)[:SAMPLES]
@@ -127,7 +127,7 @@ class _Check:
         return point
 
     def _trace(self, x: Inputs, y: Tensor, deltas: Deltas, wide: bool = False) -> Trace:
-        """The pass that gives the reference on a batch, its sites moved, and `wide` in the type of the check."""
+        """Return the pass that gives the reference on a batch, its sites moved, and `wide` in the type of the check."""
         source, weights = self.tracer.source, None
         if wide or self.narrow:
             weights = self.weights if source is self.tracer or not self.wider else double_weights(source.model)
@@ -149,7 +149,7 @@ class _Check:
     # -- the network -----------------------------------------------------------------------------------
 
     def _moved(self, rows: Int[Tensor, " rows"], ways: Deltas, shift: Deltas) -> tuple[Inputs, Deltas]:
-        """Some samples, and what is added to their sites, in the type of the check."""
+        """Return some samples, and what is added to their sites, in the type of the check."""
         x, _ = _rows(self.point.inputs, self.point.labels, rows)
         deltas = {site: self._cast(delta[rows]) for site, delta in shift.items()}
         deltas |= {site: deltas[site] + way if site in deltas else way for site, way in ways.items()}
@@ -159,7 +159,7 @@ class _Check:
         return self.tracer.logits_at(*self._moved(rows, ways, shift), self.weights)
 
     def _read(self, point: Trace, shift: Deltas, ladder: Sequence[Rung], by_loss: bool = False) -> Reading:
-        """What the probes of a point say. On the batch itself (no shift) kinks are left at once."""
+        """Return what the probes of a point say. On the batch itself (no shift) kinks are left at once."""
 
         def narrowest(rows: Tensor) -> torch.dtype:
             x, deltas = self._moved(rows, {}, shift)
@@ -242,7 +242,7 @@ class _Check:
         return reading
 
     def _confirmed(self, beside: Reading, point: Trace, shift: Deltas) -> Reading:
-        """An alteration, unless coupled samples, a loss with other inputs or rounding look like one."""
+        """Return an alteration, unless coupled samples, a loss with other inputs or rounding look like one."""
         self._refuse_coupled(shift, beside.limit)
         if self._reads_more(shift):
             if not self.tracer.per_sample:
@@ -256,7 +256,7 @@ class _Check:
         return self._unless_rounded(beside, shift) if self.wider and not self.narrow else beside
 
     def _unless_rounded(self, beside: Reading, shift: Deltas) -> Reading:
-        """An alteration, unless the backward pass is right in float64 and only rounds in float32."""
+        """Return an alteration, unless the backward pass is right in float64 and only rounds in float32."""
         try:
             wide = self._told(self._beside(shift, wide=True), shift)
         except Untold:

@@ -74,30 +74,19 @@ CAUSES: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class BackwardCheck:
-    """What finite differences say of the reference.
+    """What finite differences say of the reference."""
 
-    Args:
-        answer: "agrees", "altered" or "cannot-tell".
-        cause: of "altered", what is: "network" or "loss"; of "cannot-tell", a key of CAUSES; else "".
-        error: |change − what the reference predicts| in units of the change to be expected, the largest but one of all
-            probes. None: could not be told.
-        limit: above this the reference is not the derivative.
-        sites: the sites that disagree, where the check failed.
-        samples: how many samples were read.
-        labels: "given", or "permuted" where every gradient of the given ones is zero.
-        dtype: what the finite differences were computed in.
-        values: what the sentence of `cause` names.
-    """
-
-    answer: Answer
-    cause: str = ""
+    answer: Answer  # "agrees", "altered" or "cannot-tell"
+    cause: str = ""  # of "altered", what is: "network" or "loss"; of "cannot-tell", a key of CAUSES; else ""
+    # |change − what the reference predicts| in units of the change to be expected, the largest but one of all probes.
+    # None: could not be told
     error: float | None = None
-    limit: float = 0.0
-    sites: tuple[int, ...] = ()
-    samples: int = 0
-    labels: Labels = "given"
-    dtype: str = ""
-    values: Mapping[str, Any] = field(default_factory=dict)
+    limit: float = 0.0  # above this the reference is not the derivative
+    sites: tuple[int, ...] = ()  # the sites that disagree, where the check failed
+    samples: int = 0  # how many samples were read
+    labels: Labels = "given"  # "given", or "permuted" where every gradient of the given ones is zero
+    dtype: str = ""  # what the finite differences were computed in
+    values: Mapping[str, Any] = field(default_factory=dict)  # what the sentence of `cause` names
 
     @property
     def agrees(self) -> bool | None:

@@ -31,7 +31,7 @@ LOSS_PROBES = 8  # directions in which a user's loss is asked
 
 
 def loss_slope(tracer: Tracer, logits: Tensor, labels: Tensor) -> Tensor:
-    """∂loss/∂logits of a batch, taken as the reference is."""
+    """Return ∂loss/∂logits of a batch, taken as the reference is."""
     z = logits.detach().clone().requires_grad_()
     tape = Tape() if tracer.reference == "derived" else None
     with torch.enable_grad():
@@ -42,13 +42,13 @@ def loss_slope(tracer: Tracer, logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def change_of_losses(point: Trace) -> Change:
-    """What a change of the losses themselves is to the loss, for `read`."""
+    """Return what a change of the losses themselves is to the loss, for `read`."""
     largest = widened(point.logits.abs().amax())  # inside a log-softmax numbers as large as the logits cancel
     return lambda losses, before, rows: (losses - before, losses.abs() + largest)
 
 
 def check_loss(tracer: Tracer, point: Trace, dtype: torch.dtype) -> Reading | None:
-    """What finite differences say of ∂loss/∂logits where the loss is the user's: None, or that it is altered."""
+    """Return what finite differences say of ∂loss/∂logits where the loss is the user's: None, or that it is altered."""
     if not tracer.has_custom_loss:
         return None
     sites = tuple(range(len(point.states)))
@@ -72,7 +72,7 @@ def check_loss(tracer: Tracer, point: Trace, dtype: torch.dtype) -> Reading | No
 
 
 def _read_loss(tracer: Tracer, logits: Tensor, labels: Tensor, dtype: torch.dtype) -> Reading:
-    """What finite differences of the loss say of ∂loss/∂logits, beside the logits of a batch."""
+    """Return what finite differences of the loss say of ∂loss/∂logits, beside the logits of a batch."""
     (noise,) = nudges([logits.reshape(1, -1)], APART[dtype]).values()
     z = logits + noise.view_as(logits)
     labels = labels.to(dtype) if labels.is_floating_point() else labels

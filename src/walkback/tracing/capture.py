@@ -26,21 +26,13 @@ from walkback.tracing.layout import Layout
 
 @dataclass
 class Capture:
-    """What hooks took down in one forward pass. It has many fields since all that a pass leaves is in this one place.
+    """What hooks took down in one forward pass: many fields, since all that a pass leaves is in this one place."""
 
-    Args:
-        anatomy: the parts that are read, resolved.
-        layout: what is known of the network so far.
-        own: returns all that the network keeps, in the weights it runs with: it must not be written.
-        tape: records the operations of this pass, where the reference is derived from them.
-        look: whether the layout is to be found from this pass.
-    """
-
-    anatomy: Anatomy
-    layout: Layout
-    own: Callable[[], Iterable[Tensor]]
-    tape: Tape | None
-    look: bool
+    anatomy: Anatomy  # the parts that are read, resolved
+    layout: Layout  # what is known of the network so far
+    own: Callable[[], Iterable[Tensor]]  # returns all that the network keeps, which must not be written
+    tape: Tape | None  # records the operations of this pass, where the reference is derived from them
+    look: bool  # whether the layout is to be found from this pass
     calls: list[int] = field(default_factory=list)  # blocks by index, in the order they ran
     given: dict[int, Tensor] = field(default_factory=dict)  # block -> the stream it received
     made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned
@@ -59,12 +51,12 @@ class Capture:
         return len(self.anatomy.blocks)
 
     def was_written(self) -> bool:
-        """Whether the network wrote in place what was taken down; a second answer would be no."""
+        """Return whether the network wrote in place what was taken down; a second answer would be no."""
         versions, self._versions = self._versions, []
         return any(t._version != version for t, version in versions)
 
     def states(self, branch: bool | None) -> tuple[Tensor, ...]:
-        """h_0 … h_L, where blocks return the branch or the new state."""
+        """Return h_0 … h_L, where blocks return the branch or the new state."""
         last = self.depth - 1
         if not branch:
             return (self.given[0], *(self.made[i] for i in range(last + 1)))
@@ -75,7 +67,7 @@ class Capture:
         return (self.given[0], *middle)
 
     def of_several(self, i: int) -> str:
-        """What is wrong where a block returns several tensors; "" where it does not."""
+        """Return what is wrong where a block returns several tensors; "" where it does not."""
         if i not in self.returned:
             return ""
         return (
@@ -175,7 +167,7 @@ class Capture:
             self.tape.mark(site, tensor)
 
     def _safe(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, or a copy in the graph of a view that the network may write in place.
+        """Return the tensor itself, or a copy in the graph of a view that the network may write in place.
 
         Writing a view rewrites its history: what its gradient edge then receives leaves the skip path out.
         """
@@ -214,7 +206,7 @@ class Capture:
 
 
 def with_stream(args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, other: Tensor) -> Any:
-    """What a block was given, with `other` in the place of `stream`."""
+    """Return what a block was given, with `other` in the place of `stream`."""
     named = {name: other if value is stream else value for name, value in kwargs.items()}
     return tuple(other if value is stream else value for value in args), named
 

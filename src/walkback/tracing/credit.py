@@ -69,7 +69,7 @@ class Asked:
             self._where = self.found.reach.places(self._plain)
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
-        """a_0 … a_L, detached, each shaped like its state."""
+        """Return a_0 … a_L, detached, each shaped like its state."""
         if not callable(credit) or isinstance(credit, type):
             got = (
                 f"the class {credit.__name__}: give an instance" if isinstance(credit, type) else type(credit).__name__
@@ -164,7 +164,7 @@ class Asked:
         return made
 
     def _weights(self) -> list[Tensor]:
-        """All that the network computes with, but its buffers, which running it may move."""
+        """Return all that the network computes with, but its buffers, which running it may move."""
         known = {id(p): p for m in self._modules for _, p in m._parameters.items() if p is not None}
         return list((known | {id(t): t for t in self._plain}).values())
 
@@ -185,7 +185,7 @@ class Asked:
         return self.alone and not self._restless
 
     def _keep(self, weights: Sequence[Tensor]) -> Kept:
-        """The copy of the weights that this call is held against."""
+        """Return the copy of the weights that this call is held against."""
         self._calls += 1
         steady = [t for t in weights if id(t) not in self._restless]
         if self._kept is None or not self._lasts or not self._kept.is_of(steady):

@@ -45,29 +45,18 @@ Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # that, befo
 
 @dataclass(frozen=True)
 class Reading:
-    """What probes say of the reference.
+    """What probes say of the reference."""
 
-    Args:
-        answer: "agrees", "altered", or "unread" where too few could be read.
-        cause: of "unread": "nonfinite", "flat", "rounding", "casts" or "kinks".
-        error: |change − prediction| in units of the prediction to be expected: the largest but one of all probes.
-        limit: above this it is altered.
-        sites: those where half of the probes are above the limit, or some where none has so many.
-        samples: how many were read.
-        bent: whether a probe of a site that disagrees saw a kink.
-        errors: of every probe that was read, by its number.
-        narrowest: the type that the network rounds to, where that is the cause.
-    """
-
-    answer: Literal["agrees", "altered", "unread"]
-    cause: str = ""
+    answer: Literal["agrees", "altered", "unread"]  # "agrees", "altered", or "unread" where too few could be read
+    cause: str = ""  # of "unread": "nonfinite", "flat", "rounding", "casts" or "kinks"
+    # |change − prediction| in units of the prediction to be expected: the largest but one of all probes
     error: float = 0.0
-    limit: float = 0.0
-    sites: tuple[int, ...] = ()
-    samples: int = 0
-    bent: bool = False
-    errors: Mapping[int, float] = field(default_factory=dict)
-    narrowest: torch.dtype | None = None
+    limit: float = 0.0  # above this it is altered
+    sites: tuple[int, ...] = ()  # those where half of the probes are above the limit, or some where none has so many
+    samples: int = 0  # how many were read
+    bent: bool = False  # whether a probe of a site that disagrees saw a kink
+    errors: Mapping[int, float] = field(default_factory=dict)  # of every probe that was read, by its number
+    narrowest: torch.dtype | None = None  # the type that the network rounds to, where that is the cause
 
 
 @dataclass(frozen=True)
@@ -323,7 +312,7 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
 
 
 def nudges(states: Sequence[Tensor], share: float) -> dict[int, Tensor]:
-    """A small random move of every state, by which values that are exactly equal become different ones."""
+    """Return a small random move of every state, by which values that are exactly equal become different ones."""
     generator = torch.Generator(states[0].device).manual_seed(SEED + 1)
     moves: dict[int, Tensor] = {}
     for site, h in enumerate(states):
@@ -344,7 +333,7 @@ def norms(x: Tensor) -> Float[Tensor, " rows"]:
 
 
 def type_word(dtype: torch.dtype) -> str:
-    """The name of a type as it is printed: "float32"."""
+    """Return the name of a type as it is printed: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -32,7 +32,7 @@ class Kept:
         ]
 
     def is_of(self, tensors: Iterable[Tensor]) -> bool:
-        """Whether these are the tensors that were copied."""
+        """Return whether these are the tensors that were copied."""
         return self._of.keys() == {id(t) for t in tensors}
 
     def leave(self, tensors: Iterable[Tensor]) -> None:
@@ -47,7 +47,7 @@ class Kept:
         return [item for item, differs in zip(here, _differ([(now, copy) for _, now, _, copy in here])) if differs]
 
     def changed(self) -> list[Tensor]:
-        """The tensors that hold something else by now."""
+        """Return the tensors that hold something else by now."""
         return [t for t, *_ in self._written()]
 
     def put_back(self) -> list[Tensor]:
@@ -95,7 +95,7 @@ AT_ONCE = ("cpu",)  # types of devices whose answers need no waiting: there `tor
 
 
 def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
-    """Whether the two of each pair differ, with one wait per device."""
+    """Return whether the two of each pair differ, with one wait per device."""
     answers = [_differs(now, copy) for now, copy in pairs]
     waiting: dict[torch.device, list[int]] = {}
     for i, answer in enumerate(answers):
@@ -114,7 +114,7 @@ def differ(one: Tensor, other: Tensor) -> bool:
 
 
 def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
-    """Whether any bit differs, as a tensor where it has to be waited for."""
+    """Return whether any bit differs, as a tensor where it has to be waited for."""
     if now.device != copy.device and copy.device.type == "cpu":
         now = now.cpu()  # the copy did not fit beside it
     if (now.shape, now.dtype, now.device, now.layout) != (copy.shape, copy.dtype, copy.device, copy.layout):

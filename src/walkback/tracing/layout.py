@@ -26,30 +26,20 @@ _FEW = 16  # samples that show what blocks return
 
 @dataclass(frozen=True)
 class Layout:
-    """How a network is read.
+    """How a network is read."""
 
-    Args:
-        branch: True when blocks return the residual branch, False when the new state, None while it is not known.
-        pool: where a (B, T, d) state is read, see `Anatomy`.
-        pool_found: `pool` comes from the gradient of the first batch, and must hold for every other.
-        tokens: where the readout averages over a few tokens.
-        axis: of the batch in the stream: 1 in stacks of (T, B, d).
-        copies: states are copied when captured, for networks that write them in place.
-        widens: branches of a lower precision than the stream are handed on in the stream's.
-        known: a batch has shown all this.
-    """
-
+    # True when blocks return the residual branch, False when the new state, None while it is not known
     branch: bool | None = None
-    pool: int | str | None = None
-    pool_found: bool = False
-    tokens: tuple[int, ...] | None = None
-    axis: int = 0
-    copies: bool = False
-    widens: bool = False
-    known: bool = False
+    pool: int | str | None = None  # where a (B, T, d) state is read, see `Anatomy`
+    pool_found: bool = False  # `pool` comes from the gradient of the first batch, and must hold for every other
+    tokens: tuple[int, ...] | None = None  # where the readout averages over a few tokens
+    axis: int = 0  # of the batch in the stream: 1 in stacks of (T, B, d)
+    copies: bool = False  # states are copied when captured, for networks that write them in place
+    widens: bool = False  # branches of a lower precision than the stream are handed on in the stream's
+    known: bool = False  # a batch has shown all this
 
     def batch_first(self, h: Tensor) -> Tensor:
-        """The stream as a trace has it, and the way back."""
+        """Return the stream as a trace has it, and the way back."""
         return h.transpose(0, 1) if self.axis else h
 
 
@@ -104,7 +94,7 @@ def infer_layout(
 
 
 def as_called(anatomy: Anatomy, misplaced: Mapping[str, str], model: nn.Module) -> Anatomy:
-    """Stem and readout as the network called them, where their places were guessed from the registration."""
+    """Return the anatomy with stem and readout as the network called them, where their places were guessed."""
     if BY_ORDER not in anatomy.guesses:
         return anatomy
     blocks = slice(len(anatomy.stems), len(anatomy.stems) + len(anatomy.blocks))
@@ -116,7 +106,7 @@ def as_called(anatomy: Anatomy, misplaced: Mapping[str, str], model: nn.Module) 
 
 
 def find_axis(capture: Capture, run: Callable[[Inputs], object], x: Inputs, y: Tensor) -> int:
-    """Is the stream (B, …), or (T, B, d)? Where its second axis is as long as B, a smaller batch shows it."""
+    """Return 0 for a stream of (B, …), 1 for (T, B, d); where both are as long, a smaller batch shows it."""
     batch, shape = len(y), capture.given[0].shape
     if len(shape) != 3 or shape[1] != batch:
         return 0
@@ -181,7 +171,7 @@ def _compared(declared: Sequence[Tensor] | None, states: tuple[Tensor, ...]) -> 
 
 
 def find_branch(capture: Capture, declared: Sequence[Tensor] | None, needed: bool = True) -> bool | None:
-    """Do blocks return the branch (True) or the new state? None where the numbers of this batch can't tell."""
+    """Return whether blocks return the branch or the new state; None where the numbers of this batch can't tell."""
     votes: list[bool] = []
     given, made, read, last = capture.given, capture.made, capture.read, capture.depth - 1
     misfit = None

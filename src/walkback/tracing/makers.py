@@ -55,7 +55,7 @@ class Makers(TorchFunctionMode):
                 self.shared.add(id(t))
 
     def enter(self, key: Key, given: Iterable[Any]) -> None:
-        """A writer begins, with what it was given."""
+        """Begin a writer, with what it was given."""
         self._running.append(key)
         self._made = {}
         self._outside = {t.grad_fn for t in given if isinstance(t, Tensor) and t.grad_fn is not None}
@@ -114,7 +114,7 @@ class Makers(TorchFunctionMode):
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are of one kind and hold the same numbers."""
+    """Return whether two tensors are of one kind and hold the same numbers."""
     with torch.no_grad():
         return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 

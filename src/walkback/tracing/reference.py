@@ -28,15 +28,15 @@ class Own:
     name = "own"
 
     def tape(self) -> Tape | None:
-        """What a forward pass is recorded with, for `gradients` to run again; None: it is not."""
+        """Return what a forward pass is recorded with, for `gradients` to run again; None: it is not."""
         return None
 
     def applied(self, trace: Trace, alone: bool) -> Trace:
-        """A trace of the network with the gradients of this reference; `alone`: see `Asked`."""
+        """Return a trace of the network with the gradients of this reference; `alone`: see `Asked`."""
         return trace
 
     def applied_again(self, trace: Trace, weights: Mapping[str, Tensor] | None) -> Trace:
-        """The same of a pass with other weights."""
+        """Return the same of a pass with other weights."""
         return trace
 
 
@@ -46,7 +46,7 @@ class Derived(Own):
     name = "derived"
 
     def tape(self) -> Tape | None:
-        """A new tape."""
+        """Return a new tape."""
         return Tape()
 
 
@@ -59,7 +59,7 @@ class Twin(Own):
         self.tracer = tracer
 
     def applied(self, trace: Trace, alone: bool) -> Trace:
-        """A trace with the twin's gradients; InputError where it computes other states."""
+        """Return a trace with the twin's gradients; InputError where it computes other states."""
         self.tracer.asked.alone = alone
         other = self.tracer.trace(trace.inputs, trace.labels)
         names = [*(f"site {site}" for site in range(len(trace.states))), "the logits"]
@@ -74,7 +74,7 @@ class Twin(Own):
         return replace(trace, grads=other.grads)
 
     def applied_again(self, trace: Trace, weights: Mapping[str, Tensor] | None) -> Trace:
-        """The same of a pass with other weights, which are not compared."""
+        """Return the same of a pass with other weights, which are not compared."""
         return replace(trace, grads=self.tracer.again(trace.inputs, trace.labels, weights).grads)
 
 
@@ -126,7 +126,7 @@ def gradients(capture: Capture, losses: Tensor, rewritten: bool = False) -> Grad
 
 
 def _rerun(capture: Capture, tape: Tape, losses: Tensor) -> Tensor:
-    """The losses again, and the gradient edges of all sites, on a graph that follows the forward pass alone."""
+    """Return the losses again, and set the edges of all sites, on a graph that follows the forward pass alone."""
     try:
         twin, marks = tape.rerun()
     except (RuntimeError, NotImplementedError) as error:

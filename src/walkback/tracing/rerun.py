@@ -32,7 +32,7 @@ def run(model: nn.Module, x: Inputs, weights: Weights, **kwargs: Any) -> Any:
 
 
 def double_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, in float64 where they are floating point."""
+    """Return copies of all parameters and buffers, in float64 where they are floating point."""
     wide: dict[int, Tensor] = {}  # tied weights are copied once
     for _, t in places(model):
         wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())

@@ -145,7 +145,7 @@ class Tracer:
         return self._capture is not None
 
     def own(self, weights: Weights = None) -> Iterator[Tensor]:
-        """All that the network keeps, and the weights it runs with."""
+        """Return all that the network keeps, and the weights it runs with."""
         kept = () if self.asked.found is None else self.asked.found.reach.tensors
         return chain((weights or {}).values(), (t for _, t in places(self.model)), kept)
 
@@ -187,7 +187,7 @@ class Tracer:
     # -- one batch -----------------------------------------------------------------------------------
 
     def parts(self, x: Inputs, y: Tensor, credit: Credit | None = None, chunk: int | None = None) -> Iterator[Trace]:
-        """One batch in parts of at most `chunk` samples (None: whole), one Trace at a time, all with its index."""
+        """Yield the traces of a batch in parts of at most `chunk` samples (None: whole), all with its index."""
         index = self._count
         if chunk is not None:
             check_batch(x, y, index, self._device)
@@ -196,7 +196,7 @@ class Tracer:
             yield self.trace(*part, credit)
 
     def trace(self, x: Inputs, y: Tensor, credit: Credit | None = None) -> Trace:
-        """One forward, one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
+        """Run one forward and one backward: (B, ...) inputs and their labels to a Trace of L + 1 sites."""
         self._refuse_outside("trace")
         with self._steady.begin():
             try:
@@ -222,7 +222,7 @@ class Tracer:
             return trace
 
     def again(self, x: Inputs, y: Tensor, weights: Weights) -> Trace:
-        """A batch once more with other weights by name, say in float64. It is not counted, and has no credit.
+        """Run a batch once more with other weights by name, say in float64. It is not counted, and has no credit.
 
         Args:
             x: (B, ...) inputs, of the dtype and on the device of `weights`.
@@ -246,13 +246,13 @@ class Tracer:
             return logits_of(self.run(mapped(x, lambda t: t.detach().clone()), weights))
 
     def replay(self, x: Inputs, y: Tensor, deltas: Deltas, weights: Weights) -> Tensor:
-        """(B,) losses of the same batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
+        """Return (B,) losses of the batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("replay")
         with torch.no_grad():
             return widened(self.losses(self.logits_at(x, deltas, weights), y))
 
     def branches_at(self, x: Inputs, states: Sequence[Tensor], weights: Weights) -> list[Tensor | None]:
-        """f_1 … f_L with every block l given states[l - 1], see `rerun.branches_at`."""
+        """Return f_1 … f_L with every block l given states[l - 1], see `rerun.branches_at`."""
         self._refuse_outside("branches_at")
         return rerun.branches_at(self, x, states, weights)
 
@@ -262,7 +262,7 @@ class Tracer:
             return rerun.run(self.model, x, weights, **self._asking(first=False))
 
     def _asking(self, first: bool) -> dict[str, bool]:
-        """The keyword by which a network returns its states: on the first batch, or where it has to be given."""
+        """Return the keyword by which a network returns its states: on the first batch, or where it has to be given."""
         ask = self._hidden == "required" or (self._hidden == "optional" and first)
         return {"return_hidden": True} if ask else {}
 
@@ -271,7 +271,7 @@ class Tracer:
         return next((t.device for _, t in places(self.model)), None)
 
     def _explained(self, error: Exception) -> Exception:
-        """An error of a pass, with what the user needs to understand it."""
+        """Return an error of a pass, with what the user needs to understand it."""
         made = [name for name, kept in places(self.model) if kept.is_inference()]
         if made and "Inference tensors" in str(error):
             error = InputError(
@@ -368,7 +368,7 @@ class Tracer:
 
 
 def _resolved(anatomy: Anatomy | Mapping[str, Any] | None, model: nn.Module) -> Anatomy:
-    """The anatomy that a caller gave, in whatever form, with its parts found in the model."""
+    """Return the anatomy that a caller gave, in whatever form, with its parts found in the model."""
     if isinstance(anatomy, Mapping):
         known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
         if set(anatomy) - set(known):
@@ -382,7 +382,7 @@ def _resolved(anatomy: Anatomy | Mapping[str, Any] | None, model: nn.Module) -> 
 
 
 def _complete(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """The gradients, once every site has one."""
+    """Return the gradients, once every site has one."""
     cut_at = next((site for site, g in enumerate(grads) if g is None), None)
     if cut_at is not None:
         detached = (

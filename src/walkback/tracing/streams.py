@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def stream_edges(capture: Capture) -> dict[int, GradientEdge]:
-    """Site -> edge of what is received there, where its graph says that it is a sum with the stream before."""
+    """Return site -> edge of what is received there, where its graph says it is a sum with the stream before."""
     below = {0: capture.edges[0], **capture.streams}
     return {
         site: edge
@@ -31,7 +31,7 @@ def stream_edges(capture: Capture) -> dict[int, GradientEdge]:
 
 
 def last_stream(capture: Capture, losses: Tensor) -> dict[int, GradientEdge]:
-    """The last site with the edge of its stream where no module receives it: where it meets what block L returns."""
+    """Return {L: edge of its stream} where no module receives it: where the stream meets what block L returns."""
     met = _meeting(losses, capture.edges[capture.depth], capture.edges[capture.depth - 1])
     return {} if met is None else {capture.depth: met}
 
@@ -67,7 +67,7 @@ def refuse_unlike_streams(
 
 
 def refuse_copy(capture: Capture, grads: Sequence[Tensor]) -> None:
-    """With the skip outside the block, g_0 = g_1 + J_f1ᵀ g_1 only if block 1 is handed the stream itself."""
+    """Raise AnatomyError where block 1 got a copy: g_0 = g_1 + J_f1ᵀ g_1 only if it is handed the stream itself."""
     if grads[0].shape != grads[1].shape or capture.first_made is None:
         return
     (through,) = torch.autograd.grad(

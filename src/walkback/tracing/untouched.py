@@ -19,7 +19,7 @@ from walkback.tracing.reach import Reach, is_resharded
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[AsFound]:
-    """Eval mode, eager execution and gradients on inside; everything as it was outside.
+    """Run eval mode, eager execution and gradients on inside; leave everything as it was outside.
 
     Put back on the way out is all that can be reached from the network (see `Reach`): every module's training flag,
     hooks and attributes, parameters and buffers, what lists and dicts hold, every tensor's numbers, its `.grad`,
