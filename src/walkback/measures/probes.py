@@ -2,27 +2,28 @@
 
 Perturbation and nudging change the stream at one site and run the rest of the network, in float64 where the device has
 it. Fresh feedback asks the rule for its credit with new random matrices. (The intrinsic form of D2 is asked for like a
-probe, but measured batch by batch: see `intrinsic.py`.)
+probe, but measured batch by batch: see `precision.py`.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import Measurements, Meter, Numbers
-from walkback.measures.nulls import student
+from walkback.measures.fresh import FreshFeedback, Redraws
+from walkback.measures.measurements import Found
 from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
-from walkback.network.values import has_float64, no_autocast, parameters_of, places
+from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
-from walkback.options import whole_numbers
+from walkback.registry import whole_numbers
+from walkback.tracing.rerun import double_weights, is_sharded
 from walkback.tracing.session import Trace, Tracer
 
 
@@ -48,6 +49,7 @@ class Perturbation:
     True
     """
 
+    quantities: ClassVar = ("perturbation",)
     directions: str = "isotropic"
     count: int = 64
     step: float = 1e-3
@@ -77,41 +79,13 @@ class Nudging:
     True
     """
 
+    quantities: ClassVar = ("nudging", "nudging_relative", "nudging_rms")
     eta: float = 0.01
     samples: int = 1024
 
     def __post_init__(self) -> None:
         if self.eta <= 0:
             raise InputError(f"Expected eta > 0, but got {self.eta}.")
-        whole_numbers(samples=self.samples)
-
-
-@dataclass(frozen=True)
-class FreshFeedback:
-    """The null of a rule with feedback matrices: the cosines of the same network and batches with B drawn anew.
-
-    The credit must be a rule with `redraw(generator)`, such as a bundle's; its own B is put back afterwards.
-
-    Args:
-        draws: how many times.
-        samples: at least this many samples are used (whole batches).
-        seed: of the draws.
-
-    >>> import walkback as wb
-    >>> net, dfa, batches = wb.selftest.healthy(), wb.rules.DFA(), wb.selftest.batches(2)
-    >>> wb.rules.set_up(dfa, net, batches[0][0], 10, torch.Generator().manual_seed(0))
-    >>> report = wb.diagnose(net, batches, credit=dfa, probes=[FreshFeedback(draws=5)])
-    >>> len(report.controls["fresh_mean"])
-    5
-    """
-
-    draws: int = 20
-    samples: int = 1024
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
         whole_numbers(samples=self.samples)
 
 
@@ -162,15 +136,14 @@ class Probing:
 
     def __init__(self, probes: Sequence[Probe], tracer: Tracer, credit: Any = None) -> None:
         self._runs = [_Run(probe) for probe in probes if isinstance(probe, Perturbation | Nudging)]
-        self._redraws = [_Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
+        self._redraws = [Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
         self._tracer = tracer
         self._replayer: _Replayer | None = None
         self._dtype = ""
 
-    def add(self, trace: Trace) -> None:
-        """Run the probes that want more samples on this trace."""
+    def update(self, trace: Trace) -> None:
         for redraws in self._redraws:
-            redraws.add(trace)
+            redraws.update(trace)
         due = [run for run in self._runs if run.samples < run.probe.samples]
         if not due:
             self._replayer = None  # its copy of the weights is not needed any more
@@ -185,22 +158,20 @@ class Probing:
                     step = _perturb if isinstance(run.probe, Perturbation) else _nudge
                     step(run, self._replayer, trace)
 
-    def result(self) -> dict[str, Any]:
-        """Per-site lists by name, with `reasons` for what is missing and the `conditions` of the probes."""
-        found: dict[str, Any] = {"reasons": {}, "conditions": {"probe_dtype": self._dtype} if self._runs else {}}
+    def compute(self, found: Found) -> None:
+        found.values["probes"] = {}
+        found.conditions |= {"probe_dtype": self._dtype} if self._runs else {}
         for run in self._runs:
-            perturbed = isinstance(run.probe, Perturbation)
-            names = ("perturbation",) if perturbed else ("nudging", "nudging_relative", "nudging_rms")
+            names = run.probe.quantities
             if not self._tracer.per_sample:
                 why = "the loss returns a mean; probes need one loss per sample"
-                found["reasons"].update(dict.fromkeys(names, why))
+                found.reasons |= dict.fromkeys(names, why)
                 continue
-            self._tracer.notes.extend(run.tell(found))
-            found["reasons"].update(dict.fromkeys((n for n in names if n not in run.values), "no credit was given"))
-            found["conditions"][type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
+            run.compute(found)
+            found.reasons |= dict.fromkeys((n for n in names if n not in run.values), "no credit was given")
+            found.conditions[type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
         for redraws in self._redraws:
-            redraws.tell(found)
-        return found
+            redraws.compute(found)
 
 
 class _Run:
@@ -215,15 +186,15 @@ class _Run:
         """Of each sample its value, whether it has no signal, which counts as 0, and whether it can't count."""
         self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, none, left))
 
-    def tell(self, found: dict[str, Any]) -> list[Note]:
-        """Add the means to what was found, with reasons; returns notes on samples that were left out."""
+    def compute(self, found: Found) -> None:
+        """Add the means to what was found, with reasons, and notes on samples that were left out."""
         perturbed = isinstance(self.probe, Perturbation)
         zero = "is zero, or the loss does not change, at some sites"
         zero = zero if perturbed else "is zero at some sites, so a step has no direction"
         left: dict[tuple[tuple[int, int], ...], list[str]] = {}  # how many, at which sites -> the numbers without them
         for name, per_site in self.values.items():
             means, empty, left_out = zip(*map(_mean_of, per_site))
-            found[name] = list(means)
+            found.values["probes"][name] = list(means)
             missing = [site for site, mean in enumerate(means) if mean is None]
             broken = [str(site) for site in missing if empty[site] < self.samples]
             signal = "credit" if name == "perturbation" else "signal"
@@ -231,16 +202,13 @@ class _Run:
             if broken:
                 why.append(f"the signal, or the loss after a step, is not finite at site {', '.join(broken)}")
             if why:
-                found["reasons"][name] = "; ".join(why)
+                found.reasons[name] = "; ".join(why)
             some = tuple((site, n) for site, n in enumerate(left_out) if n and site not in missing)
             if some:
                 left.setdefault(some, []).append(name)
-        return [
-            Note(
-                "probe-left-out", None, {"of": self.samples, "probes": names, "left_out": {str(s): n for s, n in some}}
-            )
-            for some, names in left.items()
-        ]
+        for some, names in left.items():
+            values = {"of": self.samples, "probes": names, "left_out": {str(site): n for site, n in some}}
+            found.notes.append(Note("probe-left-out", None, values))
 
 
 def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
@@ -289,78 +257,6 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
                 change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
                 none = (norms == 0) & change.isfinite()
                 run.keep(name + suffix, site, sites, change, none, torch.zeros_like(none))
-
-
-def double_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, in float64 where they are floating point."""
-    wide: dict[int, Tensor] = {}  # tied weights are copied once
-    for _, t in places(model):
-        wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
-    return {name: wide[id(t)] for name, t in places(model)}
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Are its weights spread over processes, so that a copy would gather them?"""
-    return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
-
-
-class _Redraws:
-    """The same traces with the feedback of their credit drawn anew, one Meter per draw. The rule is left as found."""
-
-    def __init__(self, probe: FreshFeedback, credit: Any) -> None:
-        self.probe, self.credit, self.samples = probe, credit, 0
-        self.meters = [Meter() for _ in range(probe.draws)]
-        # On the CPU whatever the device, so that a seed gives the same matrices everywhere, and for every batch.
-        self.generator, self.starts = torch.Generator().manual_seed(probe.seed), []
-        self.why = "no credit was given" if credit is None else ""
-        if credit is not None and not all(hasattr(credit, n) for n in ("redraw", "state_dict", "load_state_dict")):
-            self.why = "the credit has no feedback matrices to draw anew"
-
-    def add(self, trace: Trace) -> None:
-        """Measure this trace with every draw."""
-        if self.why or self.samples >= self.probe.samples:
-            return
-        own = {name: value.clone() for name, value in self.credit.state_dict().items()}
-        try:
-            for draw, meter in enumerate(self.meters):
-                if self.samples:
-                    self.generator.set_state(self.starts[draw])
-                else:
-                    self.starts.append(self.generator.get_state())
-                with torch.no_grad():
-                    if not self.credit.redraw(self.generator):
-                        self.why = "the credit has no feedback matrices to draw anew"
-                        return
-                meter.add(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
-        finally:
-            self.credit.load_state_dict(own)
-        self.samples += len(trace.losses)
-
-    def tell(self, found: dict[str, Any]) -> None:
-        """Add the spread over the draws to what was found."""
-        told: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
-        found["conditions"]["fresh_feedback"] = told
-        if self.why:
-            told["not measured because"] = self.why
-            return
-        drawn: list[Measurements] = [meter.result() for meter in self.meters]
-        spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
-        half = student(self.probe.draws - 1) * (1 + 1 / self.probe.draws) ** 0.5  # of where one more draw would lie
-        found["fresh_mean"] = [s and s[0] for s in spreads]
-        found["fresh_low"] = [s and s[0] - half * s[1] for s in spreads]
-        found["fresh_high"] = [s and s[0] + half * s[1] for s in spreads]
-        for name in ("gamma", "deep_cosine"):
-            spread = _spread([getattr(m, name) for m in drawn])
-            told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
-
-
-def _spread(values: Numbers) -> tuple[float, float] | None:
-    """Mean and standard deviation, None when one is missing."""
-    known = [v for v in values if v is not None]
-    if len(known) < len(values):
-        return None
-    of = torch.tensor(known, dtype=torch.float64)
-    return float(of.mean()), float(of.std())
 
 
 class _Replayer:

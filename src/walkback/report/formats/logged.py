@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from walkback.api import NULLS, PRECISION, SHIFTED, make_report
 from walkback.errors import FormatError, InputError
 from walkback.measures.accumulate import (
     PUBLISHED_BATCH,
@@ -31,8 +30,10 @@ from walkback.measures.accumulate import (
     mean,
     stream_shapes,
 )
+from walkback.measures.quantities import NULLS, PRECISION, SHIFTED
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1
+from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
 from walkback.verdict.advisories import earlier_epoch
 from walkback.verdict.checks import Accuracy, DiagnosticThresholds, Finding, read_table

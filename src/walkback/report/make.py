@@ -1,0 +1,92 @@
+"""Measurements judged: Measurements, Claim -> Report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from walkback.measures.formulas import cosine_error, deep_sites, mean
+from walkback.measures.measurements import Measurements
+from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
+from walkback.notes import Note
+from walkback.report.report import Report
+from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.claim import Accuracy, Claim
+from walkback.verdict.editions import decide
+from walkback.verdict.findings import Verdict
+from walkback.verdict.notes import clamped_readable, notes_on, unclamped_exact
+from walkback.verdict.statistics import paired_counts
+
+
+def make_report(
+    m: Measurements,
+    claim: Claim,
+    thresholds: DiagnosticThresholds,
+    edition: str,
+    method: str = "",
+    notes: str = "",
+    run: Mapping[str, Any] | None = None,
+) -> Report:
+    """Judge measurements and put everything a reader needs into a Report."""
+    v = decide(m, claim, thresholds, edition)
+    judged = _judged(m, v)
+    values = {q.name: getattr(m, q.name) if q.measured else judged[q.name] for q in SCALARS}
+    per_layer = {q.name: (getattr(m, q.name) or None) if q.measured else m.probes.get(q.name) for q in PER_SITE}
+    missing = {name for name, value in {**values, **per_layer}.items() if value is None}
+    reasons = dict.fromkeys(sorted(missing), "not measured") | m.reasons
+    if v["depth"].reason and v["depth"].value is None:
+        reasons["depth_margin_pp"] = v["depth"].reason
+    remark = [Note("remark", None, {"text": str(notes)})] if notes else []
+    return Report(
+        edition=v.edition,
+        verdict=v.verdict,
+        failed=v.failed,
+        measurement_valid=v.measurement_valid,
+        clamped_readable=clamped_readable(m, thresholds),
+        unclamped_exact=unclamped_exact(m, thresholds),
+        depth_used=v.depth_used,
+        submode=v.submode,
+        nonfinite=tuple({**note.values, "site": note.site} for note in m.nonfinite),
+        altered=None if m.altered is None else dict(m.altered.values),
+        doubted=None if m.doubted is None else dict(m.doubted.values),
+        values=values,
+        per_layer=per_layer,
+        thresholds=asdict(thresholds),
+        chain=tuple(asdict(step) for step in v.chain),
+        findings=tuple({**asdict(f), "interval": None if f.interval is None else list(f.interval)} for f in v.findings),
+        method=method,
+        notes=(*remark, *notes_on(v, m, claim, thresholds)),
+        headline_acc=_plain(claim.accuracy),
+        frozen_baseline_acc=_plain(claim.frozen),
+        bp_acc=_plain(claim.bp),
+        aggregates=m.aggregates,
+        controls={k: v for k, v in m.probes.items() if k not in per_layer},
+        run=dict(run or {}),
+        conditions=_conditions(m, claim),
+        reasons=reasons,
+    )
+
+
+def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
+    """The scalars that are no fields of Measurements."""
+    deep = deep_sites(m.cosine)
+    probes = {name: m.probes.get(name) for name in PROBE_LISTS}
+    return {
+        "g_norm_deepest": m.g_norm[-1] if m.g_norm else None,
+        "depth_margin_pp": v["depth"].value,
+        "cosine_error": cosine_error(m.float64_disagreement, m.float64_shift)[0],
+        **{f"deep_{name}": mean([values[i] for i in deep]) if values else None for name, values in probes.items()},
+    }
+
+
+def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
+    """Those of the measurement, and what judges D3 beside the accuracies, so that a report can be judged again."""
+    paired = None if claim.correct is None else paired_counts(claim.correct)
+    judging = {"paired": paired, "bp_frozen_acc": _plain(claim.bp_frozen)}
+    measured = {k: v for k, v in m.conditions.items() if k not in judging}  # of a report they are those of its claim
+    return measured | {k: v for k, v in judging.items() if v is not None}
+
+
+def _plain(value: Accuracy) -> float | list[float] | None:
+    return value if value is None else float(value) if isinstance(value, (int, float)) else [float(v) for v in value]
