@@ -1,7 +1,8 @@
-"""A Table as LaTeX that fits a page: Table -> booktabs.
+"""The one writer of LaTeX, for reports and for tables: booktabs, and nothing that an engine could not set.
 
-What is published stands in a table of its own below ours, and rows without a run are left out. Wide tables are set
-sideways, with long text in lines, and where that is not enough scaled down; long ones come in parts.
+A table is made to fit a page: what is published stands in a table of its own below ours, and rows without a run are
+left out. Wide tables are set sideways, with long text in lines, and where that is not enough scaled down; long ones
+come in parts.
 """
 
 from __future__ import annotations
@@ -10,12 +11,119 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from walkback.report.report import tex
-from walkback.report.table import NONE, Table
+from walkback.measures.quantities import PER_SITE
+from walkback.report import view
+from walkback.report.numbers import NONE
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
+    from walkback.report.table import Table
 
 PACKAGES = r"\usepackage{array,booktabs,graphicx,rotating}"
+
+
+# -- text and numbers -----------------------------------------------------------------------------------------------
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
+    "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
+    "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$", "†": r"\dag{}",
+    "²": "$^2$", "₀": "$_0$", "|": r"\textbar{}",
+}  # fmt: skip
+_TEX |= {
+    letter: rf"$\{name}$"
+    for letters, names in (
+        ("αβγδζηθκλμν", "alpha beta gamma delta zeta eta theta kappa lambda mu nu"),
+        ("ξπρστφχψω", "xi pi rho sigma tau phi chi psi omega"),
+        ("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"),
+    )
+    for letter, name in zip(letters, names.split(), strict=True)
+}
+
+
+def tex(text: str) -> str:
+    """Return text that any LaTeX engine sets as it is; a paragraph break would end a caption."""
+    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+
+
+# A number with a sign or an exponent, which LaTeX sets well only in mathematics.
+_NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
+_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?( \(\d+/\d+\))?")
+_SYMBOLS = {
+    tex("‖h_L‖"): r"$\|h_L\|$",
+    tex("‖g_L‖"): r"$\|g_L\|$",
+    tex("‖f_l‖²"): r"$\|f_l\|^2$",
+    tex("g_L"): "$g_L$",
+    tex("ρ_pert"): r"$\rho_{\mathrm{pert}}$",
+    tex("…"): r"\ldots\allowbreak{}",
+}
+
+
+def cell(text: str) -> str:
+    r"""Return escaped text with its numbers in mathematics.
+
+    >>> print(cell("4.2e-9 ± 1e-9"), cell("-0.022"), cell("d=256 & 50 %"))
+    $4.2{\times}10^{-9}$ $\pm$ $10^{-9}$ $-0.022$ d=256 \& 50 \%
+    """
+
+    def number(found: re.Match[str]) -> str:
+        sign, digits, exponent = found.groups()
+        if exponent is None:
+            return f"${sign}{digits}$" if sign else digits
+        front = "" if digits == "1" else rf"{digits}{{\times}}"
+        return f"${sign}{front}10^{{{int(exponent)}}}$"
+
+    escaped = tex(text)
+    for name, symbol in _SYMBOLS.items():
+        escaped = escaped.replace(name, symbol)
+    return _NUMBER.sub(number, escaped)
+
+
+def row(cells: Iterable[str]) -> str:
+    """Return the cells as one row."""
+    # Braces: after the \\ of the row before, a bracket would open its optional argument.
+    return "    {}" + " & ".join(cells) + r" \\"
+
+
+def tabular(columns: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a booktabs table of cells that are LaTeX already; `columns` is its preamble."""
+    lines = [r"    \toprule", row(head), r"    \midrule", *map(row, rows), r"    \bottomrule"]
+    return [rf"  \begin{{tabular}}{{{columns}}}", *lines, r"  \end{tabular}"]
+
+
+def document(body: Iterable[str], packages: str = PACKAGES) -> str:
+    """Return an article that compiles, with the lines of `body` in it."""
+    return "\n".join([r"\documentclass{article}", packages, r"\begin{document}", *body, r"\end{document}"])
+
+
+# -- a report -------------------------------------------------------------------------------------------------------
+
+
+def report_latex(report: Report) -> str:
+    """Return two or three tables with the thresholds in the caption, ready to be put into a paper."""
+    name = tex(report.method or "the network")
+    heads = {q.title: q.latex for q in PER_SITE if q.latex}
+    limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in report.findings)
+    captions = (
+        f"Per-layer state of {name}: {tex(view.conditions_line(report))}",
+        f"Precision of {name}'s reference, by site",
+    )
+    tables = [(caption, head, rows[:-1]) for caption, (head, rows) in zip(captions, view.layer_tables(report))]
+    checks = f"Checks of {name} ({tex(f'edition {report.edition}')}; {tex(limits)}). {tex(report.verdict_line)}"
+    lines = []
+    for caption, head, rows in (*tables, (checks, *view.finding_rows(report))):
+        columns = "".join("l" if left else "r" for left in view.stands_left(head))
+        cells = [[tex(cell) for cell in cells] for cells in rows]
+        lines += [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}.}}"]
+        lines += [*tabular(columns, [heads.get(h, tex(h)) for h in head], cells), r"\end{table}"]
+    return "\n".join(lines)
+
+
+# -- a table --------------------------------------------------------------------------------------------------------
+
 # Columns that say what a row is of.
 LABELS = (
     *("network", "terminal LN", "rule", "credit site", "λ", "epoch", "epochs", "seed", "site", "data", "model"),
@@ -47,8 +155,8 @@ class Part(NamedTuple):
     scale: float = 1.0
 
 
-def latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
-    """All tables that a Table becomes; the preamble needs PACKAGES.
+def table_latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
+    """Return all tables that a Table becomes; the preamble needs PACKAGES.
 
     Args:
         bold: (row, column) of the cells to be set in bold.
@@ -179,14 +287,9 @@ def _float(
         rf"  \caption{{{said}.}}",
         rf"  \label{{tab:{table.name}{part.suffix}}}",
         r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"  \begin{{tabular}}{{{columns}}}",
-        r"    \toprule",
-        *_rows([heads]),
-        r"    \midrule",
-        *_rows(body),
-        r"    \bottomrule",
-        r"  \end{tabular}}",
+        *tabular(columns, heads, body),
     ]
+    lines[-1] += "}"
     if notes:
         text = ". ".join(cell(_sentence(note)) for note in notes)
         lines.append(rf"  \par\smallskip\parbox{{\linewidth}}{{\footnotesize\raggedright {text}.}}")
@@ -216,41 +319,3 @@ def _sentence(note: str) -> str:
     symbol = not note[:1].isascii() or not note[1:2].isalpha()  # n, ρ
     first = note[:1] if symbol else note[:1].upper()
     return first + note[1:].rstrip(".")
-
-
-# A number with a sign or an exponent, which LaTeX sets well only in mathematics.
-_NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
-_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?( \(\d+/\d+\))?")
-_SYMBOLS = {
-    tex("‖h_L‖"): r"$\|h_L\|$",
-    tex("‖g_L‖"): r"$\|g_L\|$",
-    tex("‖f_l‖²"): r"$\|f_l\|^2$",
-    tex("g_L"): "$g_L$",
-    tex("ρ_pert"): r"$\rho_{\mathrm{pert}}$",
-    tex("…"): r"\ldots\allowbreak{}",
-}
-
-
-def cell(text: str) -> str:
-    r"""Escaped text with its numbers in mathematics.
-
-    >>> print(cell("4.2e-9 ± 1e-9"), cell("-0.022"), cell("d=256 & 50 %"))
-    $4.2{\times}10^{-9}$ $\pm$ $10^{-9}$ $-0.022$ d=256 \& 50 \%
-    """
-
-    def number(found: re.Match[str]) -> str:
-        sign, digits, exponent = found.groups()
-        if exponent is None:
-            return f"${sign}{digits}$" if sign else digits
-        front = "" if digits == "1" else rf"{digits}{{\times}}"
-        return f"${sign}{front}10^{{{int(exponent)}}}$"
-
-    escaped = tex(text)
-    for name, symbol in _SYMBOLS.items():
-        escaped = escaped.replace(name, symbol)
-    return _NUMBER.sub(number, escaped)
-
-
-def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    # Braces: after the \\ of the row before, a bracket would open its optional argument.
-    return ["    {}" + " & ".join(row) + r" \\" for row in rows]

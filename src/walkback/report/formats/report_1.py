@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from walkback.errors import FormatError
+from pydantic import BaseModel, ConfigDict, Field
 
 SCHEMA = "walkback.report/1"
 
@@ -81,16 +81,37 @@ def _altered(text: str) -> dict[str, Any]:
     return {"error": float(error) / 100, "limit": float(limit) / 100, "sites": listed}
 
 
-def as_report_2(data: Mapping[str, Any], where: str = "the report") -> dict[str, Any]:
-    """A report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
-    shapes = {"findings": list, "advisories": list, "failed": list, "values": dict, "thresholds": dict}
-    for name, kind in shapes.items():
-        if not isinstance(data.get(name), kind):
-            got = type(data[name]).__name__ if name in data else "nothing"
-            raise FormatError(
-                f"Expected {where} to be a whole report of {SCHEMA}, with {name} as "
-                f"{'a list' if kind is list else 'an object'}, but got {got}."
-            )
+class Document(BaseModel):
+    """What a report/1 must have, and as what; it was checked more closely when it was written."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    findings: list[Any]
+    advisories: list[Any]
+    failed: list[Any]
+    values: dict[str, Any]
+    thresholds: dict[str, Any]
+    edition: str
+    verdict: str
+    per_layer: dict[str, Any]
+    conditions: dict[str, Any]
+    reasons: dict[str, Any]
+    chain: list[Any]
+    measurement_valid: Any
+    depth_used: Any
+    submode: Any
+    schema_: Any = Field(alias="schema")
+    method: Any = None
+    notes: Any = None
+    headline_acc: Any = None
+    frozen_baseline_acc: Any = None
+    bp_acc: Any = None
+    aggregates: Any = None
+    controls: Any = None
+    run: Any = None
+
+
+def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
     given = {k: v for k, v in data.items() if k != "advisories"}
     facts = notes(data["advisories"])
     remark = str(given.get("notes") or "")
