@@ -60,7 +60,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from jaxtyping import install_import_hook  # noqa: E402
 
-install_import_hook(["walkback.measures.accumulate", "walkback.measures.probes"], "beartype.beartype").__enter__()
+TENSORS = ("formulas", "vectors", "rounding", "sums", "stream", "alignment", "accumulate", "probes")
+install_import_hook([f"walkback.measures.{name}" for name in TENSORS], "beartype.beartype").__enter__()
 torch.set_num_threads(1)
 # The same examples each time, and none fails because the machine was busy while it was drawn or run.
 busy = [hypothesis.HealthCheck.too_slow]

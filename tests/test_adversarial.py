@@ -19,9 +19,10 @@ import walkback as wb
 from made_runs import write_run
 from walkback.audit.records import read_records
 from walkback.audit.settings import judged_runs
+from walkback.measures.witness import class_sorted
 from walkback.notes import Note, coded
 from walkback.training.control import control_spec
-from walkback.verdict.advisories import class_sorted, earlier_epoch
+from walkback.verdict.notes import earlier_epoch
 
 ROOT = Path(__file__).parent.parent
 DOC = (ROOT / "docs/adversarial.md").read_text(encoding="utf-8")
@@ -208,7 +209,7 @@ def test_4_the_test_of_independence_is_scipys() -> None:
     """The level at which samples are called sorted is a p value of 1e-9, as chi2 computes it."""
     from scipy.stats import chi2_contingency, norm
 
-    from walkback.verdict.advisories import SORTED
+    from walkback.measures.witness import SORTED
 
     draw, answers = np.random.default_rng(0), []
     for mixing in np.linspace(0.0, 0.6, 40):

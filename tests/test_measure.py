@@ -787,7 +787,7 @@ def test_a_meter_may_be_read_before_the_last_batch():
     meter = Meter()
     with wb.Tracer(spec.net()) as tracer:
         for done, (xb, yb) in enumerate(batched(x, y, 128), 1):
-            meter.add(tracer.trace(xb, yb))
+            meter.update(tracer.trace(xb, yb))
             assert meter.result().h_norm == close([mean_norm(h) for h in spec.states(x[: 128 * done])])
 
 

@@ -205,7 +205,7 @@ def traced(change: Callable[[wb.Trace], wb.Trace]) -> tuple[wb.Measurements, lis
     with wb.Tracer(net) as tracer:
         for x, y in wb.selftest.batches(2, 60):
             kept.append(change(tracer.trace(x.double(), y, shifted_about)))
-            meter.add(kept[-1])
+            meter.update(kept[-1])
     assert kept[0].credits is not None
     sides = [[np.concatenate([t.numpy() for t in site]) for site in zip(*part)] for part in (
         [trace.credits for trace in kept], [trace.grads for trace in kept])]  # fmt: skip

@@ -16,12 +16,13 @@ _HOMES = {
     "Certificate": "walkback.training.certify",
     "Bundle": "walkback.training.bundle",
     "CreditError": "walkback.errors",
+    "Claim": "walkback.verdict.claim",
     "DiagnosticThresholds": "walkback.verdict.checks",
     "FormatError": "walkback.errors",
     "FreshFeedback": "walkback.measures.probes",
     "InputError": "walkback.errors",
     "Intrinsic": "walkback.measures.precision",
-    "Measurements": "walkback.measures.accumulate",
+    "Measurements": "walkback.measures.measurements",
     "Nudging": "walkback.measures.probes",
     "Perturbation": "walkback.measures.probes",
     "Report": "walkback.report.report",
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
     from walkback.lint import lint as lint
-    from walkback.measures.accumulate import Measurements as Measurements
+    from walkback.measures.measurements import Measurements as Measurements
     from walkback.measures.precision import Intrinsic as Intrinsic
     from walkback.measures.probes import FreshFeedback as FreshFeedback
     from walkback.measures.probes import Nudging as Nudging
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from walkback.training.spec import RunSpec as RunSpec
     from walkback.training.watch import Watch as Watch
     from walkback.verdict.checks import DiagnosticThresholds as DiagnosticThresholds
+    from walkback.verdict.claim import Claim as Claim
 
 
 class _FrontDoor(ModuleType):

@@ -337,7 +337,7 @@ def _claim(
 ) -> Claim:
     pairs = [(run, control) for run in runs if (control := records.control(run, stem)) is not None]
     if not pairs:
-        return Claim(headline=[run.accuracy for run in runs] or None)
+        return Claim(accuracy=[run.accuracy for run in runs] or None)
     correct = None
     if len(pairs) == 1:
         ours, theirs = pairs[0][0].correct, pairs[0][1].correct

@@ -27,25 +27,18 @@ import torch
 from torch import Tensor, nn
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import (
-    PUBLISHED_BATCH,
-    Groups,
-    by_largest,
-    cosine_eps,
-    least_norm,
-    pairwise_cosine,
-    readers,
-    site_vectors,
-    some,
-    to_float64_device,
-)
+from walkback.measures.accumulate import to_float64_device
+from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
+from walkback.measures.measurements import Found
+from walkback.measures.rounding import by_largest, least_norm
+from walkback.measures.sums import Directions, some
+from walkback.measures.vectors import readers, site_vectors
 from walkback.network.batch import mapped
 from walkback.network.values import has_float64, no_autocast, places
 from walkback.notes import Note
 from walkback.tracing.session import Trace, Tracer
 
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
-_LISTS = ("float64_disagreement", "float64_shift", "epsilon_share", "absorption")
 
 
 @dataclass(frozen=True)
@@ -75,8 +68,9 @@ class IntrinsicMeter:
     >>> with wb.Tracer(wb.selftest.exploded()) as tracer:  # ‖g_L‖ = 1e-11: far under the published floor
     ...     meter = IntrinsicMeter(tracer)
     ...     for x, y in wb.selftest.batches(2):
-    ...         meter.add(tracer.trace(x, y))
-    >>> max(meter.result()["float64_disagreement"]) < 1e-9
+    ...         meter.update(tracer.trace(x, y))
+    >>> meter.compute(found := Found())
+    >>> max(found.values["float64_disagreement"]) < 1e-9
     True
     """
 
@@ -90,9 +84,9 @@ class IntrinsicMeter:
         self._given_up = False
         self._absorption = ""
         self._seen: set[int] = set()
-        self._groups, self._n_directions, self._n_empty = Groups(), 0, 0
+        self._directions = Directions()
 
-    def add(self, trace: Trace) -> None:
+    def update(self, trace: Trace) -> None:
         """Take one batch into account: what the tracer just gave."""
         with no_autocast(trace.losses.device), no_autocast(torch.device("cpu")):
             exact = None if self._given_up else self._exact(trace)
@@ -185,9 +179,9 @@ class IntrinsicMeter:
 
     def _add_epsilon(self, trace: Trace) -> None:
         for site, g in enumerate(trace.grads):
-            left = _left(g, g.dtype)
+            left = unclamped(_norms(g), g.dtype)
             if trace.credits is not None:
-                left = left * _left(trace.credits[site], g.dtype)
+                left = left * unclamped(_norms(trace.credits[site]), g.dtype)
             self._sum["epsilon", site] += torch.stack([(1 - left).sum(), torch.ones_like(left).sum()])
 
     def _add_direction(self, trace: Trace) -> None:
@@ -201,52 +195,42 @@ class IntrinsicMeter:
         if not fresh:
             return
         vectors = site_vectors(trace.grads[-1], trace.pool, readers(trace), trace.mask)
-        for group in self._groups.add(vectors[torch.tensor(fresh)]):
-            length = float(group.norm())
-            if 0.0 < length < float("inf"):
-                self._sum["directions"] += group / length
-                self._n_directions += 1
-            else:
-                self._n_empty += 1
+        self._directions.add(vectors[torch.tensor(fresh)])
 
     # -- the answer ----------------------------------------------------------------------------------
 
-    def result(self) -> dict[str, Any]:
-        """Fields of Measurements, with `reasons`, `conditions` and `notes` to add to those there are."""
+    def compute(self, found: Found) -> None:
+        """Give the lists of the precision table and stability_distinct."""
         sites = range(len(self.tracer.blocks) + 1)
-        reasons: dict[str, str] = {}
-        found: dict[str, Any] = {
-            "float64_disagreement": [self._mean("off", site) for site in sites],
-            "float64_shift": [self._shift(site) for site in sites],
-            "epsilon_share": [self._mean("epsilon", site) for site in sites],
-            "absorption": [self._mean("absorbed", site) for site in sites],
-        }
+        found.conditions["intrinsic"] = {
+            "method": self.method or None, "samples": self.samples, "absorption": self._absorption or None,
+            **({"instead of float64 because": self.why} if self.why else {}),
+        }  # fmt: skip
         out = f"the reference could not be computed again ({self.why})" if self._given_up else ""
-        missing = {
-            "float64_disagreement": "credit and reference are zero or not finite",
-            "float64_shift": "no credit was given" if ("exact", 0) not in self._sum else "a cosine is missing",
-            "epsilon_share": "a reference is not finite",
-            "absorption": "blocks return the new state, and float64 is out of reach",
-        }
-        for name in _LISTS:
-            if all(v is None for v in found[name]):
-                found[name] = []
-                reasons[name] = missing[name] if name == "epsilon_share" else out or missing[name]
-            elif None in found[name][name == "absorption" :]:
-                reasons[name] = "not measured at every site: a value is zero or not finite there"
-        stability, reasons["stability_distinct"] = self._stability()
-        told = {"method": self.method or None, "samples": self.samples, "absorption": self._absorption or None}
-        told |= {"instead of float64 because": self.why} if self.why else {}
-        notes = []
+        no_credit = ("exact", 0) not in self._sum
+        for name, values, missing in (
+            ("float64_disagreement", [self._mean("off", site) for site in sites],
+             out or "credit and reference are zero or not finite"),
+            ("float64_shift", [self._shift(site) for site in sites],
+             out or ("no credit was given" if no_credit else "a cosine is missing")),
+            ("epsilon_share", [self._mean("epsilon", site) for site in sites], "a reference is not finite"),
+            ("absorption", [self._mean("absorbed", site) for site in sites],
+             out or "blocks return the new state, and float64 is out of reach"),
+        ):  # fmt: skip
+            found.values[name] = values
+            if all(v is None for v in values):
+                found.values[name], found.reasons[name] = [], missing
+            elif None in values[name == "absorption" :]:
+                found.reasons[name] = "not measured at every site: a value is zero or not finite there"
+        of, why = self._directions, ""
+        if of.empty:
+            why = f"the batch-mean reference is zero or not finite in {of.empty} groups"
+        elif of.groups < 2:
+            why = f"needs at least 2 groups of {PUBLISHED_BATCH} different samples, got {len(self._seen)}"
+        found.values["stability_distinct"] = None if why else of.stability()
+        found.reasons |= {"stability_distinct": why} if why else {}
         if self.method == PERTURBED:
-            notes.append(Note("perturbed-rounding", None, {"why": self.why}))
-        return {
-            **found,
-            "stability_distinct": stability,
-            "reasons": {name: why for name, why in reasons.items() if why},
-            "conditions": {"intrinsic": told},
-            "notes": tuple(notes),
-        }
+            found.notes.append(Note("perturbed-rounding", None, {"why": self.why}))
 
     def _mean(self, name: str, site: int) -> float | None:
         if (name, site) not in self._sum:
@@ -260,13 +244,6 @@ class IntrinsicMeter:
             return None
         # A reference that is nowhere above underflow gives no cosine at all: what is lost is all of it.
         return exact - (reported or 0.0)
-
-    def _stability(self) -> tuple[float | None, str]:
-        if self._n_empty:
-            return None, f"the batch-mean reference is zero or not finite in {self._n_empty} groups"
-        if self._n_directions < 2:
-            return None, f"needs at least 2 groups of {PUBLISHED_BATCH} different samples, got {len(self._seen)}"
-        return pairwise_cosine(self._sum["directions"], self._n_directions), ""
 
 
 # -- small helpers -----------------------------------------------------------------------------------------
@@ -293,8 +270,7 @@ def _unit(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
     return rows / size.clamp(min=least)[:, None], ~(size * top < least)
 
 
-def _left(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B,) what a clamp at ε leaves of a cosine: ‖x‖/max(‖x‖, ε) at the published scale."""
+def _norms(x: Tensor) -> Tensor:
+    """(B,) norms, whatever their size."""
     rows, top = by_largest(x)
-    size = torch.linalg.vector_norm(rows, dim=1) * top / PUBLISHED_BATCH
-    return size / size.clamp(min=cosine_eps(dtype))
+    return torch.linalg.vector_norm(rows, dim=1) * top

@@ -2,21 +2,23 @@
 
 Perturbation and nudging change the stream at one site and run the rest of the network, in float64 where the device has
 it. Fresh feedback asks the rule for its credit with new random matrices. (The intrinsic form of D2 is asked for like a
-probe, but measured batch by batch: see `intrinsic.py`.)
+probe, but measured batch by batch: see `precision.py`.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import Measurements, Meter, Numbers
+from walkback.measures.accumulate import Meter
+from walkback.measures.formulas import Numbers
+from walkback.measures.measurements import Found
 from walkback.measures.nulls import student
 from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
@@ -48,6 +50,7 @@ class Perturbation:
     True
     """
 
+    quantities: ClassVar = ("perturbation",)
     directions: str = "isotropic"
     count: int = 64
     step: float = 1e-3
@@ -77,6 +80,7 @@ class Nudging:
     True
     """
 
+    quantities: ClassVar = ("nudging", "nudging_relative", "nudging_rms")
     eta: float = 0.01
     samples: int = 1024
 
@@ -167,10 +171,10 @@ class Probing:
         self._replayer: _Replayer | None = None
         self._dtype = ""
 
-    def add(self, trace: Trace) -> None:
+    def update(self, trace: Trace) -> None:
         """Run the probes that want more samples on this trace."""
         for redraws in self._redraws:
-            redraws.add(trace)
+            redraws.update(trace)
         due = [run for run in self._runs if run.samples < run.probe.samples]
         if not due:
             self._replayer = None  # its copy of the weights is not needed any more
@@ -185,22 +189,21 @@ class Probing:
                     step = _perturb if isinstance(run.probe, Perturbation) else _nudge
                     step(run, self._replayer, trace)
 
-    def result(self) -> dict[str, Any]:
-        """Per-site lists by name, with `reasons` for what is missing and the `conditions` of the probes."""
-        found: dict[str, Any] = {"reasons": {}, "conditions": {"probe_dtype": self._dtype} if self._runs else {}}
+    def compute(self, found: Found) -> None:
+        """Give `probes`, per-site lists by name."""
+        found.values["probes"] = {}
+        found.conditions |= {"probe_dtype": self._dtype} if self._runs else {}
         for run in self._runs:
-            perturbed = isinstance(run.probe, Perturbation)
-            names = ("perturbation",) if perturbed else ("nudging", "nudging_relative", "nudging_rms")
+            names = run.probe.quantities
             if not self._tracer.per_sample:
                 why = "the loss returns a mean; probes need one loss per sample"
-                found["reasons"].update(dict.fromkeys(names, why))
+                found.reasons |= dict.fromkeys(names, why)
                 continue
-            self._tracer.notes.extend(run.tell(found))
-            found["reasons"].update(dict.fromkeys((n for n in names if n not in run.values), "no credit was given"))
-            found["conditions"][type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
+            run.compute(found)
+            found.reasons |= dict.fromkeys((n for n in names if n not in run.values), "no credit was given")
+            found.conditions[type(run.probe).__name__.lower()] = {**vars(run.probe), "samples": run.samples}
         for redraws in self._redraws:
-            redraws.tell(found)
-        return found
+            redraws.compute(found)
 
 
 class _Run:
@@ -215,15 +218,15 @@ class _Run:
         """Of each sample its value, whether it has no signal, which counts as 0, and whether it can't count."""
         self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, none, left))
 
-    def tell(self, found: dict[str, Any]) -> list[Note]:
-        """Add the means to what was found, with reasons; returns notes on samples that were left out."""
+    def compute(self, found: Found) -> None:
+        """Add the means to what was found, with reasons, and notes on samples that were left out."""
         perturbed = isinstance(self.probe, Perturbation)
         zero = "is zero, or the loss does not change, at some sites"
         zero = zero if perturbed else "is zero at some sites, so a step has no direction"
         left: dict[tuple[tuple[int, int], ...], list[str]] = {}  # how many, at which sites -> the numbers without them
         for name, per_site in self.values.items():
             means, empty, left_out = zip(*map(_mean_of, per_site))
-            found[name] = list(means)
+            found.values["probes"][name] = list(means)
             missing = [site for site, mean in enumerate(means) if mean is None]
             broken = [str(site) for site in missing if empty[site] < self.samples]
             signal = "credit" if name == "perturbation" else "signal"
@@ -231,16 +234,13 @@ class _Run:
             if broken:
                 why.append(f"the signal, or the loss after a step, is not finite at site {', '.join(broken)}")
             if why:
-                found["reasons"][name] = "; ".join(why)
+                found.reasons[name] = "; ".join(why)
             some = tuple((site, n) for site, n in enumerate(left_out) if n and site not in missing)
             if some:
                 left.setdefault(some, []).append(name)
-        return [
-            Note(
-                "probe-left-out", None, {"of": self.samples, "probes": names, "left_out": {str(s): n for s, n in some}}
-            )
-            for some, names in left.items()
-        ]
+        for some, names in left.items():
+            values = {"of": self.samples, "probes": names, "left_out": {str(site): n for site, n in some}}
+            found.notes.append(Note("probe-left-out", None, values))
 
 
 def _perturb(run: _Run, replayer: _Replayer, trace: Trace) -> None:
@@ -316,7 +316,7 @@ class _Redraws:
         if credit is not None and not all(hasattr(credit, n) for n in ("redraw", "state_dict", "load_state_dict")):
             self.why = "the credit has no feedback matrices to draw anew"
 
-    def add(self, trace: Trace) -> None:
+    def update(self, trace: Trace) -> None:
         """Measure this trace with every draw."""
         if self.why or self.samples >= self.probe.samples:
             return
@@ -331,24 +331,23 @@ class _Redraws:
                     if not self.credit.redraw(self.generator):
                         self.why = "the credit has no feedback matrices to draw anew"
                         return
-                meter.add(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
+                meter.update(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
         finally:
             self.credit.load_state_dict(own)
         self.samples += len(trace.losses)
 
-    def tell(self, found: dict[str, Any]) -> None:
+    def compute(self, found: Found) -> None:
         """Add the spread over the draws to what was found."""
         told: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
-        found["conditions"]["fresh_feedback"] = told
+        found.conditions["fresh_feedback"] = told
         if self.why:
             told["not measured because"] = self.why
             return
-        drawn: list[Measurements] = [meter.result() for meter in self.meters]
+        drawn = [meter.result() for meter in self.meters]
         spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
         half = student(self.probe.draws - 1) * (1 + 1 / self.probe.draws) ** 0.5  # of where one more draw would lie
-        found["fresh_mean"] = [s and s[0] for s in spreads]
-        found["fresh_low"] = [s and s[0] - half * s[1] for s in spreads]
-        found["fresh_high"] = [s and s[0] + half * s[1] for s in spreads]
+        for name, side in (("fresh_mean", 0.0), ("fresh_low", -half), ("fresh_high", half)):
+            found.values["probes"][name] = [s and s[0] + side * s[1] for s in spreads]
         for name in ("gamma", "deep_cosine"):
             spread = _spread([getattr(m, name) for m in drawn])
             told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}

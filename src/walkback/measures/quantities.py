@@ -69,46 +69,47 @@ def _scalar(name: str, accumulator: Accumulator, low: float = -inf, high: float 
 
 
 _QUANTITIES = (
-    _site("h_norm", "norms", 0, title="‖h‖", latex=r"$\|h_l\|$", in_rows=True, required=True),
-    _site("g_norm", "norms", 0, title="‖g‖", latex=r"$\|g_l\|$", in_rows=True, required=True),
-    _site("cosine", "mean", -1, 1, title="cosine", form="signed", in_rows=True, required=True),
+    _site("h_norm", "norms", 0.0, title="‖h‖", latex=r"$\|h_l\|$", in_rows=True, required=True),
+    _site("g_norm", "norms", 0.0, title="‖g‖", latex=r"$\|g_l\|$", in_rows=True, required=True),
+    _site("cosine", "mean", -1.0, 1.0, title="cosine", form="signed", in_rows=True, required=True),
     # The share of samples without credit, which count as cosine 0.
-    _site("zero_credit", "mean", 0, 1, title="zero credit", form="share"),
+    _site("zero_credit", "mean", 0.0, 1.0, title="zero credit", form="share"),
     # cos(a_l, g_{l+1}) and cos(a_l, g_{l-1}): would a shift by one fit better? And cos(g_l, g_{l+1}): are they alike?
-    _site("cosine_above", "mean", -1, 1, title="with next", form="signed", in_rows=True),
-    _site("cosine_below", "mean", -1, 1, title="with previous", form="signed", in_rows=True),
-    _site("gradient_next", "mean", -1, 1, form="signed"),
-    _site("cosine_clamped", "mean", -1, 1, title="clamped", form="signed", in_rows=True, required=True),
-    _site("below_eps", "mean", 0, 1, title="under ε", latex=r"under $\varepsilon$", form="share", in_rows=True,
+    _site("cosine_above", "mean", -1.0, 1.0, title="with next", form="signed", in_rows=True),
+    _site("cosine_below", "mean", -1.0, 1.0, title="with previous", form="signed", in_rows=True),
+    _site("gradient_next", "mean", -1.0, 1.0, form="signed"),
+    _site("cosine_clamped", "mean", -1.0, 1.0, title="clamped", form="signed", in_rows=True, required=True),
+    _site("below_eps", "mean", 0.0, 1.0, title="under ε", latex=r"under $\varepsilon$", form="share", in_rows=True,
           required=True),
     # The 95 % interval of the cosine over samples and batches.
     _site("cosine_low", "interval", title="95 %", form="interval"),
     _site("cosine_high", "interval", form="interval"),
     # The 95 % band of the same credit turned at random, and the dimension it comes from: see nulls.py.
-    _site("null_low", "null", -1, 1, form="band", required=True),
-    _site("null_high", "null", -1, 1, title="null", form="band", required=True),
-    _site("null_dimension", "null", 0),
-    _site("perturbation", "probe", -1, 1, title="ρ_pert", latex=r"$\rho_\mathrm{pert}$", form="signed", required=True),
+    _site("null_low", "null", -1.0, 1.0, form="band", required=True),
+    _site("null_high", "null", -1.0, 1.0, title="null", form="band", required=True),
+    _site("null_dimension", "null", 0.0),
+    _site("perturbation", "probe", -1.0, 1.0, title="ρ_pert", latex=r"$\rho_\mathrm{pert}$", form="signed",
+          required=True),
     _site("nudging", "probe", title="nudge", required=True),
     _site("nudging_relative", "probe", title="nudge rel.", required=True),
     _site("nudging_rms", "probe", title="nudge rms"),
     # How far the reference is from the one in float64: see precision.py.
-    _site("float64_disagreement", "precision", 0, title="off float64"),
+    _site("float64_disagreement", "precision", 0.0, title="off float64"),
     _site("float64_shift", "precision", title="shift", form="signed"),
-    _site("epsilon_share", "precision", 0, 1, title="ε share", latex=r"$\varepsilon$ share", form="share"),
-    _site("absorption", "precision", 0, title="absorbed"),
-    _scalar("growth", "norms", 0, form="factor", in_rows=True, required=True),
-    _scalar("growth_total", "norms", 0, form="factor", in_rows=True, required=True),
-    _scalar("g_norm_deepest", "judged", 0, required=True),
-    _scalar("stability", "stability", -1, 1, form="signed", in_rows=True, required=True),
-    _scalar("depth_margin_pp", "judged", -100, 100, form="points", required=True),
-    _scalar("gamma", "gamma", -1, 1, form="signed", in_rows=True, required=True),
-    _scalar("gamma_concentration", "gamma", 0, 1, form="share", in_rows=True, required=True),
-    _scalar("deep_cosine", "gamma", -1, 1, form="signed", in_rows=True, required=True),
-    _scalar("cosine_error", "judged", 0),
-    _scalar("stability_distinct", "precision", -1, 1, form="signed"),
+    _site("epsilon_share", "precision", 0.0, 1.0, title="ε share", latex=r"$\varepsilon$ share", form="share"),
+    _site("absorption", "precision", 0.0, title="absorbed"),
+    _scalar("growth", "norms", 0.0, form="factor", in_rows=True, required=True),
+    _scalar("growth_total", "norms", 0.0, form="factor", in_rows=True, required=True),
+    _scalar("g_norm_deepest", "judged", 0.0, required=True),
+    _scalar("stability", "stability", -1.0, 1.0, form="signed", in_rows=True, required=True),
+    _scalar("depth_margin_pp", "judged", -100.0, 100.0, form="points", required=True),
+    _scalar("gamma", "gamma", -1.0, 1.0, form="signed", in_rows=True, required=True),
+    _scalar("gamma_concentration", "gamma", 0.0, 1.0, form="share", in_rows=True, required=True),
+    _scalar("deep_cosine", "gamma", -1.0, 1.0, form="signed", in_rows=True, required=True),
+    _scalar("cosine_error", "judged", 0.0),
+    _scalar("stability_distinct", "precision", -1.0, 1.0, form="signed"),
     # The means of the probes over the deep sites.
-    _scalar("deep_perturbation", "judged", -1, 1, form="signed", required=True),
+    _scalar("deep_perturbation", "judged", -1.0, 1.0, form="signed", required=True),
     _scalar("deep_nudging", "judged", required=True),
     _scalar("deep_nudging_relative", "judged", required=True),
     _scalar("deep_nudging_rms", "judged"),
@@ -122,6 +123,9 @@ SCALARS = tuple(q for q in _QUANTITIES if not q.per_site)
 SITE_FIELDS = tuple(q.name for q in PER_SITE if q.measured)
 SCALAR_FIELDS = tuple(q.name for q in SCALARS if q.measured)
 PROBE_LISTS = tuple(q.name for q in PER_SITE if q.accumulator == "probe")
+SHIFTED = ("cosine_above", "cosine_below", "gradient_next")
+NULLS = tuple(q.name for q in PER_SITE if q.accumulator in ("interval", "null"))
+PRECISION = tuple(q.name for q in PER_SITE if q.precision)
 # What a row of logged numbers may give: the rest is judged anew.
 LOGGED_SCALARS = (*SCALAR_FIELDS, "g_norm_deepest")
 # What the row of an epoch holds.

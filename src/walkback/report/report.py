@@ -16,7 +16,7 @@ from walkback.report.formats.report_2 import SCHEMA, read_report
 from walkback.report.latex import report_latex, tex
 from walkback.report.markdown import report_markdown
 from walkback.report.text import report_text
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 __all__ = ["SCHEMA", "DiagnosticReport", "Report", "tex"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import FormatError, InputError
-from walkback.measures.accumulate import Measurements
+from walkback.measures.measurements import Measurements
 from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
@@ -18,9 +18,10 @@ from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, parse_row, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
-from walkback.verdict.advisories import earlier_epoch
-from walkback.verdict.checks import Accuracy, DiagnosticThresholds
-from walkback.verdict.editions import Claim, decide
+from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.claim import Accuracy, Claim
+from walkback.verdict.editions import decide
+from walkback.verdict.notes import earlier_epoch
 
 __all__ = [  # the first are kept importable from here
     "BLANK",
@@ -106,7 +107,7 @@ def _judge_rows(
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
     if len(rows) > 1:
         named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
-        told = earlier_epoch(claim.headline, named, [_logged_accuracy(row) for row, _ in rows])
+        told = earlier_epoch(claim.accuracy, named, [_logged_accuracy(row) for row, _ in rows])
         m = m if told is None else replace(m, notes=(*m.notes, told))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or _remark(last), run)

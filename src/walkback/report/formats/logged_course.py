@@ -9,11 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import Measurements, block_growth, stream_shapes
+from walkback.measures.formulas import block_growth
+from walkback.measures.measurements import Measurements, stream_shapes
 from walkback.notes import Note
 from walkback.report.formats.logged_files import Named, count
-from walkback.verdict.checks import DiagnosticThresholds, Finding
-from walkback.verdict.editions import Claim, decide
+from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.claim import Claim
+from walkback.verdict.editions import decide
+from walkback.verdict.findings import Finding
 
 
 def in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[Note, ...]]:

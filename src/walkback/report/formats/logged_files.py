@@ -15,7 +15,7 @@ from walkback.errors import FormatError, InputError
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
 from walkback.notes import Note
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 Named = tuple[Mapping[str, Any], str]  # a row and where it stands
 

@@ -11,17 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Val
 from pydantic_core import PydanticCustomError
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import (
-    PUBLISHED_BATCH,
-    Measurements,
-    Numbers,
-    block_growth,
-    concentration,
-    deep_sites,
-    growth,
-    mean,
-    stream_shapes,
-)
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, block_growth, concentration, deep_sites, growth, mean
+from walkback.measures.measurements import Measurements, stream_shapes
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1, report_2

@@ -1,0 +1,257 @@
+"""What is measured: pure functions, tensors in, numbers out, everything in float64. Nothing here adds up over batches.
+
+Site l of a residual stream has per sample a state h_l, the gradient g_l of that sample's loss by it (the reference),
+and the credit a_l that the rule under test gives it. Site 0 is written by the stem, site l by block l; L is read out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from walkback.measures.rounding import SQUARABLE, by_largest, cosine_eps, least_norm
+from walkback.measures.vectors import fits, readers, site_vectors
+from walkback.tracing.session import Trace
+
+# The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
+PUBLISHED_BATCH = 128
+STAGES = "the stream changes shape; growth is taken within stages"
+
+Numbers = list[float | None]
+
+
+# -- norms: one vector per sample and site ------------------------------------------------------------------
+
+
+def site_norms(
+    state: Tensor, pool: int | str | None, reader: Tensor | None = None, mask: Tensor | None = None
+) -> Float[Tensor, " batch"]:
+    """Return ‖·‖ of `site_vectors` per sample; where the readout pools tokens, the mean of per-token norms.
+
+    >>> site_norms(torch.tensor([[3.0, 4.0]]), None)
+    tensor([5.], dtype=torch.float64)
+    """
+    if state.ndim == 3 and not isinstance(pool, int) and (pool != "readout" or reader is None):
+        norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
+        if fits(mask, state):
+            return (norms * mask).sum(1) / mask.sum(1).clamp(min=1)
+        return norms.mean(1)
+    return torch.linalg.vector_norm(site_vectors(state, pool, reader), dim=-1, dtype=torch.float64)
+
+
+def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple[float | None, float | None, str]:
+    """Return (max over l of ‖h_{l+1}‖/‖h_l‖, ‖h_L‖/‖h_0‖, why one is None). Sites of one shape are compared.
+
+    >>> growth([1.0, 3.0, 6.0])
+    (3.0, 6.0, '')
+    """
+    if len(norms) < 2:
+        return None, None, f"growth needs at least 2 sites, got {len(norms)}"
+    if None in norms:
+        return None, None, f"a state norm is missing: {_sites(norms, None)}"
+    known = [float(n) for n in norms if n is not None]
+    same = [shapes is None or shapes[i] == shapes[i + 1] for i in range(len(known) - 1)]
+    if 0.0 in known[:-1]:
+        return None, None, f"a state norm is zero: {_sites(known[:-1], 0.0)}, so growth from there has no value"
+    steps, whole = [b / a for a, b in pairwise(known)], known[-1] / known[0]
+    if not all(isfinite(ratio) for ratio in (*steps, whole)):
+        return None, None, "the ratio of two state norms overflows float64"
+    ratios, total = [r for r, ok in zip(steps, same) if ok], whole if all(same) else None
+    if not ratios:
+        return None, total, "no two neighbouring sites have the same shape"
+    return max(ratios), total, "" if all(same) else STAGES
+
+
+def _sites(norms: Sequence[float | None], value: float | None) -> str:
+    return ", ".join(f"‖h_{site}‖" for site, norm in enumerate(norms) if norm == value)
+
+
+def block_growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> dict[int, float]:
+    """Return site l -> ‖h_l‖/‖h_{l-1}‖, where there is such a ratio: its largest is the least that growth can be.
+
+    >>> block_growth([0.0, 1.0, 3.0, None, 4.0])
+    {2: 3.0}
+    """
+    return {
+        site: after / before
+        for site, (before, after) in enumerate(pairwise(norms), 1)
+        if before and after is not None and (shapes is None or shapes[site - 1] == shapes[site])
+    }
+
+
+# -- cosines of credit and reference, per site and sample ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Credits beside references: (sites, B) tensors, NaN where a site has no such neighbour or one of another shape."""
+
+    own: Tensor  # cos(a_l, g_l), 0 where one of them is zero
+    above: Tensor  # cos(a_l, g_{l+1})
+    below: Tensor  # cos(a_l, g_{l-1})
+    beside: Tensor  # cos(g_l, g_{l+1})
+    credit_norm: Tensor
+    grad_norm: Tensor
+    usable: Tensor  # has g_l a direction? NaN has: it is not finite, which is another finding than an underflow
+    directed: Tensor  # has a_l one?
+    next_alike: Tensor  # (sites, 1): has site l + 1 the shape of site l?
+    dtype: torch.dtype
+
+    @property
+    def valid(self) -> Bool[Tensor, "sites batch"]:
+        """Return which samples have a cosine: those where both have a direction."""
+        return self.usable & self.directed
+
+
+def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
+    """Compare the credits of one batch with the references, site by site and with the neighbours of each site."""
+    rows: list[list[Tensor]] = []
+    alike: list[bool] = []
+    before: tuple[Tensor, Tensor] | None = None  # two sites at a time are held in float64
+    for a, g in zip(credits, grads):
+        (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
+        na, ng = torch.linalg.vector_norm(rows_a, dim=1), torch.linalg.vector_norm(rows_g, dim=1)
+        unit_a, unit_g = rows_a / na[:, None], rows_g / ng[:, None]
+        nowhere = torch.full_like(na, torch.nan)
+        below = nowhere
+        if before is not None:
+            alike.append(credits[len(rows)].shape == credits[len(rows) - 1].shape)
+            if alike[-1]:
+                rows[-1][1:3] = (before[0] * unit_g).sum(1), (before[1] * unit_g).sum(1)
+                below = (unit_a * before[1]).sum(1)
+        before = unit_a, unit_g
+        rows.append([(rows_a * rows_g).sum(1) / (na * ng), nowhere, nowhere, below, na * top_a, ng * top_g])
+    own, above, beside, below, na, ng = map(torch.stack, zip(*rows))
+    usable, directed = ~(ng < least_norm(grads[-1].dtype)), ~(na < SQUARABLE)
+    own = torch.where((na == 0) | (ng == 0), 0.0, own)
+    next_alike = torch.tensor([*alike, False], device=na.device)[:, None]
+    return Pairs(own, above, below, beside, na, ng, usable, directed, next_alike, grads[-1].dtype)
+
+
+class View:
+    """One trace, and what several formulas read of it, worked out once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    @cached_property
+    def reader(self) -> Tensor | None:
+        """The token that each sample's readout looks at, where that differs between samples."""
+        return readers(self.trace)
+
+    @cached_property
+    def pairs(self) -> Pairs:
+        """The credits beside the references."""
+        assert self.trace.credits is not None
+        return compare(self.trace.credits, self.trace.grads)
+
+
+# -- per-site quantities that are means over samples: a formula has the name of its quantity ------------------
+#
+# It gives (sites, B) values; or those, which samples count in the mean, and which of them have a value (others are 0).
+
+Counted = tuple[Float[Tensor, "sites batch"], Bool[Tensor, "sites batch"], Bool[Tensor, "sites batch"]]
+
+
+def cosine(view: View) -> Counted:
+    """cos(a_l, g_l). A sample without credit counts as no alignment; one whose reference underflowed is left out."""
+    return view.pairs.own, view.pairs.usable, view.pairs.valid
+
+
+def zero_credit(view: View) -> Float[Tensor, "sites batch"]:
+    """1 for a sample without credit."""
+    return (view.pairs.usable & ~view.pairs.directed).double()
+
+
+def cosine_clamped(view: View) -> Float[Tensor, "sites batch"]:
+    """cos(a_l, g_l) as F.cosine_similarity gives it on a mean loss over 128 samples: with ε in its denominator."""
+    p = view.pairs
+    return p.own * unclamped(p.credit_norm, p.dtype) * unclamped(p.grad_norm, p.dtype)
+
+
+def below_eps(view: View) -> Float[Tensor, "sites batch"]:
+    """1 for a sample whose reference is under that ε."""
+    norms, eps = view.pairs.grad_norm, cosine_eps(view.pairs.dtype)
+    return torch.where(torch.isnan(norms), torch.nan, (norms / PUBLISHED_BATCH < eps).double())
+
+
+def cosine_above(view: View) -> Counted:
+    """cos(a_l, g_{l+1}): would the credit fit the next site better?"""
+    there = view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
+    return view.pairs.above, there, there & view.pairs.directed
+
+
+def cosine_below(view: View) -> Counted:
+    """cos(a_l, g_{l-1}): or the previous one?"""
+    there = view.pairs.usable.roll(1, 0) & view.pairs.next_alike.roll(1, 0)
+    return view.pairs.below, there, there & view.pairs.directed
+
+
+def gradient_next(view: View) -> Counted:
+    """cos(g_l, g_{l+1}): how alike the references of the two are."""
+    both = view.pairs.usable & view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
+    return view.pairs.beside, both, both
+
+
+def unclamped(norms: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the share of a cosine that ε leaves, ‖x‖/max(‖x‖, ε), of per-sample norms at the published scale."""
+    size = norms / PUBLISHED_BATCH
+    return size / size.clamp(min=cosine_eps(dtype))
+
+
+# -- over sites and groups of samples -------------------------------------------------------------------------
+
+
+def pairwise_cosine(total: Float[Tensor, " width"], n: int) -> float:
+    """Return the mean cosine over all pairs of n unit vectors, from their sum: (‖Σu‖² − n) / (n(n−1)).
+
+    Stability is that of the mean references at site L of groups of 128 samples: 1 where they are one global direction.
+    """
+    return (float(total @ total) - n) / (n * (n - 1))
+
+
+def mean(values: Numbers) -> float | None:
+    """Return the mean, or None when anything is missing: Γ is that of cos_0 … cos_{L−1}."""
+    return None if not values or None in values else sum(v for v in values if v is not None) / len(values)
+
+
+def concentration(cosines: Numbers) -> float | None:
+    """Return the share of Σ|cos_l| that its largest site carries; 1/n when all n sites agree.
+
+    >>> concentration([0.75, -0.25, 0.0])
+    0.75
+    """
+    known = [abs(c) for c in cosines if c is not None]
+    if not known or len(known) < len(cosines) or sum(known) == 0.0:
+        return None
+    return max(known) / sum(known)
+
+
+def deep_sites(cosines: Numbers) -> range:
+    """Return sites 1…L, without L where its credit is the exact gradient by construction (as in FA).
+
+    >>> list(deep_sites([0.1, 0.2, 0.9])), list(deep_sites([0.1, 0.2, 1.0]))
+    ([1, 2], [1])
+    """
+    last = cosines[-1] if cosines else None
+    exact = last is not None and last > 1 - 1e-6
+    return range(1, len(cosines) - 1 if exact else len(cosines))
+
+
+def cosine_error(disagreement: Numbers, shift: Numbers) -> tuple[float | None, int | None]:
+    """Return how far rounding puts a cosine off at the worst site, and which: the larger of disagreement and |shift|.
+
+    >>> cosine_error([1e-12, 0.3], [0.0, -0.1])
+    (0.3, 1)
+    """
+    both = enumerate(zip(disagreement, shift or [None] * len(disagreement)))
+    known = [(abs(v), site) for site, pair in both for v in pair if v is not None]
+    return max(known, key=lambda one: one[0]) if known else (None, None)

@@ -1,0 +1,45 @@
+"""What a dtype can hold: the floors below which norms and cosines are what rounding left of them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+# F.cosine_similarity's default denominator floor.
+COSINE_EPS = 1e-8
+# Squares of smaller norms, and products of two of them, leave the range of float64.
+SQUARABLE = 1e-140
+
+
+def smallest_subnormal(dtype: torch.dtype) -> float:
+    """Return the smallest positive number of a dtype: 2⁻²⁴ in float16, 1.4e-45 in float32."""
+    info = torch.finfo(dtype)
+    return info.smallest_normal * info.eps
+
+
+def cosine_eps(dtype: torch.dtype) -> float:
+    """Return the floor of a cosine's denominator: 1e-8, or a dtype's smallest number where that is larger.
+
+    >>> cosine_eps(torch.float32), cosine_eps(torch.float16) == 2.0**-24
+    (1e-08, True)
+    """
+    return max(COSINE_EPS, smallest_subnormal(dtype))
+
+
+def least_norm(dtype: torch.dtype) -> float:
+    """Return the norm below which a vector has lost its direction to rounding (float64: in its squares)."""
+    return max(torch.finfo(dtype).smallest_normal, SQUARABLE)
+
+
+def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " batch"]]:
+    """Divide float64 rows by their largest entry, so that no square over- or underflows: (B, n) and (B,) the entries.
+
+    Squares of narrower types fit float64: those rows come as they are, over 1.
+    """
+    rows = x.flatten(1).double()
+    if x.dtype != torch.float64:
+        return rows, rows.new_ones(len(rows))
+    top = rows.abs().amax(1)
+    top = torch.where(top == 0, 1.0, top)
+    return rows / top[:, None], top

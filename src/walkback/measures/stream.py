@@ -1,0 +1,203 @@
+"""Accumulators of the stream itself: samples, norms of states and gradients, stability of the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from math import isfinite
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from walkback.measures.formulas import PUBLISHED_BATCH, View, growth, site_norms
+from walkback.measures.measurements import Found
+from walkback.measures.sums import REPEATED, Directions, some
+from walkback.measures.vectors import fits, shown, site_vectors
+from walkback.network.prints import prints_of
+from walkback.notes import Note
+
+# One sample may carry this share of a mean norm before it is said.
+OUTLIER = 0.1
+
+
+class Samples:
+    """Which samples there were, in what batches, and under what they were measured."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._prints: list[tuple[int, Tensor]] = []  # index of the batch, and a number for each of its samples
+        self._pool: int | str | None = None
+        self._masked = False
+
+    def update(self, view: View) -> None:
+        """Remember the samples by their prints."""
+        trace = view.trace
+        if not self._prints:
+            self.shapes = [tuple(h.shape[1:]) for h in trace.states]
+            self.dtype, self._state_dtype = trace.grads[-1].dtype, trace.states[-1].dtype
+            self._device, self._where = str(trace.logits.device), str(trace.losses.device)
+        self._pool = trace.pool
+        self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
+        prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
+        self._prints.append((trace.index, prints))
+        self.samples += len(prints)
+
+    def by_batch(self) -> list[Tensor]:
+        """Return the prints of every batch."""
+        return [torch.cat([p for _, p in parts]) for _, parts in groupby(self._prints, key=lambda part: part[0])]
+
+    @property
+    def repeated(self) -> float:
+        """The share of samples that had been there before."""
+        return 1 - self._distinct() / self.samples
+
+    def _distinct(self) -> int:
+        return torch.cat([prints for _, prints in self._prints]).unique().numel()
+
+    def repeats(self) -> str:
+        """Name the first batch that holds the samples of another; "" where none does."""
+        seen: dict[int, int] = {}
+        for batch, total in enumerate(torch.stack([prints.sum() for prints in self.by_batch()]).tolist()):
+            first = seen.setdefault(total, batch)
+            if first != batch:
+                return f"batch {batch} repeats batch {first}"
+        return ""
+
+    def compute(self, found: Found) -> None:
+        """Say under what was measured."""
+        batches = self.by_batch()
+        sizes = sorted({len(prints) for prints in batches})
+        found.values["dtype"] = self.dtype
+        found.conditions |= {
+            "mode": "eval",
+            "device": self._device,
+            "dtype": str(self._state_dtype).removeprefix("torch."),
+            "gradient_dtype": str(self.dtype).removeprefix("torch."),
+            "statistics": f"float64 on {self._where}",
+            "batches": len(batches),
+            "batch_size": sizes[0] if len(sizes) == 1 else sizes,
+            "samples": self.samples,
+            "distinct_samples": self._distinct(),
+            "probe_hash": f"{int(torch.cat(batches).sum()) & (2**64 - 1):016x}",
+            "state_shape": list(self.shapes[-1]),
+            "state_shapes": [list(shape) for shape in self.shapes],
+            "pool": self._pool,
+            "token_averages": "over the tokens that count" if self._masked else None,
+            "g_norm_batch_size": PUBLISHED_BATCH,
+            "stability_group": PUBLISHED_BATCH,
+            "layer_index": "site 0 is written by the stem, site l by block l",
+            "credit_site": "writer",
+            "checkpoint": "the model as given",
+        }
+
+
+class _Sums:
+    """Sum and largest of (sites, B) norms over samples, of which there may be none."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.sum: Any = 0.0
+        self.largest: Any = torch.zeros(())
+
+    def add(self, norms: Float[Tensor, "sites batch"]) -> None:
+        self.n += norms.shape[1]
+        self.sum = self.sum + norms.sum(1)
+        self.largest = torch.maximum(self.largest.to(norms), pad(norms, (1, 0)).amax(1))
+
+
+class Norms:
+    """‖h‖, ‖g‖ and growth, where they are not finite, and where one sample carries a mean."""
+
+    def __init__(self) -> None:
+        # Apart, the norms of samples whose gradient does not show where they are read: that is where all others are,
+        # unless a later batch shows that each has a token of its own.
+        self._norms, self._apart = _Sums(), _Sums()
+        self._nonfinite: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
+
+    def update(self, view: View) -> None:
+        """Add the norms of every site."""
+        t = view.trace
+        self._pool = t.pool
+        norms = torch.stack([site_norms(s, t.pool, view.reader, t.mask) for s in (*t.states, *t.grads)])
+        sure = shown(t)
+        self._norms.add(norms[:, sure])
+        self._apart.add(norms[:, ~sure])
+        if not isfinite(float(norms.sum())):
+            for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
+                for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
+                    self._nonfinite.setdefault((kind, site), t.index)
+
+    def compute(self, found: Found) -> None:
+        """Give h_norm, g_norm, growth, growth_total, nonfinite."""
+        (h, n, _), (g, samples, _) = self._totals()
+        h = [some(v / n) if n else None for v in h.tolist()]
+        g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
+        first = sorted(self._nonfinite.items(), key=lambda item: (item[1], item[0][1], item[0][0]))
+        nonfinite = tuple(Note("nonfinite", site, {"kind": kind, "batch": batch}) for (kind, site), batch in first)
+        for name, values, kind in (("h_norm", h, "state"), ("g_norm", g, "gradient")):
+            if None in values:
+                found.reasons[name] = "; ".join(note.text for note in nonfinite if note.values["kind"] == kind)
+        if not n:
+            found.reasons["h_norm"] = (
+                f"{samples} of {samples} samples have no gradient at the last site, so the token they are "
+                "read at is unknown. Name it: Anatomy.of(model, ..., pool=0)"
+            )
+        largest, total, why = growth(h, [tuple(shape) for shape in found.conditions["state_shapes"]])
+        found.values |= {"h_norm": h, "g_norm": g, "growth": largest, "growth_total": total, "nonfinite": nonfinite}
+        if why:
+            found.reasons |= {name: why for name in ("growth", "growth_total") if found.values[name] is None}
+        if 0 < n < samples:
+            found.notes.append(Note("unread-samples", None, {"samples": samples - n, "of": samples}))
+        found.notes += self._outliers()
+
+    def _totals(self) -> Iterator[tuple[Tensor, int, Tensor]]:
+        """Of ‖h‖, then of ‖g‖: sums by site over the samples that count, how many do, and the largest by site."""
+        for side in range(2):
+            # Without a gradient ‖g‖ is 0 at whichever token it is read; ‖h‖ is another at each.
+            unknown = side == 0 and self._pool == "readout"
+            parts = [self._norms] if unknown else [self._norms, self._apart]
+            total, largest = (torch.stack([getattr(p, k).chunk(2)[side] for p in parts]) for k in ("sum", "largest"))
+            yield total.sum(0), sum(part.n for part in parts), largest.amax(0)
+
+    def _outliers(self) -> Iterator[Note]:
+        """Where one sample makes up much of a mean norm, and with it growth or the reference's size."""
+        for what, (total, n, largest) in zip(("‖h‖", "‖g‖"), self._totals()):
+            share, site = (largest / total).nan_to_num(0.0).max(0)
+            if n >= 1 / OUTLIER**2 and float(share) > OUTLIER:
+                yield Note("outlier", int(site), {"of": n, "share": float(share), "what": what})
+
+
+class Stability:
+    """The stability of the reference's direction at the last site."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples, self._directions = samples, Directions()
+
+    def update(self, view: View) -> None:
+        """Add the reference of the last site."""
+        t = view.trace
+        self._directions.add(site_vectors(t.grads[-1], t.pool, view.reader, t.mask))
+
+    def compute(self, found: Found) -> None:
+        """Give stability, or why there is none."""
+        seen, of = self._samples, self._directions
+        batches = found.conditions["batches"]
+        why = ""
+        if seen.repeated > REPEATED:
+            again = seen.repeats() or f"{seen.repeated:.0%} of the samples occur more than once"
+            why = f"needs disjoint batches, but {again}"
+        elif of.empty:
+            why = f"the batch-mean reference at the last site is zero or not finite in {of.empty} groups"
+        elif of.groups < 2 and batches < 2:
+            why = f"needs at least 2 disjoint batches, got {batches}"
+        elif of.groups < 2:
+            why = (
+                f"needs at least 2 groups of {PUBLISHED_BATCH} samples (the ceiling belongs to that size), got "
+                f"{seen.samples} samples"
+            )
+        found.values["stability"] = None if why else of.stability()
+        if why:
+            found.reasons["stability"] = why

@@ -1,0 +1,104 @@
+"""Sums over samples and over groups of them, which the accumulators are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf, isfinite
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from walkback.measures import formulas
+from walkback.measures.formulas import PUBLISHED_BATCH, Counted, View, pairwise_cosine
+from walkback.measures.measurements import Found
+
+# With a larger share of repeated samples, groups of samples are not independent.
+REPEATED = 0.05
+
+
+@runtime_checkable
+class Accumulator(Protocol):
+    """Adds up something over traces."""
+
+    def update(self, view: View) -> None:
+        """Take one batch, or a part of one."""
+        ...
+
+    def compute(self, found: Found) -> None:
+        """Add what there is so far to what the accumulators before this one found."""
+        ...
+
+
+def some(x: float) -> float | None:
+    """Return a finite number, else None."""
+    return x if isfinite(x) else None
+
+
+class Mean:
+    """The mean over samples of a quantity's formula, per site."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self._formula = name, getattr(formulas, name)
+        self._sums: Any = 0.0
+
+    def update(self, view: View) -> None:
+        """Add the values of every sample."""
+        values: Tensor | Counted = self._formula(view)
+        if isinstance(values, Tensor):
+            every = torch.ones_like(values, dtype=torch.bool)
+            values = values, every, every
+        value, counted, given = values
+        self._sums = self._sums + torch.stack([torch.where(given, value, 0.0).sum(1), counted.sum(1), given.sum(1)])
+
+    def compute(self, found: Found) -> None:
+        """Give the quantity; None where no sample has a value, or where one is not finite."""
+        found.values[self.name] = [some(total / n) if given else None for total, n, given in self._sums.T.tolist()]
+
+    def counts(self) -> list[tuple[int, int]]:
+        """Return by site how many samples count in the mean, and how many of them have a value."""
+        return [(int(n), int(given)) for _, n, given in self._sums.T.tolist()]
+
+
+class Groups:
+    """Sums over consecutive samples in groups of 128, so that batch-level numbers don't depend on the batch size."""
+
+    def __init__(self) -> None:
+        self.filled = 0
+        self.sum: Any = 0.0
+
+    def add(self, rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, " width"]]:
+        """Take the samples of one batch; yield the sum of every group they complete."""
+        start = 0
+        while start < len(rows):
+            part = rows[start : start + PUBLISHED_BATCH - self.filled]
+            self.sum = self.sum + part.sum(0, dtype=torch.float64)
+            self.filled += len(part)
+            start += len(part)
+            if self.filled == PUBLISHED_BATCH:
+                done, self.sum, self.filled = self.sum, 0.0, 0
+                yield done
+
+
+class Directions:
+    """The mean cosine between the directions of groups of samples."""
+
+    def __init__(self) -> None:
+        self._groups, self._sum = Groups(), 0.0
+        self.groups = self.empty = 0  # with a direction, and without
+
+    def add(self, vectors: Float[Tensor, "batch width"]) -> None:
+        """Take one vector per sample."""
+        for group in self._groups.add(vectors):
+            length = float(group.norm())
+            if 0.0 < length < inf:
+                self._sum = self._sum + group / length
+                self.groups += 1
+            else:
+                self.empty += 1
+
+    def stability(self) -> float:
+        """Return it, of at least two groups."""
+        assert isinstance(self._sum, Tensor)
+        return pairwise_cosine(self._sum, self.groups)

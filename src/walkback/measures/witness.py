@@ -1,0 +1,176 @@
+"""What is odd about a probe set or a loss, so that numbers mislead: said beside them, they change no number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf, isfinite, sqrt
+
+import torch
+from torch import Tensor
+
+from walkback.errors import WalkbackError
+from walkback.measures.formulas import PUBLISHED_BATCH
+from walkback.measures.measurements import Found
+from walkback.measures.sums import REPEATED
+from walkback.network.anatomy import Anatomy
+from walkback.network.loss import cross_entropy
+from walkback.notes import Note
+from walkback.tracing.session import Trace, Tracer
+
+ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
+SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
+SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
+
+
+class Witness:
+    """Looks on while batches are measured, and tells afterwards what is odd about them.
+
+    Args:
+        tracer: of the measurement.
+        custom_loss: is the loss the user's own?
+        given: the anatomy that the user passed, or None.
+
+    >>> import walkback as wb
+    >>> "probe_accuracy" in wb.measure(wb.selftest.healthy(), wb.selftest.batches(8)).conditions
+    True
+    """
+
+    def __init__(self, tracer: Tracer, custom_loss: bool, given: object) -> None:
+        self._tracer, self._custom_loss, self._given = tracer, custom_loss, given
+        self._labels: list[Tensor] = []
+        self._right = self._samples = 0
+        self._span = 0.0
+        self._kinds: int | None = None
+        self._losses: list[tuple[Tensor, Tensor] | None] = []
+
+    @torch.no_grad()
+    def update(self, trace: Trace) -> None:
+        """Look at one batch."""
+        if self._custom_loss:
+            self._losses.append(_beside_cross_entropy(trace))
+        logits, labels = trace.logits, trace.labels
+        self._samples += len(labels)
+        span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
+        self._span += float(span) * len(labels)
+        classes = self._classes(logits, labels)
+        if classes is not None:
+            self._labels.append(classes.cpu())
+            self._kinds = logits.shape[1]
+            self._right += int((logits.argmax(1) == classes).sum())
+
+    def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
+        """(B,) one class per sample, where that is what the labels are: not for tokens, several labels, numbers."""
+        if logits.ndim != 2 or logits.shape[1] < 2:
+            return None
+        if labels.is_floating_point():
+            return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
+        fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
+        return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
+
+    def compute(self, found: Found) -> None:
+        """Say what is odd, and how many samples the network gets right; None for tokens and other tasks."""
+        classified = sum(map(len, self._labels)) == self._samples
+        found.conditions["probe_accuracy"] = self._right / self._samples if classified else None
+        found.conditions["classes"] = self._kinds if classified else None
+        factor = _cross_entropies(self._losses) if self._custom_loss else 1.0
+        odd = [
+            _too_few(found.conditions["batches"], self._samples),
+            _repeated(self._samples, found.conditions["distinct_samples"]),
+            class_sorted(torch.cat(self._labels)) if classified else None,
+            _loss_units(factor),
+            None if factor is None else _saturated(self._span / self._samples),
+            _left_out(self._tracer, self._given),
+        ]
+        found.notes += [note for note in odd if note]
+
+
+def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
+    """Say whether consecutive groups of samples have other labels than the whole, as sorted ones have.
+
+    A χ² test of independence of group and label; Wilson and Hilferty's cube root makes it normal.
+
+    Args:
+        labels: (N,) classes in the order they were measured.
+        group: samples whose gradients are averaged together for direction stability.
+
+    >>> class_sorted(torch.arange(1024) % 10) is None
+    True
+    >>> class_sorted(torch.arange(1024) // 128).code
+    'sorted-classes'
+    """
+    if len(labels) and len(labels) >= group and len(labels.unique()) == 1:
+        return Note("one-class", None, {"samples": len(labels), "label": int(labels[0])})
+    _, classes = labels.unique(return_inverse=True)
+    groups, kinds = len(labels) // group, int(classes.max()) + 1 if len(labels) else 0
+    if groups < 2 or kinds < 2:
+        return None
+    cells = torch.arange(groups).repeat_interleave(group) * kinds + classes[: groups * group].cpu()
+    seen = torch.bincount(cells, minlength=groups * kinds).view(groups, kinds).double()
+    seen = seen[:, seen.sum(0) > 0]
+    expected = seen.sum(0) / groups
+    freedom = (groups - 1) * (seen.shape[1] - 1)
+    if not freedom:
+        return None
+    ratio = float(((seen - expected) ** 2 / expected).sum()) / freedom
+    spread = 2 / (9 * freedom)
+    if (ratio ** (1 / 3) - (1 - spread)) / sqrt(spread) < SORTED:
+        return None
+    typical = int((seen > 0).sum(1).median())
+    return Note("sorted-classes", None, {"group": group, "typical": typical, "classes": seen.shape[1]})
+
+
+def _too_few(batches: int, samples: int) -> Note | None:
+    if samples >= ENOUGH:
+        return None
+    return Note("few-samples", None, {"samples": samples, "batches": batches, "batch_size": PUBLISHED_BATCH})
+
+
+def _repeated(samples: int, distinct: int) -> Note | None:
+    share = 1 - distinct / samples
+    return Note("repeated-samples", None, {"share": share}) if share > REPEATED else None
+
+
+def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
+    """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
+    try:
+        usual = cross_entropy(trace.logits, trace.labels).cpu().double()
+    except (WalkbackError, RuntimeError):  # no classification: nothing to compare with
+        return None
+    ours = trace.losses.cpu().double()
+    return (ours[:1], usual.mean()[None]) if bool((ours == ours[0]).all()) else (ours, usual)
+
+
+def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | None:
+    """How many times cross-entropy a loss of the user's own is; None where it is something else."""
+    known = [pair for pair in pairs if pair is not None]
+    if not known or len(known) < len(pairs):
+        return None
+    ours, usual = (torch.cat(side) for side in zip(*known))
+    factor = float(ours.sum() / usual.sum())
+    fits = isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max())
+    return factor if fits else None
+
+
+def _loss_units(factor: float | None) -> Note | None:
+    """How a loss relates to cross-entropy, which the published floor belongs to."""
+    if factor is None:
+        return Note("loss-not-cross-entropy")
+    return None if abs(factor - 1) < 1e-3 else Note("loss-scaled", None, {"factor": factor})
+
+
+def _saturated(span: float) -> Note | None:
+    # What is not finite is a finding of its own.
+    return Note("saturated", None, {"span": span}) if SATURATED < span < inf else None
+
+
+def _left_out(tracer: Tracer, given: object) -> Note | None:
+    if given is None:
+        return None
+    try:
+        whole = Anatomy.of(tracer.model).blocks
+    except WalkbackError:
+        return None
+    named = {id(block) for block in tracer.blocks}
+    if len(named) < len(whole) and named <= {id(block) for block in whole}:
+        return Note("blocks-left-out", None, {"named": len(named), "of": len(whole)})
+    return None

@@ -1,0 +1,162 @@
+"""The walk-back chain: the four questions a claim is asked, in words, each with its answer."""
+
+from __future__ import annotations
+
+from math import prod
+
+from walkback.measures.formulas import cosine_error
+from walkback.measures.measurements import Measurements
+from walkback.verdict.claim import Claim, accuracies
+from walkback.verdict.findings import Finding, Step
+
+# The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
+CONCENTRATED = 0.5
+
+
+def walk_back_chain(
+    m: Measurements,
+    claim: Claim,
+    found: dict[str, Finding],
+    valid: bool | None,
+    depth_used: bool | None,
+    submode: str | None,
+) -> tuple[Step, ...]:
+    """Return the claim, whether its reference is measurable, whether depth is used, and which failure it is."""
+    growth, reference, depth = found["growth"], found["reference"], found["depth"]
+    return (
+        _step_claim(m, claim),
+        _step_reference(m, growth, reference, valid),
+        _step_depth(depth, depth_used),
+        _step_mode(m, growth, reference, valid, depth_used, submode),
+    )
+
+
+def _step_claim(m: Measurements, claim: Claim) -> Step:
+    said = []
+    if claim.accuracy is not None:
+        values = accuracies("headline_acc", claim.accuracy)
+        seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
+        said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
+    if m.gamma is not None:
+        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(m.cosine) - 2}")
+    if m.gamma is None and m.cosine:
+        said.append("a cosine that could not be measured at every site")
+    text = " and ".join(said) if said else "no accuracy and no cosine were given"
+    return Step(1, "The claim", text, None)
+
+
+def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None) -> Step:
+    parts = []
+    if reference.title == "reference precision":
+        parts += _said_of_precision(m, reference)
+    elif reference.value is not None:
+        relation = "under" if reference.value < reference.limit else "above"
+        parts.append(f"‖g_L‖ = {reference.value:.2g} is {relation} the floor of {reference.limit:.2g}")
+    if reference.reason:
+        parts.append(reference.reason)
+    if growth.value is not None:
+        relation = "above" if growth.flagged else "within"
+        least = f" ({growth.reason})" if growth.reason else ""
+        parts.append(f"growth {growth.value:.3g}x per block is {relation} {growth.limit:.3g}x{least}")
+    if m.growth_total is not None and m.growth_total > growth.limit and not growth.flagged:
+        parts.append(f"but {m.growth_total:.3g}x over the whole depth")
+    worst = max((b for b in m.below_eps if b is not None), default=0.0)
+    if worst > 0:
+        parts.append(f"up to {worst:.0%} of samples have a reference under the cosine's ε")
+    return Step(2, "Is the reference measurable?", "; ".join(parts) or "not measured", valid)
+
+
+def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
+    said = []
+    error, site = cosine_error(m.float64_disagreement, m.float64_shift)
+    if error is not None:
+        relation = "above" if error > reference.limit else "within"
+        said.append(
+            f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:.2g}"
+        )
+    clamp = max((e for e in m.epsilon_share if e is not None), default=0.0)
+    if clamp > 0.005:
+        said.append(f"the ε of F.cosine_similarity would take away up to {clamp:.0%} of it at some site")
+    lost = max((a for a in m.absorption if a is not None), default=0.0)
+    if lost > 0.005:
+        said.append(f"h + f loses up to {lost:.0%} of f to rounding at some site")
+    return said
+
+
+def _step_depth(depth: Finding, used: bool | None) -> Step:
+    if depth.value is None:
+        return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
+    interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
+    why = "undecided" if depth.straddles else depth.reason
+    text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:.3g} pp"
+    return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {why}" if why else text, used)
+
+
+def _step_mode(
+    m: Measurements, growth: Finding, reference: Finding, valid: bool | None, used: bool | None, submode: str | None
+) -> Step:
+    title = "Which failure is it?"
+    concentrated = is_concentrated(m)
+    sound = "clear of rounding" if reference.title == "reference precision" else "above its floor"
+    if valid is False and not reference.flagged:
+        text = "scale pathology: a block multiplies the stream"
+        text += "" if reference.flagged is None else ", although the reference is still above its floor"
+        return Step(4, title, text, False)
+    if m.altered:
+        text = 'none can be told: every g_l is an altered gradient; measure with reference="derived" or a plain twin'
+        return Step(4, title, text, False)
+    if valid is False:
+        named = f", {submode}" if submode else ""
+        what = "that is not finite" if m.nonfinite_kinds else "under the floor"
+        if reference.title == "reference precision" and not m.nonfinite_kinds:
+            what = "that rounding has changed"
+        text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference {what}"
+        if growth.flagged is False:
+            text += " (without an exploding block)"
+        text += "; a run with a per-block penalty shows whether credit is poor as well (Mode 2)"
+        return Step(4, title, text, False)
+    if concentrated:
+        text = (
+            f"Mode 2, aggregation collapse: site {loudest(m)} carries {m.gamma_concentration:.0%} of Γ while the "
+            f"reference is {sound}; the average hides it"
+        )
+        return Step(4, title, text, False if used is False else None)
+    if used is False and valid is None:
+        return Step(4, title, "unused depth; whether the reference is measurable was not tested", False)
+    if used is False:
+        text = f"unused depth with a reference {sound}: Mode 2 (poor credit) if the per-layer cosines are low"
+        if m.deep_cosine is not None:
+            text += f" (deep mean {m.deep_cosine:+.3f})"
+        return Step(4, title, text, False)
+    if valid is None and used is None:
+        return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
+    if growth.flagged:
+        return Step(4, title, f"growth with a reference still {sound}: flagged, but no failure on its own", None)
+    missing = [name for name, known in (("the reference", valid), ("depth", used)) if known is None]
+    if missing:
+        return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
+    return Step(4, title, "none of the audited failures shows", True)
+
+
+def is_concentrated(m: Measurements) -> bool:
+    """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
+    sites = len(m.cosine) - 1
+    share = m.gamma_concentration
+    if share is None or sites < 2:
+        return False
+    # Two random directions in d dimensions have a cosine of about 1/√d: a share of such noise means nothing.
+    width = _width(m.conditions.get("state_shape"))
+    noise = 0.1 if width is None else 2 / width**0.5
+    loudest = max(abs(c) for c in m.cosine[:-1] if c is not None)
+    return share > max(CONCENTRATED, 1.5 / sites) and loudest > noise
+
+
+def loudest(m: Measurements) -> int:
+    """Return the site that carries most of Γ."""
+    return max(range(len(m.cosine) - 1), key=lambda site: abs(m.cosine[site] or 0.0))
+
+
+def _width(shape: object) -> int | None:
+    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n > 0 for n in shape):
+        return None
+    return prod(shape)

@@ -1,0 +1,77 @@
+"""What a check answers, and what an edition makes of the answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from walkback.errors import InputError
+
+PASSES, WALKED_BACK, UNDECIDED = "passes", "walked back", "undecided"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check's answer. `flagged` is None when it could not be decided; then `cause` says why as a code (CAUSES),
+    and `reason` in words. A flag that rests on something else than its value has a cause too.
+    """
+
+    check: str
+    title: str
+    value: float | None
+    limit: float
+    flags_when: str
+    flagged: bool | None
+    reason: str = ""
+    interval: tuple[float, float] | None = None
+    cause: str = ""
+
+    @property
+    def straddles(self) -> bool:
+        """Was it tested, with an interval that has the limit inside?"""
+        return self.cause == "straddles"
+
+
+CAUSES = {
+    "not-given": "what it needs was not given",
+    "not-measured": "what it needs could not be measured",
+    "straddles": "its interval has the limit inside",
+    "task": "BP itself does not beat frozen blocks on this task",
+    "nonfinite": "a state or gradient is not finite",
+    "altered": "the reference is not the derivative of the loss",
+    "partial": "the value is a lower bound: some of it is missing",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the walk-back chain: a question, its answer, and whether the claim survives it."""
+
+    step: int
+    title: str
+    text: str
+    holds: bool | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an edition makes of the findings. True / False / None (not tested) for the two questions.
+
+    `failed` names the checks that walk the claim back; a finding can be flagged without doing so. A finding is had by
+    what it is about, `verdict["depth"]`, or by its check, `verdict["D3"]`.
+    """
+
+    edition: str
+    verdict: str
+    failed: tuple[str, ...]
+    measurement_valid: bool | None
+    depth_used: bool | None
+    submode: str | None
+    findings: tuple[Finding, ...]
+    chain: tuple[Step, ...]
+    names: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Finding:
+        known = dict(zip(self.names, self.findings)) | {f.check: f for f in self.findings}
+        if name not in known:
+            raise InputError(f"Expected the name of a finding, one of {', '.join(known)}, but got {name!r}.")
+        return known[name]
