@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import FormatError
+from walkback.measures.nulls import reads_as
 from walkback.notes import Note
 from walkback.report import view
 from walkback.report.formats.report_2 import SCHEMA, read_report
@@ -99,7 +100,9 @@ class Report:
 
         None where there is no band.
         """
-        return view.site_reads_as(self, site)
+        names = ("cosine", "null_low", "null_high", "cosine_low", "cosine_high")
+        cosine, low, high, *interval = ((self.per_layer.get(name) or {site: None})[site] for name in names)
+        return reads_as(cosine, low, high, (interval[0], interval[1]))
 
     def __str__(self) -> str:
         return report_text(self)

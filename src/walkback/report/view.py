@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from walkback.measures.nulls import reads_as
 from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded
 from walkback.report.numbers import NONE, figure, number
@@ -196,28 +195,19 @@ def _same_shape(report: Report, site: int) -> bool:
     return shapes is None or len(shapes) <= site or shapes[site] == shapes[site - 1]
 
 
-def site_reads_as(report: Report, site: int) -> str | None:
-    """Return "signal" where the cosine and its interval lie outside the null band of the site, else "noise".
-
-    None where there is no band.
-    """
-    names = ("cosine", "null_low", "null_high", "cosine_low", "cosine_high")
-    cosine, low, high, *interval = ((report.per_layer.get(name) or {site: None})[site] for name in names)
-    return reads_as(cosine, low, high, (interval[0], interval[1]))
-
-
 def finding_rows(report: Report) -> Grid:
     """Return one row per check: its value, its limit and its result."""
+    results = {"flagged": "FLAGGED"}
     rows = [
-        [f["check"], f["title"], _finding_value(f), f["flags_when"], _result(f).replace("flagged", "FLAGGED")]
+        [f["check"], f["title"], _finding_value(f), f["flags_when"], results.get(_result(f), _result(f))]
         for f in report.findings
     ]
     return ["check", "", "value", "flags when", "result"], rows
 
 
 def _finding_value(finding: Mapping[str, Any]) -> str:
-    points = finding["title"] == "depth utility" and finding["value"] is not None
-    return f"{finding['value']:+.1f} pp" if points else figure(finding["value"])
+    value, points = finding["value"], finding["title"] == "depth utility"
+    return f"{value:+.1f} pp" if points and value is not None else figure(value)
 
 
 def _result(finding: Mapping[str, Any]) -> str:
@@ -234,15 +224,11 @@ def _result(finding: Mapping[str, Any]) -> str:
 def paragraphs(report: Report) -> list[list[str]]:
     """Return what stands under the tables, in lines: the stream, Γ, the run, and what is to be noted."""
     untested = [f"{f['check']}: {f['reason']}" for f in report.findings if f["flagged"] is None]
-    return list(filter(None, (*_about(report), [*untested, *_remarks(report)])))
+    return list(filter(None, (*_about(report), [*untested, *(f"note: {text}" for text in report.advisories)])))
 
 
 def _about(report: Report) -> tuple[list[str], list[str], list[str]]:
     return _about_stream(report), _about_gamma(report), _about_run(report)
-
-
-def _remarks(report: Report) -> list[str]:
-    return [f"note: {text}" for text in report.advisories]
 
 
 def _about_stream(report: Report) -> list[str]:
@@ -280,9 +266,8 @@ def _about_gamma(report: Report) -> list[str]:
             lines.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
     if "not measured because" in fresh:
         lines.append(f"fresh feedback not measured: {fresh['not measured because']}")
-    for name, numbers in report.controls.items():
-        lines.append(f"{_CONTROLS.get(name, name)}: {', '.join(figure(x, 'signed') for x in numbers)}")
-    return lines
+    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in report.controls.items()}
+    return [*lines, *(f"{_CONTROLS.get(name, name)}: {numbers}" for name, numbers in by_site.items())]
 
 
 def _about_run(report: Report) -> list[str]:
@@ -366,7 +351,7 @@ def view(report: Report) -> dict[str, Any]:
         "chain": [{**step, "mark": {True: "✓", False: "✗", None: ""}[step["holds"]]} for step in report.chain],
         "layers": {"head": head, "rows": rows},
         "about": [line for lines in _about(report) for line in lines],
-        "remarks": _remarks(report),
+        "remarks": [f"note: {text}" for text in report.advisories],
         "null": null_words(report),
         "conditions": pairs(report.conditions),
     }

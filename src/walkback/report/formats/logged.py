@@ -15,7 +15,7 @@ from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
 from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named_rows, position
-from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, parse_row, plain
+from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
 from walkback.verdict.checks import DiagnosticThresholds
@@ -102,7 +102,7 @@ def _judge_rows(
     claim = parsed[-1][1]
     m, dated = last_norms(rows, [m for m, _ in parsed])
     m = replace(m, notes=(*m.notes, *torn, *sorted_note, *dated))
-    run = plain(parse_row(last, where).run)
+    run = plain(last.get("run") or {})
     if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
     if len(rows) > 1:
@@ -144,7 +144,7 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) ->
     for name, spellings in ACCURACIES.items():
         logged = next((row[s] for s in spellings if row.get(s) is not None), None)
         found[name] = logged if given[name] is None else given[name]
-    conditions = parse_row(row, where).conditions
+    conditions = row.get("conditions") or {}
     bp_frozen = given["bp_frozen_acc"]
     if bp_frozen is None and given["bp_acc"] is None:  # the logged one is of the logged BP
         bp_frozen = conditions.get("bp_frozen_acc")

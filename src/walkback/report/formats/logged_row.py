@@ -7,7 +7,7 @@ from math import inf, isclose, isfinite
 from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from walkback.errors import InputError
@@ -44,19 +44,24 @@ def _bare(value: Any) -> Any:
 
 def _listed(values: Any) -> Any:
     values = values.tolist() if hasattr(values, "tolist") else values
-    return [] if values is None else list(values) if isinstance(values, Sequence) and values != str(values) else values
+    if values is None or isinstance(values, str) or not isinstance(values, Sequence):
+        return [] if values is None else values
+    return [v if type(v) is float else _bare(v) for v in values]
 
 
-def _within(name: str) -> Callable[[float | None], float | None]:
+def _within(name: str) -> Callable[[Any], Any]:
     """Return a check that refuses what a quantity can't be. Rounding may put a cosine or a share off its range."""
     q = QUANTITIES[name]
     rounding = 1e-6 if q.high == 1 else 0.0
+    low, high = q.low - rounding, q.high + rounding
     wanted = f"between {q.low:g} and {q.high:g}" if q.high == 1 else f"to be at least {q.low:g}"
 
-    def check(value: float | None) -> float | None:
-        if value is not None and (value < q.low - rounding or value > q.high + rounding):
-            raise PydanticCustomError("range", wanted)  # type: ignore[arg-type]
-        return value
+    def check(given: Any) -> Any:
+        for site, value in enumerate(given if q.per_site else [given]):
+            if value is not None and (value < low or value > high):  # NaN is neither
+                at = f"[{site}]" if q.per_site else ""
+                raise PydanticCustomError("range", wanted, {"at": at, "value": value})  # type: ignore[arg-type]
+        return given
 
     return check
 
@@ -66,6 +71,7 @@ def _object(value: Any) -> Any:
 
 
 Number = Annotated[float | None, BeforeValidator(_bare)]
+Sites = Annotated[list[float | None], BeforeValidator(_listed)]
 Part = Annotated[dict[Any, Any], BeforeValidator(_object)]
 
 
@@ -73,16 +79,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-def _sites(name: str) -> Any:
-    return Annotated[list[Annotated[Number, AfterValidator(_within(name))]], BeforeValidator(_listed)]
+def _model(name: str, kind: Any, default: Any) -> type[BaseModel]:
+    fields = {key: (Annotated[kind, AfterValidator(_within(key))], default) for key in _PARTS[name]}
+    return report_1.model(name, _Strict, fields)
 
 
-_PerLayer = create_model("_PerLayer", __base__=_Strict, **{name: (_sites(name), []) for name in _PARTS["per_layer"]})
-_Values = create_model(
-    "_Values",
-    __base__=_Strict,
-    **{name: (Annotated[Number, AfterValidator(_within(name))], None) for name in LOGGED_SCALARS},
-)
+_PerLayer, _Values = _model("per_layer", Sites, ()), _model("values", Number, None)
 
 
 class _Facts(_Strict):
@@ -99,11 +101,8 @@ class Row(_Strict):
     g_norm_batch_size: Number = None
     reasons: Part = {}
     aggregates: Annotated[dict[Any, Number], BeforeValidator(_object)] = {}
-    controls: Annotated[dict[Any, Annotated[list[Number], BeforeValidator(_listed)]], BeforeValidator(_object)] = {}
+    controls: Annotated[dict[Any, Sites], BeforeValidator(_object)] = {}
     run: Part = {}
-
-
-_WANTED = {"float_type": "to be a number or null", "list_type": "to be a list over sites 0…L"}
 
 
 def parse_row(row: Mapping[str, Any], where: str) -> Row:
@@ -118,12 +117,18 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
     try:
         return Row.model_validate(parts)
     except ValidationError as error:
-        wrong = error.errors()[0]
+        wrong: Any = error.errors()[0]
     part, *rest = wrong["loc"]
     name = "".join(f"[{key}]" if isinstance(key, int) else str(key) for key in rest) or part
-    wanted = wrong["msg"] if wrong["type"] == "range" else _WANTED.get(wrong["type"], "to be an object")
-    got = {"range": "{0:g}", "float_type": "{0!r:.60}"}.get(wrong["type"], type(wrong["input"]).__name__)
-    raise InputError(f"Expected {name} in {where} {wanted}, but got {got.format(wrong['input'])}.")
+    kind, given = wrong["type"], wrong["input"]
+    if kind == "range":
+        what = f"{name}{wrong['ctx']['at']} in {where} {wrong['msg']}, but got {wrong['ctx']['value']:g}"
+    elif kind == "float_type":
+        what = f"{name} in {where} to be a number or null, but got {given!r:.60}"
+    else:
+        wanted = "a list over sites 0…L" if kind == "list_type" else "an object"
+        what = f"{name} in {where} to be {wanted}, but got {type(given).__name__}"
+    raise InputError(f"Expected {what}.")
 
 
 # -- the numbers ---------------------------------------------------------------------------------------------------

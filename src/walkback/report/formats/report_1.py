@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 SCHEMA = "walkback.report/1"
 
@@ -81,33 +81,28 @@ def _altered(text: str) -> dict[str, Any]:
     return {"error": float(error) / 100, "limit": float(limit) / 100, "sites": listed}
 
 
-class Document(BaseModel):
-    """What a report/1 must have, and as what; it was checked more closely when it was written."""
+_NEEDED = {
+    **dict.fromkeys(("findings", "advisories", "failed", "chain"), list[Any]),
+    **dict.fromkeys(("values", "thresholds", "per_layer", "conditions", "reasons"), dict[str, Any]),
+    **dict.fromkeys(("edition", "verdict"), str),
+    **dict.fromkeys(("measurement_valid", "depth_used", "submode"), Any),
+}
+_MORE = ("method", "notes", "headline_acc", "frozen_baseline_acc", "bp_acc", "aggregates", "controls", "run")
 
+
+class _Exact(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
-    findings: list[Any]
-    advisories: list[Any]
-    failed: list[Any]
-    values: dict[str, Any]
-    thresholds: dict[str, Any]
-    edition: str
-    verdict: str
-    per_layer: dict[str, Any]
-    conditions: dict[str, Any]
-    reasons: dict[str, Any]
-    chain: list[Any]
-    measurement_valid: Any
-    depth_used: Any
-    submode: Any
-    schema_: Any = Field(alias="schema")
-    method: Any = None
-    notes: Any = None
-    headline_acc: Any = None
-    frozen_baseline_acc: Any = None
-    bp_acc: Any = None
-    aggregates: Any = None
-    controls: Any = None
-    run: Any = None
+    schema_: str = Field(alias="schema")
+
+
+def model(name: str, base: type[BaseModel], fields: dict[str, Any]) -> Any:
+    """Return a model with fields by name: (type, default)."""
+    return create_model(name, __base__=base, **fields)
+
+
+# What a report/1 must have, and as what; it was checked more closely when it was written.
+_FIELDS = {name: (kind, ...) for name, kind in _NEEDED.items()} | dict.fromkeys(_MORE, (Any, None))
+Document = model("Document", _Exact, _FIELDS)
 
 
 def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isinf
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -17,7 +18,6 @@ from pydantic import (
     Field,
     Strict,
     ValidationError,
-    create_model,
     model_validator,
 )
 from typing_extensions import TypeAliasType
@@ -34,7 +34,6 @@ Many = Annotated[list[T], Strict(False)]  # a tuple will do
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Site = Annotated[int, Field(ge=0)]
-Size = Annotated[float, Field(ge=1)]
 Limit = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Accuracy = TypeAliasType(
@@ -57,20 +56,18 @@ class _Open(BaseModel):
 def _number(q: Quantity) -> Any:
     """Return the type of a quantity: a number in its range, or null. A cosine may be off by its rounding."""
     rounding = 1e-6 if q.low == -1 else 0.0
-    ends = {"ge": q.low - rounding, "le": q.high + rounding}
-    return Annotated[float, Field(**{k: v for k, v in ends.items() if abs(v) != float("inf")})] | None
-
-
-def _numbers(q: Quantity) -> Any:
-    return Many[_number(q)] | None
+    low, high = (None if isinf(end) else end for end in (q.low - rounding, q.high + rounding))
+    number: Any = Annotated[float, Field(ge=low, le=high)]
+    return number | None
 
 
 def _of(name: str, types: dict[Quantity, Any]) -> type[BaseModel]:
-    return create_model(name, __base__=_Exact, **{q.name: (t, ... if q.required else None) for q, t in types.items()})
+    fields = {q.name: (t, ... if q.required else None) for q, t in types.items()}
+    return report_1.model(name, _Exact, fields)
 
 
 _Values = _of("Values", {q: _number(q) for q in SCALARS})
-_PerLayer = _of("PerLayer", {q: _numbers(q) for q in PER_SITE})
+_PerLayer = _of("PerLayer", {q: Many[_number(q)] | None for q in PER_SITE})
 
 
 class Nonfinite(_Open):
@@ -152,32 +149,21 @@ class _Thresholds(_Exact):
     cosine_error_limit: Limit = 0.05
 
 
-class _Conditions(_Open):
-    mode: str = ""
-    device: str = ""
-    dtype: str = ""
-    gradient_dtype: str = ""
-    statistics: str = ""
-    batches: Count = 1
-    batch_size: Count | Annotated[Many[Count], Field(min_length=1)] = 1
-    samples: Count = 1
-    distinct_samples: Count = 1
-    probe_hash: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] = ""
-    state_shape: Many[Count] = []
-    pool: int | str | None = None
-    g_norm_batch_size: Size = 128
-    g_norm_logged_batch_size: Size = 128
-    stability_group: Count = 1
-    layer_index: str = ""
-    bp_frozen_acc: Accuracy = None
-    credit_site: str = ""
-    checkpoint: str = ""
-    blocks_return: Literal["branch", "state", "unknown"] = "unknown"
-    anatomy: Many[str] = []
-    loss: str = ""
-    autocast: bool = False
-    torch: str = ""
-    probe_dtype: str = ""
+_CONDITIONS = {
+    **dict.fromkeys(("mode", "device", "dtype", "gradient_dtype", "probe_dtype", "torch", "loss", "statistics"), str),
+    **dict.fromkeys(("layer_index", "credit_site", "checkpoint"), str),
+    **dict.fromkeys(("batches", "samples", "distinct_samples", "stability_group"), Count),
+    **dict.fromkeys(("g_norm_batch_size", "g_norm_logged_batch_size"), Annotated[float, Field(ge=1)]),
+    "batch_size": Count | Annotated[Many[Count], Field(min_length=1)],
+    "probe_hash": Annotated[str, Field(pattern="^[0-9a-f]{16}$")],
+    "state_shape": Many[Count],
+    "pool": int | str | None,
+    "bp_frozen_acc": Accuracy,
+    "blocks_return": Literal["branch", "state", "unknown"],
+    "anatomy": Many[str],
+    "autocast": bool,
+}
+_Conditions = report_1.model("Conditions", _Open, {name: (t, None) for name, t in _CONDITIONS.items()})
 
 
 def _each_once(names: list[str]) -> list[str]:
@@ -235,7 +221,9 @@ class Document(_Exact):
     controls: dict[str, Many[float | None] | None]
     run: _Run = _told("What is known of the training run.")
     thresholds: _Thresholds
-    conditions: _Conditions = _told("Under what was measured; more entries may be added.")
+    conditions: _Conditions = _told(  # type: ignore[valid-type]
+        "Under what was measured; more entries may be added."
+    )
     reasons: dict[str, Text]
 
 
@@ -299,9 +287,7 @@ def read_report(data: object, where: str = "the report") -> dict[str, Any]:
         model.model_validate(data)
     except ValidationError as error:
         # Numbers inside a part are judged by those who read them: some of a report is better than nothing.
-        wrong = [
-            e for e in error.errors() if len(e["loc"]) == 1 or (e["loc"][0] == "notes" and e["loc"][2:] != ("text",))
-        ]
+        wrong = [e for e in error.errors() if len(e["loc"]) == 1 or e["loc"][0] in ("notes", "findings", "chain")]
         if wrong:
             raise FormatError(_complaint(wrong[0], where, model, schema)) from None
     given: dict[str, Any] = dict(data) if model is Document else report_1.as_report_2(data)
@@ -318,16 +304,18 @@ def _complaint(wrong: Any, where: str, model: type[BaseModel], schema: str) -> s
     """Return what is wrong with a document: a part that is missing or of another kind, or a field inside one."""
     *inside, name = wrong["loc"]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"])[1:]
+    kinds = _whole(model)["properties"].get(wrong["loc"][0], {})
+    kind = _JSON.get("string" if "enum" in kinds else str(kinds.get("type")))
+    missing = wrong["type"] == "missing"
     if wrong["type"] == "extra_forbidden":
         what = f"got an unexpected keyword argument {name!r}" + (f" in {place}" if inside else "")
-    elif inside and wrong["type"] == "missing":
-        what = f"{name!r} is missing: {place}"
-    elif inside or wrong["type"] in ("literal_error", "value_error", "too_short", "too_long"):
-        what = f"{place} is {shown(wrong['input'])}. {wrong['msg'].removeprefix('Value error, ')}"
+    elif not inside and kind and (missing or wrong["type"].endswith("_type")):
+        got = "nothing" if missing else type(wrong["input"]).__name__
+        return f"Expected {where} to be a whole report of {schema}, with {name} as {kind}, but got {got}."
+    elif missing:
+        what = f"{name!r} is missing" + (f": {place}" if inside else "")
     else:
-        kind = _whole(model)["properties"][name].get("type", "string")
-        got = "nothing" if wrong["type"] == "missing" else type(wrong["input"]).__name__
-        return f"Expected {where} to be a whole report of {schema}, with {name} as {_JSON.get(kind)}, but got {got}."
+        what = f"{place} is {shown(wrong['input'])}. {wrong['msg'].removeprefix('Value error, ')}"
     return f"Expected {where} to have the fields of {schema}, but: {what}."
 
 
