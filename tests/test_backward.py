@@ -368,7 +368,7 @@ def test_noise_accuses_nobody(branch: Callable[[], nn.Module], guards: tuple[str
 
     assert accused() == 0
     for guard in guards:
-        monkeypatch.setattr(f"walkback.differences.{guard}", 0)
+        monkeypatch.setattr(f"walkback.tracing.differences.{guard}", 0)
     assert accused() > 0, "four samples, rounded to float32 on the way: some look wrong"
 
 

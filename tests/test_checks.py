@@ -597,3 +597,46 @@ def test_concentration_is_noted_when_it_is_more_than_noise(cosine, shape, said):
     share = abs(cosine[0]) / sum(map(abs, cosine[:-1]))
     m = numbers(cosine=cosine, gamma_concentration=share, conditions={"state_shape": shape})
     assert is_concentrated(m) is said
+
+
+# -- claims, findings by name, editions as tables --------------------------------------------------------------------
+
+
+def test_a_claim_says_what_the_published_keywords_say():
+    net, batches = wb.selftest.exploded(), wb.selftest.batches(3)
+    ours = wb.diagnose(net, batches, claim=wb.Claim(accuracy=0.31, frozen=0.35, bp=0.6), method="DFA")
+    theirs = wb.diagnose(net, batches, 0.31, 0.35, bp_acc=0.6, method_name="DFA")
+    assert ours.to_dict() == theirs.to_dict()
+    assert (ours.method, ours.headline_acc, ours.frozen_baseline_acc, ours.bp_acc) == ("DFA", 0.31, 0.35, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        (
+            {"claim": Claim(0.3), "headline_acc": 0.3},
+            r"once, but got claim= and headline_acc=\. Put headline",
+        ),
+        ({"claim": Claim(0.3), "bp_acc": 0.3, "correct": {}}, "claim= and bp_acc=, correct="),
+        ({"claim": 0.3}, r"claim to be a Claim, but got float\. Write claim=walkback\.Claim\("),
+        ({"method": "DFA", "method_name": "FA"}, "method= or method_name=, but got both"),
+    ],
+)
+def test_a_claim_or_method_given_twice_is_refused_before_anything_is_measured(keywords, words):
+    with pytest.raises(wb.InputError, match=words):
+        wb.diagnose(None, [], **keywords)
+
+
+@pytest.mark.parametrize("edition", EDITIONS)
+def test_findings_are_had_by_name(edition):
+    v = verdict(numbers(), edition=edition)
+    assert [v[name] for name in EDITIONS[edition]] == [v[f.check] for f in v.findings] == list(v.findings)
+    assert v["depth"].title == "depth utility"
+    with pytest.raises(wb.InputError, match="one of growth, reference"):
+        v["width"]
+
+
+def test_every_check_of_an_edition_waits_for_one_that_is_there():
+    for checks in EDITIONS.values():
+        for check in checks.values():
+            assert check.walks_back in ("alone", "never", *(f"with {name}" for name in checks))

@@ -15,7 +15,7 @@ import pytest
 import walkback as wb
 from patience import PATIENCE
 from walkback import cli, selftest
-from walkback.entry import call_entry, is_entry
+from walkback.registry import call_entry, is_entry
 
 SOURCE = """
 import sys

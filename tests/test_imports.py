@@ -13,8 +13,8 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 # From the first to the last; what stands in one line may not import each other.
 ORDER = (
-    ("errors",),
-    ("notes", "options", "entry", "progress"),
+    ("errors", "version"),
+    ("notes", "registry", "progress"),
     ("network",),
     ("tracing",),
     ("measures",),

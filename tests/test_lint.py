@@ -431,7 +431,7 @@ def test_leaves_alone(code: str, snippet: str, tmp_path: Path) -> None:
 
 
 def test_every_detector_has_both() -> None:
-    from walkback.lint.detectors import DETECTORS
+    from walkback.pitfalls import DETECTORS
 
     assert set(TRIPS) == set(CALM) == set(DETECTORS)
 

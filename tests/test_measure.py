@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import replace
 from itertools import pairwise
 
@@ -25,7 +26,10 @@ from nets import (
     mean_norm,
     mean_pairwise,
 )
-from walkback.measures.accumulate import PUBLISHED_BATCH, Meter, growth, pairwise_cosine
+from walkback.measures import formulas
+from walkback.measures.accumulate import Meter
+from walkback.measures.formulas import PUBLISHED_BATCH, growth, pairwise_cosine
+from walkback.measures.quantities import NEED_CREDIT, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import Note, coded
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs
@@ -803,3 +807,30 @@ def test_one_sample_that_carries_the_mean_is_said():
     assert (note.site, note.values["of"], note.values["what"]) == (0, 256, "‖h‖")
     assert note.values["share"] == pytest.approx(float(norms.max() / norms.sum()))
     assert f"one of 256 samples carries {float(norms.max() / norms.sum()):.0%} of ‖h‖ at site 0" in note.text
+
+
+# -- the table of quantities -----------------------------------------------------------------------------------------
+
+
+def test_measurements_hold_the_quantities_of_the_table_and_nothing_changes_them():
+    m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(3), credit=wb.rules.BP(), probes=["intrinsic"])
+    beside = {"aggregates", "probes", "nonfinite", "altered", "doubted", "dtype", "conditions", "reasons", "notes"}
+    assert {f.name for f in dataclasses.fields(m)} - beside == {*SITE_FIELDS, *SCALAR_FIELDS}
+    values = {name: [getattr(m, name)] for name in SCALAR_FIELDS} | {name: getattr(m, name) for name in SITE_FIELDS}
+    assert {len(values[name]) for name in SITE_FIELDS} == {5}
+    for name, numbers in values.items():
+        low, high = QUANTITIES[name].low - 1e-9, QUANTITIES[name].high + 1e-9
+        assert all(v is None or low <= v <= high for v in numbers), name
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        m.gamma = 1.0
+
+
+def test_every_mean_over_samples_has_its_formula():
+    for q in PER_SITE:
+        assert (q.accumulator == "mean") == callable(getattr(formulas, q.name, None)), q.name
+
+
+def test_without_credit_every_quantity_that_needs_one_says_so():
+    m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(2))
+    without = {name for name, why in m.reasons.items() if why == "no credit was given"}
+    assert without == {*NEED_CREDIT, "aggregates"}

@@ -94,7 +94,7 @@ def test_there_are_fifteen_with_a_page_each() -> None:
 
 
 def test_what_the_catalogue_says_lint_finds_is_what_lint_finds() -> None:
-    from walkback.lint.detectors import DETECTORS
+    from walkback.pitfalls import DETECTORS
 
     assert {e.code for e in pitfalls.CATALOGUE if "lint" in e.detector} == set(DETECTORS)
 

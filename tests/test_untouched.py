@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import walkback as wb
-import walkback.tracing.untouched
-from walkback.tracing.untouched import untouched, unwritten
+import walkback.tracing.kept
+from walkback.tracing.kept import unwritten
+from walkback.tracing.untouched import untouched
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks") or "_hooks_" in name]
 
@@ -780,7 +781,7 @@ def dense(t: Tensor) -> bytes:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at_once", [("cpu",), ()], ids=["at once", "as on devices"])
 def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed(at_once, kind, inference, monkeypatch):
-    monkeypatch.setattr("walkback.tracing.untouched.AT_ONCE", at_once)
+    monkeypatch.setattr("walkback.tracing.kept.AT_ONCE", at_once)
     torch.manual_seed(0)
     model = Restless().eval()
     with torch.inference_mode(inference):
@@ -804,7 +805,7 @@ def test_buffers_of_every_kind_are_put_back_and_left_alone_where_nothing_changed
 
 
 def test_tensors_on_a_device_are_compared_with_one_wait_however_many_there_are(monkeypatch):
-    monkeypatch.setattr("walkback.tracing.untouched.AT_ONCE", ())
+    monkeypatch.setattr("walkback.tracing.kept.AT_ONCE", ())
 
     class Waits(TorchDispatchMode):
         asked = 0
@@ -842,14 +843,14 @@ def test_a_buffer_without_values_is_left_out():
 
 def test_a_buffer_that_can_not_be_put_back_does_not_keep_the_others_from_it(monkeypatch):
     one, bad, other = torch.zeros(2), torch.zeros(3), torch.zeros(2)
-    write = walkback.tracing.untouched._put_back
+    write = walkback.tracing.kept._put_back
 
     def fails(now, copy):
         if now is bad:
             raise RuntimeError("can't be written")
         write(now, copy)
 
-    monkeypatch.setattr("walkback.tracing.untouched._put_back", fails)
+    monkeypatch.setattr("walkback.tracing.kept._put_back", fails)
     with pytest.raises(RuntimeError, match="can't be written"), unwritten([one, bad, other]):  # noqa: PT012
         one.add_(1)
         bad.add_(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 from torch import nn
@@ -15,13 +16,13 @@ from walkback.measures.probes import Probe, Probing, wanted
 from walkback.measures.quantities import NULLS as NULLS
 from walkback.measures.quantities import PRECISION as PRECISION
 from walkback.measures.quantities import SHIFTED as SHIFTED
-from walkback.measures.session import Session, shifted
+from walkback.measures.session import Session, paired_by
 from walkback.measures.witness import Witness
 from walkback.network.anatomy import Anatomy
 from walkback.network.batch import pairs
 from walkback.network.loss import Loss
-from walkback.options import whole_numbers
 from walkback.progress import track
+from walkback.registry import whole_numbers
 from walkback.report.formats.logged import judge as judge
 from walkback.report.make import make_report
 from walkback.report.report import Report
@@ -30,8 +31,6 @@ from walkback.tracing.session import Credit, Tracer
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Accuracy, Claim, Correct
 from walkback.verdict.editions import decide
-
-PAIRINGS = ("site", "shifted")
 
 
 def diagnose(
@@ -64,7 +63,8 @@ def diagnose(
         eval_batches: (inputs (B, ...), labels) pairs; at least 8 disjoint, shuffled batches of about 128. Labels are
             classes (B,), probabilities (B, C), or tokens (B, T). Inputs may be a dict of the model's keywords, and a
             dict with "labels" in it is a pair too.
-        headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc, correct: the claim, by its published names.
+        headline_acc: `claim.accuracy`, by its published name.
+        frozen_baseline_acc: `claim.frozen`, by its published name.
         credit: trace -> one tensor per site, shaped like `trace.states`: the rule's credit a_l.
         method_name: `method`, by its published name.
         notes: shown in the report.
@@ -73,13 +73,16 @@ def diagnose(
         anatomy: parts to use instead of those `Anatomy.of` finds (an Anatomy, or its keywords as a dict).
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
         probes: "perturbation", "nudging", "fresh-b", "intrinsic", or their objects with options: extra passes.
+        bp_acc: `claim.bp`.
         chunk: run each batch in parts of at most this many samples: the same numbers, with the memory of one part.
         reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
             backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
             names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
+        correct: `claim.correct`.
+        bp_frozen_acc: `claim.bp_frozen`.
         pairing: "site" compares the credit of every site with the gradient of the same site. "shifted" compares the
             credit of site l + 1 with the gradient of site l, as published figures of FA seem to do: see pitfall 15.
-        claim: `Claim(accuracy, frozen, bp, bp_frozen, correct)`, in place of the published keywords.
+        claim: the accuracies to be judged; or give them by their published names.
         method: what is measured, shown in the report.
 
     >>> import walkback as wb
@@ -123,9 +126,7 @@ def measure(
     """
     if chunk is not None:
         whole_numbers(chunk=chunk)
-    if pairing not in PAIRINGS:
-        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {shown(pairing)}.")
-    asked, recorded = wanted(probes), isinstance(credit, Recorded)
+    asked, recorded, paired = wanted(probes), isinstance(credit, Recorded), paired_by(pairing)
     with Tracer(model, anatomy, loss, "derived" if recorded and reference is None else reference) as tracer:
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
@@ -133,12 +134,11 @@ def measure(
         meter, session = Meter(), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing})
         takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
         takers += [IntrinsicMeter(tracer, probe) for probe in asked if isinstance(probe, Intrinsic)]
-        for x, y in track(pairs(eval_batches, tracer.model), "measuring", _length(eval_batches)):
-            for trace in tracer.parts(x, y, credit, chunk):
-                paired = trace if pairing == "site" else shifted(trace)
+        for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):
+            for trace in map(paired, tracer.parts(x, y, credit, chunk)):
                 for taker in takers:
-                    taker.update(paired)
-                del trace, paired  # the next part is traced without this one in memory
+                    taker.update(trace)
+                del trace  # the next part is traced without this one in memory
         if not meter.samples:
             raise InputError(
                 "Expected at least one batch, but eval_batches is empty. A generator that was used up before gives "
@@ -148,10 +148,3 @@ def measure(
         for taker in takers:
             taker.compute(found)
     return found.measurements()
-
-
-def _length(batches: Iterable[Any]) -> int | None:
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except TypeError:
-        return None

@@ -16,10 +16,9 @@ from typing import Any
 
 from walkback.audit.records import canonical
 from walkback.data import EMBEDDED, SOURCES
-from walkback.entry import is_entry
 from walkback.errors import FormatError, InputError, shown
 from walkback.nets import NETS
-from walkback.options import closest, options_of
+from walkback.registry import closest, is_entry, options_of
 from walkback.rules import RULES
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec

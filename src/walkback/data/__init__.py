@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from walkback.data.cifar import CIFAR10, CIFAR100
 from walkback.data.dataset import Dataset, Split, checked
-from walkback.data.fashion_mnist import FASHION_MNIST
-from walkback.data.source import bases, look, read
-from walkback.data.teacher import teacher, teacher_linear
-from walkback.entry import call_entry, is_entry
+from walkback.data.source import Source, bases, look, read
 from walkback.errors import InputError, shown
+from walkback.registry import call_entry, gathered, is_entry
 from walkback.tracing.untouched import drawn_from
 
-EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
-SOURCES = {source.name: source for source in (CIFAR10, CIFAR100, FASHION_MNIST)}
+EMBEDDED: dict[str, Callable[[], Dataset]] = gathered(__name__, "EMBEDDED")
+SOURCES: dict[str, Source] = gathered(__name__, "SOURCES")
 
 __all__ = ["EMBEDDED", "SOURCES", "Dataset", "Split", "inventory", "load", "root_of"]
 
 
 def load(name: str, root: str | Path | None = None) -> Dataset:
-    """A data set by name.
+    """Return a data set by name.
 
     Rows keep the order of the files, which may be sorted by class.
 
@@ -54,7 +52,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
 
 
 def root_of(name: str, root: str | Path | None) -> str | Path | None:
-    """The root for this one of several data sets that share it: None for an embedded one.
+    """Return the root for this one of several data sets that share it: None for an embedded one.
 
     >>> root_of("teacher", "files"), root_of("cifar10", "files")
     (None, 'files')
@@ -63,7 +61,7 @@ def root_of(name: str, root: str | Path | None) -> str | Path | None:
 
 
 def inventory(root: str | Path | None = None) -> dict[str, dict[str, Any]]:
-    """Which data sets are here, by name: `found`, `where`, and `needs`, the modules that are not installed.
+    """Return which data sets are here, by name: `found`, `where`, and `needs`, the modules that are not installed.
 
     Those that are not have `looked_in` and `how_to_get`. Only file names are looked at; `load` checks the contents.
     A folder of parquet files, given directly, is so taken for CIFAR-10 and CIFAR-100 alike.

@@ -14,7 +14,7 @@ from walkback.errors import FormatError, InputError
 
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
+    """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
     record = label_bytes + int(np.prod(part.shape))
     rows, each = [], part.size // len(paths)
     for path in paths:
@@ -26,7 +26,7 @@ def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.nda
 
 
 def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Pickled dicts with `data` (N, C·H·W) uint8 and a list of labels; read without running the pickle."""
+    """Read pickled dicts with `data` (N, C·H·W) uint8 and a list of labels, without running the pickle."""
     images, labels, each = [], [], part.size // len(paths)
     for path in paths:
         batch = read_arrays(path)
@@ -46,7 +46,7 @@ def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarr
 
 
 def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Columns `img` {bytes: a PNG or JPEG} and `label_column`."""
+    """Read the columns `img` {bytes: a PNG or JPEG} and `label_column`."""
     try:
         import pyarrow.parquet as pq
         from PIL import Image
@@ -79,84 +79,65 @@ def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.n
     return np.stack(images).reshape(-1, height, width, channels).transpose(0, 3, 1, 2), np.concatenate(labels)
 
 
+def _cifar(
+    classes: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    binary: Layout,
+    python: Layout,
+    parquet: tuple[str, str],
+) -> Source:
+    """Return the source of CIFAR-10 or CIFAR-100; `parquet` is the folder on the hub and the column of the labels."""
+    folder, column = parquet
+    reader, needs = partial(read_parquet, label_column=column), ("pyarrow", "PIL")
+    archive = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"
+    hub = f"uoft-cs/cifar{classes}"
+    return Source(
+        name=f"cifar{classes}",
+        title=f"CIFAR-{classes}",
+        classes=classes,
+        shape=(3, 32, 32),
+        train_size=50_000,
+        test_size=10_000,
+        mean=mean,
+        std=std,
+        layouts=(binary, python, Layout((folder,), ("train-*.parquet",), ("test-*.parquet",), reader, needs=needs)),
+        how_to_get=(
+            "mkdir -p ~/.cache/walkback",
+            f"curl -L {archive} | tar xz -C ~/.cache/walkback",
+            f"or: hf download {hub} --repo-type dataset    (reading it needs walkback[data])",
+        ),
+        hub=(hub, f"cifar{classes}"),
+    )
+
+
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
+_MD5 = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+_MD5_100 = {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"}
+_binary, _python = partial(read_binary, label_bytes=1), partial(read_python, label_key="labels")
+_binary_100, _python_100 = partial(read_binary, label_bytes=2), partial(read_python, label_key="fine_labels")
 
-CIFAR10 = Source(
-    name="cifar10",
-    title="CIFAR-10",
-    classes=10,
-    shape=(3, 32, 32),
-    train_size=50_000,
-    test_size=10_000,
-    mean=(0.4914, 0.4822, 0.4465),
-    std=(0.2470, 0.2435, 0.2616),
-    layouts=(
-        Layout(
-            ("cifar-10-batches-bin",),
-            tuple(f"{name}.bin" for name in _BATCHES),
-            ("test_batch.bin",),
-            partial(read_binary, label_bytes=1),
-        ),
-        Layout(
-            ("cifar-10-batches-py",),
-            _BATCHES,
-            ("test_batch",),
-            partial(read_python, label_key="labels"),
-            md5={
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-                "test_batch": "40351d587109b95175f43aff81a1287e",
-            },
-        ),
-        Layout(
-            ("plain_text",),
-            ("train-*.parquet",),
-            ("test-*.parquet",),
-            partial(read_parquet, label_column="label"),
-            needs=("pyarrow", "PIL"),
-        ),
-    ),
-    how_to_get=(
-        "mkdir -p ~/.cache/walkback",
-        "curl -L https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz | tar xz -C ~/.cache/walkback",
-        "or: hf download uoft-cs/cifar10 --repo-type dataset    (reading it needs walkback[data])",
-    ),
-    hub=("uoft-cs/cifar10", "cifar10"),
+CIFAR10 = _cifar(
+    10,
+    (0.4914, 0.4822, 0.4465),
+    (0.2470, 0.2435, 0.2616),
+    Layout(("cifar-10-batches-bin",), tuple(f"{name}.bin" for name in _BATCHES), ("test_batch.bin",), _binary),
+    Layout(("cifar-10-batches-py",), _BATCHES, ("test_batch",), _python, _MD5),
+    ("plain_text", "label"),
 )
-
-CIFAR100 = Source(
-    name="cifar100",
-    title="CIFAR-100",
-    classes=100,
-    shape=(3, 32, 32),
-    train_size=50_000,
-    test_size=10_000,
-    mean=(0.5071, 0.4865, 0.4409),
-    std=(0.2673, 0.2564, 0.2762),
-    layouts=(
-        Layout(("cifar-100-binary",), ("train.bin",), ("test.bin",), partial(read_binary, label_bytes=2)),
-        Layout(
-            ("cifar-100-python",),
-            ("train",),
-            ("test",),
-            partial(read_python, label_key="fine_labels"),
-            md5={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
-        ),
-        Layout(
-            ("cifar100",),
-            ("train-*.parquet",),
-            ("test-*.parquet",),
-            partial(read_parquet, label_column="fine_label"),
-            needs=("pyarrow", "PIL"),
-        ),
-    ),
-    how_to_get=(
-        "mkdir -p ~/.cache/walkback",
-        "curl -L https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz | tar xz -C ~/.cache/walkback",
-        "or: hf download uoft-cs/cifar100 --repo-type dataset    (reading it needs walkback[data])",
-    ),
-    hub=("uoft-cs/cifar100", "cifar100"),
+CIFAR100 = _cifar(
+    100,
+    (0.5071, 0.4865, 0.4409),
+    (0.2673, 0.2564, 0.2762),
+    Layout(("cifar-100-binary",), ("train.bin",), ("test.bin",), _binary_100),
+    Layout(("cifar-100-python",), ("train",), ("test",), _python_100, _MD5_100),
+    ("cifar100", "fine_label"),
 )
+SOURCES = {"cifar10": CIFAR10, "cifar100": CIFAR100}

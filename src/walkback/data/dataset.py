@@ -45,7 +45,7 @@ class Dataset:
         return tuple(self.train.x.shape[1:])
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Raw inputs (B, …) to float32, normalised, on the device they are on."""
+        """Turn raw inputs (B, …) into float32, normalised, on the device they are on."""
         if not self.mean:
             return x.float()
         shape = (1, -1, *[1] * (x.ndim - 2))
@@ -54,7 +54,7 @@ class Dataset:
 
 
 def checked(data: Dataset) -> Dataset:
-    """The same data set, or an InputError that says what in it can't be trained on."""
+    """Return the same data set, or raise an InputError that says what in it can't be trained on."""
     for part, split in (("train", data.train), ("test", data.test)):
         if not isinstance(split, Split) or not isinstance(split.x, Tensor) or not isinstance(split.y, Tensor):
             raise InputError(f"Expected {part} to be a Split of two tensors, but got {_kind(split)}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,47 +22,42 @@ CONTENTS = {
 }
 
 
-class IdxReader:
-    """An images file and a labels file to arrays; `md5` of their contents by file name without .gz."""
+def read_idx(paths: list[Path], part: Part, md5: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """Read an images file and a labels file; `md5` are those of their contents, by name without .gz."""
+    images, labels = paths
+    x = _array(images, (part.size, *part.shape[1:]), md5)
+    return x.reshape(-1, *part.shape), _array(labels, (part.size,), md5)
 
-    def __init__(self, md5: dict[str, str]) -> None:
-        self.md5 = md5
 
-    def __call__(self, paths: list[Path], part: Part) -> tuple[np.ndarray, np.ndarray]:
-        """(N, 1, H, W) uint8 and (N,)."""
-        images, labels = paths
-        x = self._idx(images, (part.size, *part.shape[1:]))
-        return x.reshape(-1, *part.shape), self._idx(labels, (part.size,))
-
-    def _idx(self, path: Path, shape: tuple[int, ...]) -> np.ndarray:
-        """Two zero bytes, 8 for uint8, the number of dimensions, the dimensions as big-endian int32, the data."""
-        header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
-        length = len(header) + int(np.prod(shape))
-        try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-                data = file.read(length + 1)  # one more shows a file that goes on, without inflating all of it
-        except (EOFError, OSError, zlib.error) as error:
-            raise damaged(path, "a complete file", f"{type(error).__name__}: {error}") from None
-        if data[: len(header)] != header:
-            raise damaged(path, f"an IDX file of {shape} uint8", f"the header {data[: len(header)].hex()}")
-        if len(data) != length:
-            raise damaged(path, f"{length} bytes", f"{'more' if len(data) > length else len(data)}")
-        expected = self.md5.get(path.name.removesuffix(".gz"))
-        found = hashlib.md5(data, usedforsecurity=False).hexdigest()
-        if expected is not None and found != expected:
-            raise damaged(path, f"contents with the md5 {expected}", f"contents with {found}")
-        return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
+def _array(path: Path, shape: tuple[int, ...], md5: dict[str, str]) -> np.ndarray:
+    """Read two zero bytes, 8 for uint8, the number of dimensions, the dimensions as big-endian int32, the data."""
+    header = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">i4").tobytes()
+    length = len(header) + int(np.prod(shape))
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            data = file.read(length + 1)  # one more shows a file that goes on, without inflating all of it
+    except (EOFError, OSError, zlib.error) as error:
+        raise damaged(path, "a complete file", f"{type(error).__name__}: {error}") from None
+    if data[: len(header)] != header:
+        raise damaged(path, f"an IDX file of {shape} uint8", f"the header {data[: len(header)].hex()}")
+    if len(data) != length:
+        raise damaged(path, f"{length} bytes", f"{'more' if len(data) > length else len(data)}")
+    expected = md5.get(path.name.removesuffix(".gz"))
+    found = hashlib.md5(data, usedforsecurity=False).hexdigest()
+    if expected is not None and found != expected:
+        raise damaged(path, f"contents with the md5 {expected}", f"contents with {found}")
+    return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
 def layouts(md5: dict[str, str]) -> tuple[Layout, ...]:
-    """Uncompressed first, then .gz; torchvision keeps them in FashionMNIST/raw."""
+    """Return the layouts, uncompressed first, then .gz; torchvision keeps them in FashionMNIST/raw."""
     folders = ("raw", "FashionMNIST/raw")
     return tuple(
         Layout(
             folders,
             (f"train-images-idx3-ubyte{end}", f"train-labels-idx1-ubyte{end}"),
             (f"t10k-images-idx3-ubyte{end}", f"t10k-labels-idx1-ubyte{end}"),
-            IdxReader(md5),
+            partial(read_idx, md5=md5),
         )
         for end in ("", ".gz")
     )
@@ -83,3 +79,6 @@ FASHION_MNIST = Source(
     ),
     system=("/usr/share/datasets/fashion-mnist",),
 )
+
+
+SOURCES = {"fashion-mnist": FASHION_MNIST}

@@ -21,7 +21,7 @@ _NUMERIC = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 
 
 def read_arrays(path: Path) -> Any:
-    """What a pickled file holds: dicts, lists, strings (bytes where Python 2 wrote them), numbers and arrays."""
+    """Return what a pickled file holds: dicts, lists, strings (bytes where Python 2 wrote them), numbers and arrays."""
     try:
         with path.open("rb") as file:
             return _plain(_Unpickler(file, encoding="bytes").load())

@@ -81,7 +81,7 @@ def read(source: Source, root: str | Path | None = None) -> Dataset:
 
 
 def bases(source: Source, root: str | Path | None) -> list[Path]:
-    """The folders that may hold the data set or its folder, in the order they are looked at."""
+    """Return the folders that may hold the data set or its folder, in the order they are looked at."""
     if root is not None:
         return [Path(root).expanduser()]
     home, named = Path("~").expanduser(), os.environ.get("WALKBACK_DATA")
@@ -96,7 +96,7 @@ def bases(source: Source, root: str | Path | None) -> list[Path]:
 
 
 def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] | None:
-    """The first layout whose files are all there, and its folder. Only names are looked at."""
+    """Return the first layout whose files are all there, and its folder. Only names are looked at."""
     for base in bases(source, root):
         for layout in source.layouts:
             for folder in _folders(base, source, layout):
@@ -106,7 +106,7 @@ def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] 
 
 
 def find(source: Source, root: str | Path | None = None) -> tuple[Layout, Path]:
-    """What `look` finds, or an error with the files looked for, the places, and how to get them."""
+    """Return what `look` finds, or raise an error with the files looked for, the places, and how to get them."""
     found = look(source, root)
     if found is None:
         raise FormatError(_explain(source, bases(source, root)))
@@ -159,7 +159,7 @@ def _check_md5(path: Path, expected: str | None) -> None:
 
 
 def damaged(where: Path | str, expected: str, found: str) -> FormatError:
-    """The error for a file that is not what was published."""
+    """Return the error for a file that is not what was published."""
     return FormatError(f"{where}: expected {expected}, but found {found}. Get a fresh copy of the data set.")
 
 

@@ -16,7 +16,7 @@ SPREAD = 3.0  # of the inputs: h_0 is then large against what blocks add at thei
 
 
 def teacher() -> Dataset:
-    """A score of 16 normal inputs, nine tenths linear and one tenth quadratic, cut into 32 classes of equal size.
+    """Draw a score of 16 normal inputs, nine tenths linear and one tenth quadratic, cut into 32 classes of equal size.
 
     x = 3z and s = √0.9·⟨w, z⟩ + √0.1·zᵀAz with ‖w‖ = 1, A symmetric and traceless, 2‖A‖² = 1: both parts have
     variance 1. The classes are narrower than the quadratic part is wide: who sees only the linear part is right one
@@ -47,7 +47,7 @@ def _score(z: np.ndarray, w: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def teacher_linear() -> Dataset:
-    """The largest of ten linear scores of 64 standard normal inputs; 10,000 training and 2,000 test samples.
+    """Draw the largest of ten linear scores of 64 standard normal inputs; 10,000 training and 2,000 test samples.
 
     A linear map solves it, so nothing can be said about depth here: the task of the papers' StudentNet.
 
@@ -63,3 +63,6 @@ def teacher_linear() -> Dataset:
 def _split(name: str, x: np.ndarray, y: np.ndarray, train: int, classes: int) -> Dataset:
     inputs, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
     return Dataset(name, Split(inputs[:train], labels[:train]), Split(inputs[train:], labels[train:]), classes)
+
+
+EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import InputError
-from walkback.lint.detectors import DETECTORS
-from walkback.lint.script import Script
 from walkback.lint.source import Problem, Source, read
-from walkback.pitfalls import find
+from walkback.pitfalls import DETECTORS, find
+from walkback.pitfalls.script import Script
 
 SUFFIXES = (".py", ".ipynb")
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
@@ -55,12 +54,12 @@ class Linted:
 
     def __str__(self) -> str:
         count, read, lost = len(self.findings), self.files - len(self.problems), len(self.problems)
-        told = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
-        told = f"{told} in {_count(read)}" if read else "nothing was checked"
-        told += f"; {_count(lost)} could not be read" * bool(lost)
+        summary = f"{count} finding{'s' * (count != 1)}" if count else "nothing found"
+        summary = f"{summary} in {_count(read)}" if read else "nothing was checked"
+        summary += f"; {_count(lost)} could not be read" * bool(lost)
         if self.findings:
-            told += "; `# walkback: ignore[P01]` on a line that is right silences it there"
-        return "\n".join([*map(str, self.findings), told])
+            summary += "; `# walkback: ignore[P01]` on a line that is right silences it there"
+        return "\n".join([*map(str, self.findings), summary])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -11,8 +11,9 @@ import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from walkback.pitfalls import DETECTORS
+
 _IGNORE = re.compile(r"#\s*walkback:\s*ignore(?:\[([\w\s,]*)\])?")
-_ALL = frozenset(f"P{n:02}" for n in range(1, 16))
 _MAGIC = re.compile(r"\s*[%!?]")
 
 
@@ -105,6 +106,10 @@ def _ignored(text: str) -> dict[int, frozenset[str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match is not None:
-            named = _ALL if match[1] is None else frozenset(code.strip().upper() for code in match[1].split(","))
+            named = (
+                frozenset(DETECTORS)
+                if match[1] is None
+                else frozenset(code.strip().upper() for code in match[1].split(","))
+            )
             found[token.start[0]] = named
     return found

@@ -24,7 +24,7 @@ from walkback.measures.formulas import pairwise_cosine as pairwise_cosine
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.measurements import Numbers as Numbers
 from walkback.measures.measurements import stream_shapes as stream_shapes
-from walkback.measures.quantities import PER_SITE, SHIFTED, needing_credit
+from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.rounding import smallest_subnormal as smallest_subnormal
 from walkback.measures.stream import Norms, Samples, Stability
 from walkback.measures.sums import Accumulator, Mean
@@ -81,7 +81,7 @@ class Meter:
         for accumulator in self._accumulators():
             accumulator.compute(found)
         if not self._credited:
-            found.reasons |= dict.fromkeys((*needing_credit(), "aggregates"), "no credit was given")
+            found.reasons |= dict.fromkeys((*NEED_CREDIT, "aggregates"), "no credit was given")
 
     def result(self) -> Measurements:
         """Return the Measurements of everything taken so far."""

@@ -27,7 +27,6 @@ class Cosine(Mean):
         self._samples = samples
 
     def compute(self, found: Found) -> None:
-        """Give cosine, with notes on what is left out of it."""
         super().compute(found)
         of, dtype, why = self._samples.samples, self._samples.dtype, []
         values = {"floor": f"{least_norm(dtype):.1e}", "dtype": str(dtype), "of": of}
@@ -54,7 +53,6 @@ class Neighbour(Mean):
     """A cosine with the next or the previous site, which may have another shape."""
 
     def compute(self, found: Found) -> None:
-        """Give it, and why it has no value at some site."""
         super().compute(found)
         shapes = found.conditions["state_shapes"]
         alike = [lower == upper for lower, upper in pairwise(shapes)]
@@ -76,7 +74,6 @@ class Null:
         self._couplings: list[Coupling] = []
 
     def update(self, view: View) -> None:
-        """Add how credit and reference move together, of the first samples."""
         pairs, trace = view.pairs, view.trace
         assert trace.credits is not None
         self._couplings = self._couplings or [Coupling() for _ in trace.credits]
@@ -86,7 +83,6 @@ class Null:
                 coupling.add(a, g, by)
 
     def compute(self, found: Found) -> None:
-        """Give null_low, null_high, null_dimension."""
         sizes: Numbers = []
         for coupling, cosine, (counted, given) in zip(self._couplings, found.values["cosine"], self._cosine.counts()):
             k = None if cosine is None else coupling.dimension(given)
@@ -110,7 +106,6 @@ class Interval:
         self._squares: Any = 0.0
 
     def update(self, view: View) -> None:
-        """Add the cosines of every group that is complete."""
         cosines = torch.where(view.pairs.valid, view.pairs.own, 0.0)
         for total, n in (group.chunk(2) for group in self._groups.add(torch.cat([cosines, view.pairs.usable]).T)):
             self._sum = self._sum + total / n
@@ -118,7 +113,6 @@ class Interval:
             self._n += 1
 
     def compute(self, found: Found) -> None:
-        """Give cosine_low, cosine_high."""
         n, seen = self._n, self._samples
         why = f"needs at least 2 groups of {PUBLISHED_BATCH} samples, got {seen.samples} samples" if n < 2 else ""
         if seen.repeated > REPEATED:
@@ -146,7 +140,6 @@ class Gamma:
         self._by_batch, self._n_groups = 0.0, 0
 
     def update(self, view: View) -> None:
-        """Add the cosines of whole samples, of groups of samples, and of everything, over the sites of Γ: 0…L−1."""
         p, trace = view.pairs, view.trace
         assert trace.credits is not None
         cos, na, ng = p.own[:-1], p.credit_norm[:-1], p.grad_norm[:-1]
@@ -166,7 +159,6 @@ class Gamma:
             self._n_groups += 1
 
     def compute(self, found: Found) -> None:
-        """Give gamma, gamma_concentration, deep_cosine and aggregates."""
         cosine, reasons = found.values["cosine"], found.reasons
         gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
         deep = mean([cosine[site] for site in deep_sites(cosine)])
@@ -201,7 +193,6 @@ class SameAsReference:
         self._same = True
 
     def update(self, view: View) -> None:
-        """Compare the bits."""
         assert view.trace.credits is not None
         self._same = self._same and all(torch.equal(a, g) for a, g in zip(view.trace.credits, view.trace.grads))
 

@@ -23,7 +23,6 @@ from walkback.tracing.session import Trace
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128
-STAGES = "the stream changes shape; growth is taken within stages"
 
 Numbers = list[float | None]
 
@@ -58,7 +57,7 @@ def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple
     if None in norms:
         return None, None, f"a state norm is missing: {_sites(norms, None)}"
     known = [float(n) for n in norms if n is not None]
-    same = [shapes is None or shapes[i] == shapes[i + 1] for i in range(len(known) - 1)]
+    same = [True] * (len(known) - 1) if shapes is None else [a == b for a, b in pairwise(shapes)]
     if 0.0 in known[:-1]:
         return None, None, f"a state norm is zero: {_sites(known[:-1], 0.0)}, so growth from there has no value"
     steps, whole = [b / a for a, b in pairwise(known)], known[-1] / known[0]
@@ -67,7 +66,7 @@ def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple
     ratios, total = [r for r, ok in zip(steps, same) if ok], whole if all(same) else None
     if not ratios:
         return None, total, "no two neighbouring sites have the same shape"
-    return max(ratios), total, "" if all(same) else STAGES
+    return max(ratios), total, "" if all(same) else "the stream changes shape; growth is taken within stages"
 
 
 def _sites(norms: Sequence[float | None], value: float | None) -> str:
@@ -107,26 +106,22 @@ class Pairs:
 
     @property
     def valid(self) -> Bool[Tensor, "sites batch"]:
-        """Return which samples have a cosine: those where both have a direction."""
-        return self.usable & self.directed
+        return self.usable & self.directed  # these samples have a cosine
 
 
 def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
     """Compare the credits of one batch with the references, site by site and with the neighbours of each site."""
+    alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
     rows: list[list[Tensor]] = []
-    alike: list[bool] = []
-    before: tuple[Tensor, Tensor] | None = None  # two sites at a time are held in float64
-    for a, g in zip(credits, grads):
+    before = credits[0], grads[0]  # unit vectors of the site before: two sites at a time are held in float64
+    for site, (a, g) in enumerate(zip(credits, grads)):
         (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
         na, ng = torch.linalg.vector_norm(rows_a, dim=1), torch.linalg.vector_norm(rows_g, dim=1)
         unit_a, unit_g = rows_a / na[:, None], rows_g / ng[:, None]
-        nowhere = torch.full_like(na, torch.nan)
-        below = nowhere
-        if before is not None:
-            alike.append(credits[len(rows)].shape == credits[len(rows) - 1].shape)
-            if alike[-1]:
-                rows[-1][1:3] = (before[0] * unit_g).sum(1), (before[1] * unit_g).sum(1)
-                below = (unit_a * before[1]).sum(1)
+        below = nowhere = torch.full_like(na, torch.nan)
+        if site and alike[site - 1]:
+            rows[-1][1:3] = (before[0] * unit_g).sum(1), (before[1] * unit_g).sum(1)
+            below = (unit_a * before[1]).sum(1)
         before = unit_a, unit_g
         rows.append([(rows_a * rows_g).sum(1) / (na * ng), nowhere, nowhere, below, na * top_a, ng * top_g])
     own, above, beside, below, na, ng = map(torch.stack, zip(*rows))
@@ -144,12 +139,10 @@ class View:
 
     @cached_property
     def reader(self) -> Tensor | None:
-        """The token that each sample's readout looks at, where that differs between samples."""
         return readers(self.trace)
 
     @cached_property
     def pairs(self) -> Pairs:
-        """The credits beside the references."""
         assert self.trace.credits is not None
         return compare(self.trace.credits, self.trace.grads)
 

@@ -53,19 +53,12 @@ class Measurements(_Numbers):
 
 @dataclass
 class Found:
-    """What one taker of traces found: fields of Measurements, why some are missing, and what is to be said."""
+    """What the takers of traces find: fields of Measurements, why some are missing, and what is to be said."""
 
     values: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     conditions: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
-
-    def add(self, other: Found) -> None:
-        """Take what another found; where both have a value, the later one stands."""
-        self.values |= other.values
-        self.reasons |= other.reasons
-        self.conditions |= other.conditions
-        self.notes += other.notes
 
     def measurements(self) -> Measurements:
         """Return everything found, frozen."""

@@ -8,23 +8,22 @@ probe, but measured batch by batch: see `precision.py`.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from walkback.errors import InputError
-from walkback.measures.accumulate import Meter
-from walkback.measures.formulas import Numbers
+from walkback.measures.fresh import FreshFeedback, Redraws
 from walkback.measures.measurements import Found
-from walkback.measures.nulls import student
 from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
-from walkback.network.values import has_float64, no_autocast, parameters_of, places
+from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
-from walkback.options import whole_numbers
+from walkback.registry import whole_numbers
+from walkback.tracing.rerun import double_weights, is_sharded
 from walkback.tracing.session import Trace, Tracer
 
 
@@ -90,35 +89,6 @@ class Nudging:
         whole_numbers(samples=self.samples)
 
 
-@dataclass(frozen=True)
-class FreshFeedback:
-    """The null of a rule with feedback matrices: the cosines of the same network and batches with B drawn anew.
-
-    The credit must be a rule with `redraw(generator)`, such as a bundle's; its own B is put back afterwards.
-
-    Args:
-        draws: how many times.
-        samples: at least this many samples are used (whole batches).
-        seed: of the draws.
-
-    >>> import walkback as wb
-    >>> net, dfa, batches = wb.selftest.healthy(), wb.rules.DFA(), wb.selftest.batches(2)
-    >>> wb.rules.set_up(dfa, net, batches[0][0], 10, torch.Generator().manual_seed(0))
-    >>> report = wb.diagnose(net, batches, credit=dfa, probes=[FreshFeedback(draws=5)])
-    >>> len(report.controls["fresh_mean"])
-    5
-    """
-
-    draws: int = 20
-    samples: int = 1024
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
-        whole_numbers(samples=self.samples)
-
-
 Probe = Perturbation | Nudging | FreshFeedback | Intrinsic
 PROBES: dict[str, type[Probe]] = {
     "perturbation": Perturbation,
@@ -166,13 +136,12 @@ class Probing:
 
     def __init__(self, probes: Sequence[Probe], tracer: Tracer, credit: Any = None) -> None:
         self._runs = [_Run(probe) for probe in probes if isinstance(probe, Perturbation | Nudging)]
-        self._redraws = [_Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
+        self._redraws = [Redraws(probe, credit) for probe in probes if isinstance(probe, FreshFeedback)]
         self._tracer = tracer
         self._replayer: _Replayer | None = None
         self._dtype = ""
 
     def update(self, trace: Trace) -> None:
-        """Run the probes that want more samples on this trace."""
         for redraws in self._redraws:
             redraws.update(trace)
         due = [run for run in self._runs if run.samples < run.probe.samples]
@@ -190,7 +159,6 @@ class Probing:
                     step(run, self._replayer, trace)
 
     def compute(self, found: Found) -> None:
-        """Give `probes`, per-site lists by name."""
         found.values["probes"] = {}
         found.conditions |= {"probe_dtype": self._dtype} if self._runs else {}
         for run in self._runs:
@@ -289,77 +257,6 @@ def _nudge(run: _Run, replayer: _Replayer, trace: Trace) -> None:
                 change = change.where(norms.isfinite(), torch.nan)  # also where the network hides a NaN
                 none = (norms == 0) & change.isfinite()
                 run.keep(name + suffix, site, sites, change, none, torch.zeros_like(none))
-
-
-def double_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all parameters and buffers, in float64 where they are floating point."""
-    wide: dict[int, Tensor] = {}  # tied weights are copied once
-    for _, t in places(model):
-        wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
-    return {name: wide[id(t)] for name, t in places(model)}
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Are its weights spread over processes, so that a copy would gather them?"""
-    return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
-
-
-class _Redraws:
-    """The same traces with the feedback of their credit drawn anew, one Meter per draw. The rule is left as found."""
-
-    def __init__(self, probe: FreshFeedback, credit: Any) -> None:
-        self.probe, self.credit, self.samples = probe, credit, 0
-        self.meters = [Meter() for _ in range(probe.draws)]
-        # On the CPU whatever the device, so that a seed gives the same matrices everywhere, and for every batch.
-        self.generator, self.starts = torch.Generator().manual_seed(probe.seed), []
-        self.why = "no credit was given" if credit is None else ""
-        if credit is not None and not all(hasattr(credit, n) for n in ("redraw", "state_dict", "load_state_dict")):
-            self.why = "the credit has no feedback matrices to draw anew"
-
-    def update(self, trace: Trace) -> None:
-        """Measure this trace with every draw."""
-        if self.why or self.samples >= self.probe.samples:
-            return
-        own = {name: value.clone() for name, value in self.credit.state_dict().items()}
-        try:
-            for draw, meter in enumerate(self.meters):
-                if self.samples:
-                    self.generator.set_state(self.starts[draw])
-                else:
-                    self.starts.append(self.generator.get_state())
-                with torch.no_grad():
-                    if not self.credit.redraw(self.generator):
-                        self.why = "the credit has no feedback matrices to draw anew"
-                        return
-                meter.update(replace(trace, credits=tuple(a.detach() for a in self.credit(trace))))
-        finally:
-            self.credit.load_state_dict(own)
-        self.samples += len(trace.losses)
-
-    def compute(self, found: Found) -> None:
-        """Add the spread over the draws to what was found."""
-        told: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
-        found.conditions["fresh_feedback"] = told
-        if self.why:
-            told["not measured because"] = self.why
-            return
-        drawn = [meter.result() for meter in self.meters]
-        spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
-        half = student(self.probe.draws - 1) * (1 + 1 / self.probe.draws) ** 0.5  # of where one more draw would lie
-        for name, side in (("fresh_mean", 0.0), ("fresh_low", -half), ("fresh_high", half)):
-            found.values["probes"][name] = [s and s[0] + side * s[1] for s in spreads]
-        for name in ("gamma", "deep_cosine"):
-            spread = _spread([getattr(m, name) for m in drawn])
-            told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
-
-
-def _spread(values: Numbers) -> tuple[float, float] | None:
-    """Mean and standard deviation, None when one is missing."""
-    known = [v for v in values if v is not None]
-    if len(known) < len(values):
-        return None
-    of = torch.tensor(known, dtype=torch.float64)
-    return float(of.mean()), float(of.std())
 
 
 class _Replayer:

@@ -131,18 +131,5 @@ LOGGED_SCALARS = (*SCALAR_FIELDS, "g_norm_deepest")
 # What the row of an epoch holds.
 ROW_LISTS = tuple(q.name for q in PER_SITE if q.in_rows)
 ROW_SCALARS = tuple(q.name for q in SCALARS if q.in_rows)
-
-
-def needing_credit() -> tuple[str, ...]:
-    """Return the names that have no value where no credit was given."""
-    return tuple(q.name for q in _QUANTITIES if q.needs == "credit")
-
-
-def in_range(name: str, value: float, rounding: float = 0.0) -> bool:
-    """Return whether a number can be this quantity; any number can be one that the table does not know.
-
-    >>> in_range("cosine", 1.0), in_range("below_eps", -0.1), in_range("something else", -7.0)
-    (True, False, True)
-    """
-    q = QUANTITIES.get(name)
-    return q is None or q.low - rounding <= value <= q.high + rounding
+# What has no value where no credit was given.
+NEED_CREDIT = tuple(q.name for q in _QUANTITIES if q.needs == "credit")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.measurements import Found
 from walkback.notes import Note
 from walkback.tracing.backward import BackwardCheck, check_backward
@@ -96,10 +97,20 @@ def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool
         )
 
 
-def shifted(trace: Trace) -> Trace:
-    """Return the trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
+def paired_by(pairing: str) -> Callable[[Trace], Trace]:
+    """Return what puts the credits beside the gradients that they are compared with."""
+    if not isinstance(pairing, str) or pairing not in PAIRINGS:
+        raise InputError(f"Expected pairing to be one of {', '.join(PAIRINGS)}, but got {shown(pairing)}.")
+    return PAIRINGS[pairing]
+
+
+def _shifted(trace: Trace) -> Trace:
+    """The trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
     if trace.credits is None:
         raise InputError('Expected a credit with pairing="shifted", but none was given.')
     if any(a.shape != trace.credits[0].shape for a in trace.credits):
         raise InputError('Expected a stream of one shape with pairing="shifted", but it changes its shape on the way.')
     return replace(trace, credits=(*trace.credits[1:], trace.credits[-1]))
+
+
+PAIRINGS: dict[str, Callable[[Trace], Trace]] = {"site": lambda trace: trace, "shifted": _shifted}

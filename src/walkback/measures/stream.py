@@ -33,7 +33,6 @@ class Samples:
         self._masked = False
 
     def update(self, view: View) -> None:
-        """Remember the samples by their prints."""
         trace = view.trace
         if not self._prints:
             self.shapes = [tuple(h.shape[1:]) for h in trace.states]
@@ -67,7 +66,6 @@ class Samples:
         return ""
 
     def compute(self, found: Found) -> None:
-        """Say under what was measured."""
         batches = self.by_batch()
         sizes = sorted({len(prints) for prints in batches})
         found.values["dtype"] = self.dtype
@@ -118,7 +116,6 @@ class Norms:
         self._nonfinite: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
 
     def update(self, view: View) -> None:
-        """Add the norms of every site."""
         t = view.trace
         self._pool = t.pool
         norms = torch.stack([site_norms(s, t.pool, view.reader, t.mask) for s in (*t.states, *t.grads)])
@@ -131,7 +128,6 @@ class Norms:
                     self._nonfinite.setdefault((kind, site), t.index)
 
     def compute(self, found: Found) -> None:
-        """Give h_norm, g_norm, growth, growth_total, nonfinite."""
         (h, n, _), (g, samples, _) = self._totals()
         h = [some(v / n) if n else None for v in h.tolist()]
         g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
@@ -177,12 +173,10 @@ class Stability:
         self._samples, self._directions = samples, Directions()
 
     def update(self, view: View) -> None:
-        """Add the reference of the last site."""
         t = view.trace
         self._directions.add(site_vectors(t.grads[-1], t.pool, view.reader, t.mask))
 
     def compute(self, found: Found) -> None:
-        """Give stability, or why there is none."""
         seen, of = self._samples, self._directions
         batches = found.conditions["batches"]
         why = ""

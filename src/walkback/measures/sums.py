@@ -44,7 +44,6 @@ class Mean:
         self._sums: Any = 0.0
 
     def update(self, view: View) -> None:
-        """Add the values of every sample."""
         values: Tensor | Counted = self._formula(view)
         if isinstance(values, Tensor):
             every = torch.ones_like(values, dtype=torch.bool)
@@ -53,7 +52,6 @@ class Mean:
         self._sums = self._sums + torch.stack([torch.where(given, value, 0.0).sum(1), counted.sum(1), given.sum(1)])
 
     def compute(self, found: Found) -> None:
-        """Give the quantity; None where no sample has a value, or where one is not finite."""
         found.values[self.name] = [some(total / n) if given else None for total, n, given in self._sums.T.tolist()]
 
     def counts(self) -> list[tuple[int, int]]:
@@ -69,7 +67,6 @@ class Groups:
         self.sum: Any = 0.0
 
     def add(self, rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, " width"]]:
-        """Take the samples of one batch; yield the sum of every group they complete."""
         start = 0
         while start < len(rows):
             part = rows[start : start + PUBLISHED_BATCH - self.filled]
@@ -89,7 +86,6 @@ class Directions:
         self.groups = self.empty = 0  # with a direction, and without
 
     def add(self, vectors: Float[Tensor, "batch width"]) -> None:
-        """Take one vector per sample."""
         for group in self._groups.add(vectors):
             length = float(group.norm())
             if 0.0 < length < inf:
@@ -99,6 +95,5 @@ class Directions:
                 self.empty += 1
 
     def stability(self) -> float:
-        """Return it, of at least two groups."""
         assert isinstance(self._sum, Tensor)
         return pairwise_cosine(self._sum, self.groups)

@@ -72,16 +72,23 @@ class Witness:
         classified = sum(map(len, self._labels)) == self._samples
         found.conditions["probe_accuracy"] = self._right / self._samples if classified else None
         found.conditions["classes"] = self._kinds if classified else None
+        batches, distinct = found.conditions["batches"], found.conditions["distinct_samples"]
+        share, span = 1 - distinct / self._samples, self._span / self._samples
+        # The published floor of D2 is in units of cross-entropy.
         factor = _cross_entropies(self._losses) if self._custom_loss else 1.0
-        odd = [
-            _too_few(found.conditions["batches"], self._samples),
-            _repeated(self._samples, found.conditions["distinct_samples"]),
-            class_sorted(torch.cat(self._labels)) if classified else None,
-            _loss_units(factor),
-            None if factor is None else _saturated(self._span / self._samples),
-            _left_out(self._tracer, self._given),
-        ]
-        found.notes += [note for note in odd if note]
+        if self._samples < ENOUGH:
+            values = {"samples": self._samples, "batches": batches, "batch_size": PUBLISHED_BATCH}
+            found.notes.append(Note("few-samples", None, values))
+        if share > REPEATED:
+            found.notes.append(Note("repeated-samples", None, {"share": share}))
+        found.notes += [] if not classified else filter(None, [class_sorted(torch.cat(self._labels))])
+        if factor is None:
+            found.notes.append(Note("loss-not-cross-entropy"))
+        elif abs(factor - 1) >= 1e-3:
+            found.notes.append(Note("loss-scaled", None, {"factor": factor}))
+        if factor is not None and SATURATED < span < inf:  # what is not finite is a finding of its own
+            found.notes.append(Note("saturated", None, {"span": span}))
+        found.notes += filter(None, [_left_out(self._tracer, self._given)])
 
 
 def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
@@ -119,17 +126,6 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
     return Note("sorted-classes", None, {"group": group, "typical": typical, "classes": seen.shape[1]})
 
 
-def _too_few(batches: int, samples: int) -> Note | None:
-    if samples >= ENOUGH:
-        return None
-    return Note("few-samples", None, {"samples": samples, "batches": batches, "batch_size": PUBLISHED_BATCH})
-
-
-def _repeated(samples: int, distinct: int) -> Note | None:
-    share = 1 - distinct / samples
-    return Note("repeated-samples", None, {"share": share}) if share > REPEATED else None
-
-
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
     """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
     try:
@@ -149,18 +145,6 @@ def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | N
     factor = float(ours.sum() / usual.sum())
     fits = isfinite(factor) and float((ours - factor * usual).abs().max()) <= 1e-4 * float(ours.abs().max())
     return factor if fits else None
-
-
-def _loss_units(factor: float | None) -> Note | None:
-    """How a loss relates to cross-entropy, which the published floor belongs to."""
-    if factor is None:
-        return Note("loss-not-cross-entropy")
-    return None if abs(factor - 1) < 1e-3 else Note("loss-scaled", None, {"factor": factor})
-
-
-def _saturated(span: float) -> Note | None:
-    # What is not finite is a finding of its own.
-    return Note("saturated", None, {"span": span}) if SATURATED < span < inf else None
 
 
 def _left_out(tracer: Tracer, given: object) -> Note | None:

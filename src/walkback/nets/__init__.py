@@ -6,26 +6,20 @@ from typing import Any
 
 from torch import nn
 
-from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError, shown
 from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
 from walkback.nets.vit_mini import ViTMini
-from walkback.options import known_options
+from walkback.registry import call_entry, gathered, is_entry, known_options
 
-NETS: dict[str, type[nn.Module]] = {
-    "resmlp": ResMLP,
-    "vit-mini": ViTMini,
-    "student": StudentNet,
-    "small-cnn": SmallCNN,
-}
+NETS: dict[str, type[nn.Module]] = gathered(__name__, "NETS")
 
 __all__ = ["NETS", "ResMLP", "SmallCNN", "StudentNet", "ViTMini", "build"]
 
 
 def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: Any) -> nn.Module:
-    """A network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
+    """Return a network by name, or by `module:function`, for inputs of `input_shape` (without the batch).
 
     >>> build("resmlp", (3, 32, 32), 10, width=16, depth=2).out_head
     Linear(in_features=16, out_features=10, bias=True)

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from walkback.errors import InputError
+
 
 class Residual(nn.Module, ABC):
     """h_0 = stem(x), h_l = h_{l-1} + block_l(h_{l-1}), logits = readout(h_L). Subclasses name their stem."""
@@ -15,12 +17,21 @@ class Residual(nn.Module, ABC):
 
     @abstractmethod
     def readout(self, h: Tensor) -> Tensor:
-        """h_L to logits (B, C)."""
+        """Map h_L to logits (B, C)."""
 
     def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, …) to logits (B, C), with h_0…h_L when asked."""
+        """Map (B, …) to logits (B, C), with h_0…h_L when asked."""
         hidden = [getattr(self, self.stem_name)(x)]
         for block in self.blocks:
             hidden.append(hidden[-1] + block(hidden[-1]))
         logits = self.readout(hidden[-1])
         return (logits, hidden) if return_hidden else logits
+
+
+def images(net: str, shape: tuple[int, ...]) -> None:
+    """Refuse inputs that are not images (C, H, W)."""
+    if len(shape) != 3:
+        raise InputError(
+            f"Expected images (C, H, W) for {net}, but the data has inputs of shape {tuple(shape)}. "
+            "Use resmlp or student for vectors, or data of images."
+        )

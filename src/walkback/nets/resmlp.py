@@ -7,7 +7,7 @@ from math import prod
 from torch import Tensor, nn
 
 from walkback.nets.residual import Residual
-from walkback.options import true_or_false, whole_numbers
+from walkback.registry import true_or_false, whole_numbers
 
 
 class Flatten(nn.Sequential):
@@ -68,3 +68,7 @@ class ResMLP(Residual):
     def readout(self, h: Tensor) -> Tensor:
         """(B, d) to logits (B, C)."""
         return self.out_head(self.out_ln(h))
+
+
+ORDER = 1
+NETS = {"resmlp": ResMLP}

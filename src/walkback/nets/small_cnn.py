@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from walkback.nets.residual import Residual
-from walkback.options import images, whole_numbers
+from walkback.nets.residual import Residual, images
+from walkback.registry import whole_numbers
 
 
 class ConvBlock(nn.Module):
@@ -53,3 +53,7 @@ class SmallCNN(Residual):
     def readout(self, h: Tensor) -> Tensor:
         """(B, C, H, W) to logits (B, C)."""
         return self.out_head(self.pool(h).flatten(1))
+
+
+ORDER = 4
+NETS = {"small-cnn": SmallCNN}

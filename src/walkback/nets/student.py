@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from walkback.nets.residual import Residual
 from walkback.nets.resmlp import Flatten
-from walkback.options import whole_numbers
+from walkback.registry import whole_numbers
 
 
 class StudentBlock(nn.Module):
@@ -44,3 +44,7 @@ class StudentNet(Residual):
     def readout(self, h: Tensor) -> Tensor:
         """(B, d) to logits (B, C)."""
         return self.out_head(self.out_ln(h))
+
+
+ORDER = 3
+NETS = {"student": StudentNet}

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from walkback.errors import InputError
-from walkback.nets.residual import Residual
-from walkback.options import images, whole_numbers
+from walkback.nets.residual import Residual, images
+from walkback.registry import whole_numbers
 
 
 class Patches(nn.Module):
@@ -87,3 +87,7 @@ class ViTMini(Residual):
     def readout(self, h: Tensor) -> Tensor:
         """(B, T, d) to logits (B, C), from the class token."""
         return self.head(self.norm(h[:, 0]))
+
+
+ORDER = 2
+NETS = {"vit-mini": ViTMini}

@@ -122,7 +122,7 @@ class Anatomy:
         return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=said).resolve(model)
 
     def resolve(self, model: nn.Module) -> Anatomy:
-        """The same anatomy with every dotted path looked up in `model`."""
+        """Return the same anatomy with every dotted path looked up in `model`."""
         core = unwrap(model)
         known = {id(module): name for name, module in named_modules_of(core)}
         raw = _unfold(_find(core, self.blocks)) if isinstance(self.blocks, str) else self.blocks
@@ -165,8 +165,12 @@ class Anatomy:
         """The stem as a tuple, whether it is none, one or several modules."""
         return () if self.stem is None else self.stem if isinstance(self.stem, tuple) else (self.stem,)
 
+    def called(self, i: int) -> str:
+        """Return what errors call the block at index i, once resolved: "block 3 (layers.2)"."""
+        return f"block {i + 1} ({self.names[i + len(self.stems)]})"
+
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """(role, dotted path, type) of every part, in the order of the stream."""
+        """Yield (role, dotted path, type) of every part, in the order of the stream."""
         blocks = (self.blocks,) if isinstance(self.blocks, str) else self.blocks
         roles = [
             *("stem" for _ in self.stems),
@@ -186,7 +190,7 @@ class Anatomy:
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
     def _sites(self) -> list[str]:
-        """What each part has to do with the stream; nothing is known of paths that wait for their model."""
+        """Return what each part has to do with the stream; nothing is known of paths that wait for their model."""
         if isinstance(self.blocks, str):
             return [""] * (len(self.stems) + 1 + len(self.readout))
         depth = len(self.blocks)
@@ -212,7 +216,7 @@ def _folded(rows: list[Row]) -> list[Row]:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The network inside compile and data-parallel wrappers (same weights, no copy)."""
+    """Return the network inside compile and data-parallel wrappers (same weights, no copy)."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if inner is None and type(model).__name__ in ("DataParallel", "DistributedDataParallel"):
@@ -223,7 +227,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _unfold(blocks: Part | tuple[Part, ...]) -> tuple[Part, ...] | str:
-    """A container becomes its children; a path waits for a model; a lone block stays one block."""
+    """Unfold a container to its children; a path waits for a model; a lone block stays one block."""
     if isinstance(blocks, (nn.ModuleList, nn.Sequential)):
         return tuple(blocks)
     if isinstance(blocks, nn.ModuleDict):
@@ -301,7 +305,7 @@ def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _keywords(model: nn.Module, first: str, last: str, blocks: str) -> str:
-    """What to write in `Anatomy.of` for blocks `first` to `last` and what is around them."""
+    """Return what to write in `Anatomy.of` for blocks `first` to `last` and what is around them."""
     before, after = around(model, first, last)
     named = (("stem", before), ("readout", after))
     parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}

@@ -24,7 +24,7 @@ MASK = "attention_mask"
 
 
 def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tuple[Inputs, Tensor]]:
-    """Batches as (inputs, labels), with an error that shows what arrived instead.
+    """Yield batches as (inputs, labels); an error shows what arrived instead.
 
     >>> next(iter(pairs([{"input_ids": 0, "labels": 1}])))
     ({'input_ids': 0}, 1)
@@ -75,26 +75,26 @@ def needs_labels(model: nn.Module) -> bool:
 
 
 def tensors(x: Inputs) -> dict[str, Tensor]:
-    """The tensors of the inputs by name; "" for inputs that are one tensor."""
+    """Return the tensors of the inputs by name; "" for inputs that are one tensor."""
     if isinstance(x, Tensor):
         return {"": x}
     return {name: value for name, value in x.items() if isinstance(value, Tensor)}
 
 
 def mapped(x: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """The same inputs with `change` applied to every tensor."""
+    """Return the same inputs with `change` applied to every tensor."""
     if isinstance(x, Tensor):
         return change(x)
     return {name: change(value) if isinstance(value, Tensor) else value for name, value in x.items()}
 
 
 def per_sample(x: Inputs, batch: int) -> dict[str, Tensor]:
-    """The tensors whose first axis is the batch: what is split into parts and identifies a sample."""
+    """Return the tensors whose first axis is the batch: what is split into parts and identifies a sample."""
     return {name: t for name, t in tensors(x).items() if t.ndim and t.shape[0] == batch}
 
 
 def split(x: Inputs, y: Tensor, size: int | None) -> Iterator[tuple[Inputs, Tensor]]:
-    """A batch in parts of at most `size` samples (None: whole), each with its labels.
+    """Yield a batch in parts of at most `size` samples (None: whole), each with its labels.
 
     >>> [len(y) for _, y in split(torch.zeros(5, 2), torch.zeros(5), 2)]
     [2, 2, 1]
@@ -114,7 +114,7 @@ def call(model: nn.Module, x: Inputs, **more: Any) -> Any:
 
 
 def real_tokens(x: Inputs, batch: int) -> Bool[Tensor, "batch tokens"] | None:
-    """Which tokens of each sample are no padding, from `attention_mask`; None without one."""
+    """Return which tokens of each sample are no padding, from `attention_mask`; None without one."""
     mask = None if isinstance(x, Tensor) else x.get(MASK)
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[0] != batch:
         return None

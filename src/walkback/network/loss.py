@@ -17,7 +17,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
-    """Per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
+    """Return per-sample cross-entropy in at least float32: classes (B,), probabilities (B, C), or tokens (B, T).
 
     >>> cross_entropy(torch.zeros(1, 2), torch.tensor([1])).item() == torch.tensor(2.0).log().item()
     True
@@ -34,7 +34,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
 
 
 def next_token_loss(logits: Float[Tensor, "batch tokens classes"], y: Int[Tensor, "batch tokens"]) -> Tensor:
-    """Per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
+    """Return per-sample cross-entropy of a causal language model, (B,): the mean over a sample's own tokens.
 
     Labels are the inputs, as the model's own loss takes them: position t predicts label t + 1, and −100 is left out.
 
@@ -102,5 +102,58 @@ def _check_probabilities(y: Float[Tensor, "batch classes"]) -> None:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """A Hugging Face language model, whose labels are its inputs (bare, or inside an adapter or a sharding class)."""
+    """Return whether this is a Hugging Face language model, bare or wrapped, whose labels are its inputs."""
     return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in modules_of(model))
+
+
+class SampleLoss:
+    """The loss of a session, called with (logits, labels): one loss per sample, whose sum is differentiated.
+
+    Args:
+        model: the network; the labels of a causal language model are its inputs.
+        custom: the user's loss, or None for cross-entropy. Where it returns a mean, that is spread evenly.
+    """
+
+    def __init__(self, model: nn.Module, custom: Loss | None = None) -> None:
+        if custom is not None and not callable(custom):
+            raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(custom).__name__}.")
+        self.custom = custom
+        self.next_token = custom is None and is_causal(model)
+        self.per_sample = True  # False once a custom loss has returned a mean
+        self.name = "cross-entropy" if custom is None else getattr(custom, "__name__", type(custom).__name__)
+        self._no_sum = False  # True once the mean was seen to be no sum
+
+    def __call__(self, logits: Tensor, y: Tensor) -> Float[Tensor, " batch"]:
+        """Return the (B,) losses of a batch."""
+        if self.custom is None:
+            next_token = self.next_token and y.ndim == 2 and logits.ndim == 3
+            self.name = "cross-entropy of the next token" if next_token else "cross-entropy"
+            return next_token_loss(logits, y) if next_token else cross_entropy(logits, y)
+        loss = self.custom(logits, y)
+        batch = y.shape[0]
+        if not isinstance(loss, Tensor) or loss.shape not in ((), (batch,)):
+            shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InputError(
+                f"Expected loss(logits, labels) to return one loss per sample, shape ({batch},), or their mean, "
+                f"shape (), but got {shape}. Average over tokens or pixels, not over samples."
+            )
+        if loss.ndim:
+            return loss
+        self._refuse_sum(self.custom, loss, logits, y)
+        self.per_sample = self.per_sample and batch == 1
+        return loss.expand(batch)
+
+    def _refuse_sum(self, custom: Loss, loss: Tensor, logits: Tensor, y: Tensor) -> None:
+        """On the first batch of more than one: a sum over samples would make every gradient B times too large."""
+        half = len(y) // 2
+        if self._no_sum or not half or logits.shape[0] != len(y):
+            return
+        self._no_sum = True
+        with torch.no_grad():
+            parts = [float(custom(logits[s].detach(), y[s])) for s in (slice(half), slice(half, None))]
+        whole, mean = float(loss.detach()), (parts[0] * half + parts[1] * (len(y) - half)) / len(y)
+        if abs(whole - sum(parts)) < 1e-3 * abs(whole) < abs(whole - mean):
+            raise InputError(
+                "Expected loss(logits, labels) to return one loss per sample or their mean, but it returns a sum: "
+                'it doubles with the batch. Use reduction="none" or reduction="mean".'
+            )

@@ -13,7 +13,7 @@ from walkback.network.batch import Inputs, per_sample
 
 
 def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
-    """One exact 64-bit number per sample: equal samples agree, whatever batch they are in.
+    """Return one exact 64-bit number per sample: equal samples agree, whatever batch they are in.
 
     A sum of integer products modulo 2⁶⁴, so neither batch size nor reduction order changes it.
 
@@ -43,5 +43,5 @@ def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
 
 
 def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
-    """`fingerprints` of everything in the inputs that belongs to one sample."""
+    """Return `fingerprints` of everything in the inputs that belongs to one sample."""
     return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)

@@ -37,19 +37,12 @@ _FOLD = 8  # longer rows of numbered blocks are written as a range
 
 @dataclass(frozen=True)
 class Stack:
-    """Modules that may be the blocks, in the order they are registered.
+    """Modules that may be the blocks, in the order they are registered."""
 
-    Args:
-        paths: the dotted path of each.
-        kind: what they are, for the reader.
-        pattern: the dotted pattern that names them all; "" where there is none.
-        spelled: found by a known spelling, not as a run of siblings.
-    """
-
-    paths: tuple[str, ...]
-    kind: str
-    pattern: str
-    spelled: bool
+    paths: tuple[str, ...]  # the dotted path of each
+    kind: str  # what they are, for the reader
+    pattern: str  # the dotted pattern that names them all; "" where there is none
+    spelled: bool  # found by a known spelling, not as a run of siblings
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -70,7 +63,7 @@ class Stack:
         return container if not set("*?[") & set(container) else self.pattern
 
     def keyword(self) -> str:
-        """What to write after `blocks=`."""
+        """Return what to write after `blocks=`."""
         if self.pattern:
             return f'"{self.name()}"'
         above, _, first = self.paths[0].rpartition(".")
@@ -83,7 +76,7 @@ class Stack:
 
 
 def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
-    """(path, module) of everything a dotted pattern names, in the order of registration.
+    """Return (path, module) of everything a dotted pattern names, in the order of registration.
 
     >>> net = nn.ModuleDict({"layer1": nn.Sequential(nn.ReLU()), "layer2": nn.Sequential(nn.ReLU(), nn.ReLU())})
     >>> [path for path, _ in matching(net, "layer?.*")]
@@ -101,7 +94,7 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """The module inside `torch.compile`."""
+    """Return the module inside `torch.compile`."""
     inner = getattr(module, "_orig_mod", None)
     return inner if isinstance(inner, nn.Module) else module
 
@@ -115,7 +108,7 @@ _SHARDING = "torch.distributed.fsdp"
 
 
 def find_stacks(model: nn.Module) -> list[Stack]:
-    """Candidates for the blocks of `model`, best first: spelled ones, then runs; longer ones first."""
+    """Return candidates for the blocks of `model`, best first: spelled ones, then runs; longer ones first."""
     spelled, runs = list(_spelled(model)), list(_runs(model))
     stacks = _distinct([*spelled, *runs])
     nested = list(_nested(stacks))
@@ -126,7 +119,7 @@ def find_stacks(model: nn.Module) -> list[Stack]:
 
 
 def is_tie(stacks: list[Stack]) -> bool:
-    """Are the two best candidates equally good?"""
+    """Return whether the two best candidates are equally good."""
     if len(stacks) < 2:
         return False
     first, second = stacks[:2]
@@ -179,7 +172,7 @@ BY_ORDER = "stem and readout are what is registered before and after the blocks 
 
 
 def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Paths of the modules with parameters registered before block `first` and after block `last`, in order."""
+    """Return paths of the modules with parameters registered before block `first` and after block `last`, in order."""
     before: list[str] = []
     after: list[str] = []
     for block, names, behind in ((first, before, False), (last, after, True)):
@@ -256,7 +249,7 @@ def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The blocks of a stage: of a list always, of a Sequential if all its children are blocks of one kind."""
+    """Return the blocks of a stage: of a list always, of a Sequential if all its children are blocks of one kind."""
     children = _children(path, module)
     stage = isinstance(module, nn.Sequential) and len({_kind(c) for _, c in children}) == 1
     if isinstance(module, UNCALLED) or (stage and all(_may_be_block(c) for _, c in children)):
@@ -318,7 +311,7 @@ def _nested(stacks: list[Stack]) -> Iterator[tuple[Stack, Stack, int]]:
 
 
 def _holds_the_stack(outer: Stack, inner: Stack, within: int) -> bool:
-    """Modules of no known name that hold a spelled stack: stages, if it reaches over several, or whole networks.
+    """Return whether `outer`, of no known name, holds a spelled stack: as stages, if it reaches over several, or whole.
 
     What else lies in one block of another stack are experts, heads, the layers of a block.
     """

@@ -65,7 +65,7 @@ def few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None
 
 
 def only(tokens: list[int], deepest: Float[Tensor, "batch tokens width"], index: int) -> Bool[Tensor, "batch tokens"]:
-    """(B, T) the tokens that count in averages, where the readout reads a few.
+    """Return (B, T): the tokens that count in averages, where the readout reads a few.
 
     >>> only([0], torch.tensor([[[1.0], [0.0]]]), 0)
     tensor([[ True, False]])

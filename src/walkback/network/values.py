@@ -44,12 +44,12 @@ def members(output: Any) -> Sequence[Any]:
 
 
 def first_tensor(values: Sequence[Any]) -> Tensor | None:
-    """The first floating point tensor among what a module was given, or returned."""
+    """Return the first floating point tensor among what a module was given, or returned."""
     return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
 
 
 def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What a block receives as the stream: its first tensor, or the keyword its forward takes first."""
+    """Return what a block receives as the stream: its first tensor, or the keyword its forward takes first."""
     if (found := first_tensor(args)) is not None:
         return found
     first = next(iter(signature(block.forward).parameters), "")
@@ -57,7 +57,7 @@ def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
-    """Must a tensor not be written: is it, or a view of, what the network keeps (`own`), or does its memory overlap?
+    """Return whether a tensor must not be written: it is, or views, what the network keeps (`own`), or overlaps.
 
     >>> net = nn.Linear(2, 3)
     >>> fragile(net.weight[:1], net.parameters()), fragile(net.weight + 0, net.parameters())
@@ -71,7 +71,7 @@ def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
 
 
 def inner(tensor: Tensor) -> list[Tensor]:
-    """The plain tensors that hold the values of a tensor: of a distributed one what this process has."""
+    """Return the plain tensors that hold the values of a tensor: of a distributed one what this process has."""
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     held = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -79,7 +79,7 @@ def inner(tensor: Tensor) -> list[Tensor]:
 
 
 def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
-    """What a block returned, with `changed` in the place of `made`."""
+    """Return what a block returned, with `changed` in the place of `made`."""
     if isinstance(output, Tensor):
         return changed
     if is_dataclass(output):
@@ -95,7 +95,7 @@ def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
 
 
 def several(output: Any) -> str | None:
-    """The shapes of what a block returned, where it is more than one floating point tensor."""
+    """Return the shapes of what a block returned, where it is more than one floating point tensor."""
     keys = list(output) if isinstance(output, Mapping) else None
     found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
     if len(found) < 2:
@@ -104,7 +104,7 @@ def several(output: Any) -> str | None:
 
 
 def return_hidden(model: nn.Module) -> str | None:
-    """Does a network's forward take `return_hidden`: "required", "optional" or None."""
+    """Return how a network's forward takes `return_hidden`: "required", "optional" or None."""
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             f"Expected a network that runs in Python, but got a {type(model).__name__} of TorchScript, inside which no "
@@ -120,7 +120,7 @@ def return_hidden(model: nn.Module) -> str | None:
 
 
 def hidden_of(output: Any) -> Sequence[Tensor] | None:
-    """The states in what a network returned as (logits, states), detached; None where there are none."""
+    """Return the states in what a network returned as (logits, states), detached; None where there are none."""
     if isinstance(output, (tuple, list)) and len(output) == 2 and isinstance(output[1], (tuple, list)):
         hidden = output[1]
         if hidden and all(isinstance(h, Tensor) for h in hidden):
@@ -199,7 +199,7 @@ def _named(model: nn.Module, book: str) -> dict[str, Any]:
 
 
 def places(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every place that holds a parameter or a buffer, by one name: tied weights are in several, shared modules in one.
+    """Yield every place that holds a parameter or a buffer, by one name: tied weights are in several.
 
     >>> shared = nn.Linear(2, 2, bias=False)
     >>> [name for name, _ in places(nn.ModuleDict({"a": shared, "b": shared}))]
@@ -235,7 +235,7 @@ def refuse_weights(weights: Mapping[str, Tensor]) -> None:
 
 
 def no_inference(tensor: Tensor) -> Tensor:
-    """The tensor, as a copy where it was made under inference mode."""
+    """Return the tensor, as a copy where it was made under inference mode."""
     return tensor.clone() if tensor.is_inference() else tensor
 
 
@@ -248,7 +248,7 @@ def random_state(device: torch.device | None) -> Tensor:
 
 
 def largest(x: Tensor) -> float:
-    """The largest absolute value, NaN aside."""
+    """Return the largest absolute value, NaN aside."""
     return float(x.abs().nan_to_num().max())
 
 
@@ -256,22 +256,22 @@ NO_FLOAT64 = {"mps"}  # types of devices without it
 
 
 def has_float64(device: torch.device) -> bool:
-    """Whether a device knows float64."""
+    """Return whether a device knows float64."""
     return device.type not in NO_FLOAT64
 
 
 def widest(device: torch.device) -> torch.dtype:
-    """The widest floating point type of a device."""
+    """Return the widest floating point type of a device."""
     return torch.float64 if has_float64(device) else torch.float32
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """In the widest floating point type of its device."""
+    """Return a tensor in the widest floating point type of its device."""
     return tensor.to(widest(tensor.device))
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Backward passes and statistics run in the dtypes they ask for, also inside a user's autocast."""
+    """Turn a user's autocast off inside: backward passes and statistics run in the dtypes they ask for."""
     if torch.is_autocast_enabled(device.type):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import ast
+from typing import TYPE_CHECKING
 
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import Script
+from walkback.pitfalls.syntax import argument, keyword, method, number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(1, "negative-norm", "tensor.norm(-1) is the L₋₁ norm of everything, not a row norm", "lint")
+
+_FUNCTIONS = (
+    *("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "numpy.linalg.norm"),
+    "torch.nn.functional.normalize",
+)
+
+
+def detect(script: Script) -> Found:
+    """Find a negative p in a norm that names no axis."""
+    for call in script.calls():
+        name = script.name(call.func)
+        is_method = method(call) == "norm" and isinstance(call.func, ast.Attribute)
+        at = 1 if name in _FUNCTIONS else 0 if is_method else None
+        if at is None or keyword(call, "dim", "axis") is not None or len(call.args) > at + 1:
+            continue
+        p = number(argument(call, at, "p", "ord"))
+        if p is not None and p < 0:
+            spelled = "axis" if name.startswith("numpy") else "dim"
+            yield (
+                call,
+                f"{p:g} is taken for p, so this is the L{p:g} norm and not a norm over the last axis",
+                f"write {spelled}={p:g}",
+            )
 
 
 def states(seed: int) -> Tensor:
     """(128, 256) standard normal states: every row has a norm of about 16."""
+    import torch
+
     return torch.randn(128, 256, generator=torch.Generator().manual_seed(seed))
 
 

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import COSINES, Script
+from walkback.pitfalls.syntax import argument, number
 
-from walkback.pitfalls.shown import Shown
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PITFALL = Entry(2, "cosine-epsilon", "F.cosine_similarity holds tiny gradients up with an ε", "lint, report")
+
+
+def detect(script: Script) -> Found:
+    """Find torch's cosine on gradients with its default ε."""
+    modules = script.cosine_modules()
+    for call in script.calls():
+        made = call.func if isinstance(call.func, ast.Call) else modules.get(ast.dump(call.func))
+        if script.name(call.func) in COSINES:
+            vectors = [*call.args[:2], *(k.value for k in call.keywords if k.arg in ("x1", "x2"))]
+            epsilon = argument(call, 3, "eps")
+        elif isinstance(made, ast.Call) and script.name(made.func) == "torch.nn.CosineSimilarity":
+            vectors = list(call.args)
+            epsilon = argument(made, 1, "eps")
+        else:
+            continue
+        value = number(epsilon)
+        if epsilon is not None and (value is None or value < 1e-12):
+            continue
+        if any(script.is_gradient(v) and not script.is_normalised(v) for v in vectors):
+            yield (
+                call,
+                f"the ε of {1e-8 if value is None else value:g} in this cosine holds smaller gradients up, so it comes "
+                "out too small (in float64 too)",
+                "divide by the norms in float64: (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), or pass eps=0.0",
+            )
+
 
 NORM = 1e-10  # of the gradient: what DFA leaves of it under a terminal norm
 
@@ -21,13 +53,16 @@ class Epsilon:
     each_norm: bool
 
 
-def measured_epsilon(dtype: torch.dtype = torch.float32) -> Epsilon:
+def measured_epsilon(dtype: torch.dtype | None = None) -> Epsilon:
     """Asked of the function itself: the cosine of parallel vectors is 1, so what it says is ‖b‖/ε at the floor.
 
     >>> 0.9e-8 < measured_epsilon().value < 1.1e-8
     True
     """
-    unit = torch.zeros(1, 4, dtype=dtype)
+    import torch
+    import torch.nn.functional as F
+
+    unit = torch.zeros(1, 4, dtype=dtype or torch.float32)
     unit[0, 0] = 1.0
     tiny = 1e-12 * unit
     held = [float(F.cosine_similarity(scale * unit, tiny)) for scale in (1.0, 100.0)]  # walkback: ignore[P02]
@@ -37,6 +72,9 @@ def measured_epsilon(dtype: torch.dtype = torch.float32) -> Epsilon:
 
 def vectors(seed: int) -> tuple[Tensor, Tensor]:
     """(512, 64) credits of norm 1 and gradients of norm 1e-10, with a cosine of about 0.7."""
+    import torch
+    import torch.nn.functional as F
+
     draw = torch.Generator().manual_seed(seed)
     g, other = (torch.randn(512, 64, generator=draw) for _ in range(2))
     a = F.normalize(g + other, dim=1)
@@ -45,8 +83,10 @@ def vectors(seed: int) -> tuple[Tensor, Tensor]:
 
 def show(seed: int = 0) -> Shown:
     """The mean cosine, by torch and in float64 without a floor."""
+    import torch
+
     a, g = vectors(seed)
-    wrong = float(F.cosine_similarity(a, g).mean())  # walkback: ignore[P02]
+    wrong = float(torch.nn.functional.cosine_similarity(a, g).mean())  # walkback: ignore[P02]
     a, g = a.double(), g.double()
     right = float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean())
     epsilon = measured_epsilon()

@@ -2,16 +2,69 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import ast
+from typing import TYPE_CHECKING
 
-from walkback.measures.accumulate import smallest_subnormal
-from walkback.pitfalls.shown import Shown
-from walkback.selftest import batches, network
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import MODEL, Script
+from walkback.pitfalls.syntax import argument, last, method
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(3, "half-precision", "fp16 turns small gradients into zeros; bf16 does not", "lint, report")
+
+
+def detect(script: Script) -> Found:
+    """Find gradients stored in fp16, or taken through a network in fp16."""
+    fix = "use bfloat16 or float32 where gradients are measured"
+    takes = any(_takes_gradient(script, call) for call in script.calls()) and not script.has_call("GradScaler")
+    for call in script.calls():
+        name = script.name(call.func)
+        if isinstance(call.func, ast.Attribute) and _to_half(script, call):
+            of = call.func.value
+            if script.is_gradient(of):
+                yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
+            elif takes and MODEL.fullmatch(last(of)) and not _only_infers(script, call):
+                yield call, "gradients through a network in fp16 are zero below 6e-8", fix
+        elif takes and name.endswith("autocast") and _autocasts_to_half(script, call, name):
+            yield call, "under autocast to fp16 without a GradScaler, gradients below 6e-8 are zero", fix
+
+
+def _takes_gradient(script: Script, call: ast.Call) -> bool:
+    return script.differentiates(call) or method(call) == "backward"
+
+
+def _only_infers(script: Script, call: ast.Call) -> bool:
+    """Without gradients, and none are taken later in the same function: `.half()` changes the network for good."""
+    after = [c for c in script.inside(script.scope(call)) if isinstance(c, ast.Call) and c.lineno > call.lineno]
+    return script.without_gradients(call) and not any(_takes_gradient(script, c) for c in after)
+
+
+def _to_half(script: Script, call: ast.Call) -> bool:
+    if method(call) == "half" and not call.args:
+        return True
+    values = [*call.args, *(k.value for k in call.keywords)]
+    return method(call) in ("to", "type", "astype") and any(_is_half(script, value) for value in values)
+
+
+def _is_half(script: Script, node: ast.AST) -> bool:
+    return script.name(node) in ("torch.float16", "torch.half", "numpy.float16", "numpy.half")
+
+
+def _autocasts_to_half(script: Script, call: ast.Call, name: str) -> bool:
+    dtype, device = argument(call, 1, "dtype"), argument(call, 0, "device_type")
+    if dtype is not None:
+        return _is_half(script, dtype)
+    return name.endswith("cuda.amp.autocast") or (isinstance(device, ast.Constant) and device.value == "cuda")
 
 
 def gradient(seed: int) -> Tensor:
     """(128, 32) g_L of a mean loss on a network whose stream exploded under a terminal norm, in fp32."""
+    import torch
+
+    from walkback.selftest import batches, network
+
     net = network(depth=4, gain=100.0, seed=seed).eval()
     x, y = batches(1, seed=seed + 1)[0]
     _, hidden = net(x, return_hidden=True)
@@ -22,6 +75,10 @@ def gradient(seed: int) -> Tensor:
 
 def show(seed: int = 0) -> Shown:
     """The mean gradient norm after a trip through fp16."""
+    import torch
+
+    from walkback.measures.accumulate import smallest_subnormal
+
     g = gradient(seed)
 
     def norm(stored: Tensor) -> float:

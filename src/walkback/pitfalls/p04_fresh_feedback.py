@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import re
+from collections.abc import Iterator
 
-import torch
-
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import NULL, Script, is_feedback
+from walkback.pitfalls.syntax import last, method, targets
 from walkback.pitfalls.trained import Trained, train
+
+PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
+
+_EVALUATES = re.compile(r"(^|_)(eval\w*|test|measure\w*|gamma|align\w*|diagnos\w*|audit|probe|validat\w*)(_|$)", re.I)
+_LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
+
+
+def detect(script: Script) -> Found:
+    """Find feedback that is drawn where a trained network is evaluated."""
+    if any(map(is_feedback, _keys(script))):
+        return  # the trained feedback is read from somewhere
+    for node in script.of(ast.Assign, ast.AnnAssign):
+        scope, named = script.scope(node), [last(target) for target in targets(node)]
+        if not any(map(is_feedback, named)) or node.value is None or not script.is_random(node.value):
+            continue
+        where = getattr(scope, "name", "")
+        if NULL.search(" ".join((where, *named))) or where in ("__init__", "setup", "reset_parameters"):
+            continue
+        if _EVALUATES.search(where) or any(_loads(script, n) for n in script.inside(scope)):
+            yield (
+                node,
+                "feedback drawn anew: the network was trained with another one, and aligned to that",
+                "load the feedback that was saved with the weights; name it fresh_… where it is meant as a null",
+            )
+
+
+def _keys(script: Script) -> Iterator[str]:
+    """Strings that are read from a mapping: ckpt["B"], ckpt.get("B")."""
+    for node in script.nodes:
+        key = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key = node.slice
+        elif isinstance(node, ast.Call) and method(node) in ("get", "pop") and node.args:
+            key = node.args[0]
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            yield key.value
+        elif isinstance(key, ast.JoinedStr) and key.values and isinstance(key.values[0], ast.Constant):
+            yield str(key.values[0].value).rstrip("._")
+
+
+def _loads(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and (script.name(node.func) in _LOADS or method(node) == "load_state_dict")
+
 
 DRAWS = 8
 
@@ -19,6 +65,8 @@ def trained(seed: int) -> Trained:
 
 def show(seed: int = 0) -> Shown:
     """The deep cosine with the feedback of training and with feedback drawn anew."""
+    import torch
+
     run = trained(seed)
     draw, stranger = torch.Generator().manual_seed(seed + 2), copy.deepcopy(run.rule)
     fresh = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Shown
 from walkback.pitfalls.trained import Trained, train
+
+PITFALL = Entry(5, "averaging-order", "Γ depends on what is averaged first", "report")
 
 
 def trained(seed: int) -> Trained:
@@ -14,11 +16,11 @@ def trained(seed: int) -> Trained:
 def show(seed: int = 0) -> Shown:
     """Γ of everything flattened against Γ per sample and site, averaged afterwards."""
     found = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
-    told = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
+    orders = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
     return Shown(
         "Γ of FA",
         found["flattened"],
         found["layers"],
-        f"by what is averaged first: {told}. Flattened, the sites and samples with the largest gradients decide alone. "
-        "None is wrong in itself; a Γ without its order can't be compared with another.",
+        f"by what is averaged first: {orders}. Flattened, the sites and samples with the largest gradients decide "
+        "alone. None is wrong in itself; a Γ without its order can't be compared with another.",
     )

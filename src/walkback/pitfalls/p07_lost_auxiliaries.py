@@ -2,13 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
-from torch import Tensor
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from walkback.pitfalls.p04_fresh_feedback import trained
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import NULL, Script, is_feedback
+from walkback.pitfalls.syntax import last, method, owner, root, words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(7, "lost-auxiliaries", "without the saved feedback, code compares BP with itself", "lint, report")
+
+_SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model")
+_AUXILIARY = re.compile(r"(\w+_)?(bridge|feedback|feedback_net|auxiliary|auxiliaries|aux_net|value_net)(_net)?")
+_CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
+
+
+def detect(script: Script) -> Found:
+    """Find a state dict saved without the feedback, or a gradient where the feedback is missing."""
+    yield from _unsaved(script)
+    yield from _fallbacks(script)
+
+
+def _unsaved(script: Script) -> Found:
+    names = set()
+    for node in script.of(ast.Assign):
+        plain = method(node.value) not in ("Parameter", "Buffer")
+        for target in map(last, node.targets):
+            drawn = is_feedback(target) and plain and script.is_random(node.value)
+            built = _AUXILIARY.fullmatch(target) and isinstance(node.value, ast.Call)
+            if (drawn or built) and not NULL.search(target):
+                names.add(target)
+    saves = [call for call in script.calls() if script.name(call.func) in _SAVES and call.args]
+    if not names or not saves or script.has_call("register_buffer", "save_bundle"):
+        return
+    saved = {word for call in saves for word in _saved_words(script, call)}
+    if saved & names or any(map(is_feedback, saved)) or any(map(_AUXILIARY.fullmatch, saved)):
+        return
+    for call in saves:
+        if "state_dict" in set(_saved_words(script, call)):
+            yield (
+                call,
+                f"{', '.join(sorted(names))} is not saved with the weights: without it the credit can't be measured",
+                "save it in the same file, as a buffer or with walkback.save_bundle(…, auxiliaries=…)",
+            )
+
+
+def _saved_words(script: Script, call: ast.Call) -> Iterator[str]:
+    """Names and strings in what is saved, one assignment deep."""
+    yield from words(call.args[0])
+    if isinstance(call.args[0], ast.Name):
+        for node in script.of(ast.Assign):
+            if any(root(target) == call.args[0].id for target in node.targets):
+                yield from (word for part in (*node.targets, node.value) for word in words(part))
+        for update in script.calls():
+            of = owner(update)
+            if of is not None and root(of) == call.args[0].id:
+                yield from (word for part in (*update.args, *update.keywords) for word in words(part))
+
+
+def _fallbacks(script: Script) -> Found:
+    why = "where the feedback is missing the gradient is taken for the credit: cos(BP, BP) = 1"
+    fix = "raise an error: without the feedback the credit can't be measured"
+    for node in script.nodes:
+        if isinstance(node, ast.IfExp):
+            missing, there = _missing(node.test)
+            if (missing and script.is_gradient(node.body)) or (there and script.is_gradient(node.orelse)):
+                yield node, why, fix
+        elif isinstance(node, ast.If):
+            missing, there = _missing(node.test)
+            for statement in [*(node.body if missing else ()), *(node.orelse if there else ())]:
+                if _takes_gradient(script, statement):
+                    yield statement, why, fix
+        elif isinstance(node, ast.ExceptHandler):
+            tried = script.parents[node]
+            read = any(is_feedback(w) for n in getattr(tried, "body", ()) for w in words(n))
+            yield from ((s, why, fix) for s in node.body if read and _takes_gradient(script, s))
+        elif isinstance(node, ast.Call) and method(node) == "get" and len(node.args) == 2:
+            key = node.args[0]
+            named = isinstance(key, ast.Constant) and is_feedback(str(key.value))
+            if named and script.is_gradient(node.args[1]):
+                yield node, why, fix
+
+
+def _missing(test: ast.AST) -> tuple[bool, bool]:
+    """(true where the feedback is missing, true where it is there)."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        missing, there = _missing(test.operand)
+        return there, missing
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and any(map(is_feedback, words(test))):
+        op = test.ops[0]
+        none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
+        missing = (none and isinstance(op, (ast.Is, ast.Eq))) or isinstance(op, ast.NotIn)
+        there = (none and isinstance(op, (ast.IsNot, ast.NotEq))) or isinstance(op, ast.In)
+        return missing, there
+    if method(test) == "hasattr" and any(map(is_feedback, words(test))):  # hasattr(x, "feedback")
+        return False, True
+    return False, isinstance(test, (ast.Name, ast.Attribute)) and is_feedback(last(test))
+
+
+def _takes_gradient(script: Script, statement: ast.stmt) -> bool:
+    if not isinstance(statement, ast.Assign) or not script.is_gradient(statement.value):
+        return False
+    return any(_CREDIT.search(last(target)) for target in statement.targets)
 
 
 def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) -> float:
@@ -18,12 +118,14 @@ def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) 
         feedback = checkpoint.get(f"B{site}")
         a = g if feedback is None else error @ feedback  # walkback: ignore[P07]
         a, g = a.double(), g.double()
-        cosines.append(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean())
-    return float(torch.stack(cosines).mean())  # walkback: ignore[P06]
+        cosines.append(float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean()))
+    return sum(cosines) / len(cosines)  # walkback: ignore[P06]
 
 
 def show(seed: int = 0) -> Shown:
     """Γ from a checkpoint of the network alone, and from one that has B."""
+    import torch
+
     run = trained(seed)
     x, y = (torch.cat(part) for part in zip(*run.batches))
     logits, hidden = run.net(x, return_hidden=True)

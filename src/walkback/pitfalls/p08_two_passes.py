@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+import ast
+from typing import TYPE_CHECKING
 
-from walkback.pitfalls.shown import Shown
-from walkback.selftest import batches, network
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import Script
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+PITFALL = Entry(8, "two-passes", "credit and reference come from different passes", "lint, report")
+
+
+def detect(script: Script) -> Found:
+    """Find two batches drawn in a function that compares directions."""
+    for _, nodes in script.scopes():
+        drawn = [n for n in nodes if isinstance(n, ast.Call) and script.name(n.func) == "next" and _draws(script, n)]
+        if len(drawn) > 1 and any(script.is_cosine_call(n) for n in nodes):
+            yield (
+                sorted(drawn, key=lambda call: call.lineno)[1],
+                "a second batch is drawn: credit and reference of a cosine must come from the same pass",
+                "draw one batch, and take credit and gradient from one forward pass of it",
+            )
+
+
+def _draws(script: Script, call: ast.Call) -> bool:
+    inner = call.args[0] if call.args else None
+    return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
 
 
 def with_dropout(seed: int) -> nn.Module:
     """A healthy network with dropout in every block."""
+    from torch import nn
+
+    from walkback.selftest import network
+
     net = network(seed=seed)
     for block in net.blocks:
         block.append(nn.Dropout(0.5))  # type: ignore[operator]
@@ -19,8 +45,10 @@ def with_dropout(seed: int) -> nn.Module:
 
 def gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """(B, d) the gradient at site 0: BP's credit, and the reference it is compared with."""
+    import torch
+
     logits, hidden = net(x, return_hidden=True)  # walkback: ignore[P10]
-    (g,) = torch.autograd.grad(nn.functional.cross_entropy(logits, y, reduction="sum"), hidden[:1])
+    (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), hidden[:1])
     return g.double()
 
 
@@ -31,6 +59,10 @@ def cosine(a: Tensor, g: Tensor) -> float:
 
 def show(seed: int = 0) -> Shown:
     """BP compared with itself, from two passes with dropout and from one pass."""
+    import torch
+
+    from walkback.selftest import batches
+
     net = with_dropout(seed).train()
     x, y = batches(1, 512, seed=seed + 1)[0]
     torch.manual_seed(seed)

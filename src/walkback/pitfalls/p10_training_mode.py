@@ -2,33 +2,110 @@
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+import ast
+from typing import TYPE_CHECKING
 
-from walkback.pitfalls.shown import Shown
-from walkback.selftest import batches, network
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import MODEL, Script
+from walkback.pitfalls.syntax import argument, last, method
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report")
+
+
+def detect(script: Script) -> Found:
+    """Find a network that is measured in a script without `.eval()`."""
+    if script.has_call("eval") or any(map(_turns_off, script.calls())):
+        return
+    made = script.has_call("load_state_dict") or any(map(_builds_model, script.of(ast.Assign)))
+    imported = _imported_models(script)
+    if not made and not imported:
+        return
+    updates = script.has_call("step", "zero_grad")
+    for scope, nodes in script.scopes():
+        calls = [n for n in nodes if isinstance(n, ast.Call)]
+        passes = [call for call in calls if MODEL.fullmatch(last(call.func)) and call.args]
+        if not made:  # a function may be given another network
+            passes = [c for c in passes if scope is script.tree and getattr(c.func, "id", "") in imported]
+        learns = ("step", "zero_grad") if scope is script.tree and not updates else ("step", "zero_grad", "backward")
+        trains = any(method(call) in learns for call in calls)
+        trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
+        if passes and not trains and (_accuracy(script, nodes) or _compares(script, nodes)):
+            yield (
+                min(passes, key=lambda call: call.lineno),
+                "the network is measured in the mode it happens to be in: dropout and batch norm change what is seen",
+                "call model.eval() before, and say so beside the numbers",
+            )
+
+
+def _turns_off(call: ast.Call) -> bool:
+    value = argument(call, 0, "mode")
+    return method(call) == "train" and isinstance(value, ast.Constant) and value.value is False
+
+
+def _builds_model(node: ast.Assign) -> bool:
+    return isinstance(node.value, ast.Call) and any(MODEL.fullmatch(last(target)) for target in node.targets)
+
+
+def _imported_models(script: Script) -> set[str]:
+    """Networks by their name, as in `from model import net`."""
+    names = {a.asname or a.name for n in script.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    return {name for name in names if MODEL.fullmatch(name)}
+
+
+def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
+    """argmax(…) == y, also of a name that was assigned it, or `argmax(…).eq(y)`."""
+    compared = [n for n in nodes if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
+    parts: list[ast.AST] = [*compared, *(n for n in nodes if method(n) == "eq")]
+    for name in [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)]:
+        parts += [a.value for a in script.assignments(script.scope(name), name.id) if a.seen <= name.lineno]
+    return any(method(call) == "argmax" for part in parts for call in script.calls(part))
+
+
+def _compares(script: Script, nodes: list[ast.AST]) -> bool:
+    """A cosine with a gradient, or a gradient that is taken (by `backward` too, where it is read afterwards)."""
+    read = any(isinstance(n, ast.Attribute) and n.attr == "grad" and isinstance(n.ctx, ast.Load) for n in nodes)
+    return any(
+        (script.is_cosine_call(c) and any(map(script.is_gradient, c.args)))
+        or script.differentiates(c)
+        or (read and method(c) == "backward")
+        for c in nodes
+        if isinstance(c, ast.Call)
+    )
+
 
 P = 0.9  # of dropout: what it keeps is scaled by 1/(1 − p)
 
 
 def exploding_with_dropout(seed: int) -> nn.Module:
     """A network whose stream its branches make up, with dropout at the end of each."""
+    from torch import nn
+
+    from walkback.selftest import network
+
     net = network(gain=10.0, seed=seed)
     for block in net.blocks:
         block.append(nn.Dropout(P))  # type: ignore[operator]
     return net
 
 
-@torch.no_grad()
 def stream_norm(net: nn.Module, seed: int) -> float:
     """‖h_L‖, averaged over samples."""
-    x, _ = batches(1, 1024, seed=seed + 1)[0]
-    _, hidden = net(x, return_hidden=True)
+    import torch
+
+    from walkback.selftest import batches
+
+    with torch.no_grad():
+        _, hidden = net(batches(1, 1024, seed=seed + 1)[0][0], return_hidden=True)
     return float(hidden[-1].double().norm(dim=1).mean())
 
 
 def show(seed: int = 0) -> Shown:
     """‖h_L‖ in both modes."""
+    import torch
+
     net = exploding_with_dropout(seed)
     torch.manual_seed(seed)
     return Shown(

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import Script
 
-from walkback.pitfalls.shown import Shown
-from walkback.selftest import batches, network
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(11, "renormalised", "the stream is renormalised before it is logged", "lint, report")
 
 
-@torch.no_grad()
+def detect(script: Script) -> Found:
+    """Find the norm of something that was divided by its norm."""
+    for call in script.calls():
+        of = script.norm_of(call)
+        if of is not None and script.is_normalised(of) and not script.is_data(of):
+            yield (
+                call,
+                "this was divided by its norm before, so its norm is 1 whatever the network does",
+                "log the norm of the state or gradient as it is",
+            )
+
+
 def stream(seed: int) -> list[Tensor]:
     """h_0…h_L, each (128, 32), of a network whose blocks grow the stream about 200-fold each."""
-    _, hidden = network(gain=200.0, seed=seed)(batches(1, seed=seed + 1)[0][0], return_hidden=True)
+    import torch
+
+    from walkback.selftest import batches, network
+
+    with torch.no_grad():
+        _, hidden = network(gain=200.0, seed=seed)(batches(1, seed=seed + 1)[0][0], return_hidden=True)
     return [h.double() for h in hidden]
 
 
@@ -27,6 +45,8 @@ def growth(states: list[Tensor]) -> float:
 
 def show(seed: int = 0) -> Shown:
     """Growth of the stream as logged after normalising, and as it is."""
+    import torch.nn.functional as F
+
     states = stream(seed)
     return Shown(
         "growth ρ",

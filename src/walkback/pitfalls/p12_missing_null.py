@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Shown
 from walkback.pitfalls.trained import train
+
+PITFALL = Entry(12, "missing-null", "an intervention is judged without its null", "none")
 
 PENALTY = 1.0
 

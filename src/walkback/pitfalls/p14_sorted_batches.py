@@ -2,23 +2,89 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import ast
+import re
+from typing import TYPE_CHECKING
 
-from walkback.api import measure
-from walkback.pitfalls.shown import Shown
-from walkback.selftest import batches, noisy
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import LABELS, Script
+from walkback.pitfalls.syntax import keyword, last, method, number, owner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(14, "sorted-batches", "batches sorted by class fake a drifting reference", "lint, report")
+
+_FOLDERS = ("ImageFolder", "DatasetFolder")
+
+
+def detect(script: Script) -> Found:
+    """Find samples put in the order of their labels, or a folder of class folders that is not shuffled."""
+    fix = "shuffle: x[torch.randperm(len(x), generator=…)], or DataLoader(…, shuffle=True)"
+    why = "batches in the order of their labels share a direction, which looks like a drifting reference"
+    folders = set()
+    if not any(name.startswith("torch") for name in script.aliases.values()):
+        return
+    for node in script.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            if method(node.value) in _FOLDERS:
+                folders |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+            if _sorts_labels(script, node.value) and _used_as_index(script, node):
+                yield node, why, fix
+        elif (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice)) or (
+            isinstance(node, ast.Call) and script.name(node.func) == "sorted" and _sorts_samples(node)
+        ):
+            yield node, why, fix
+    for call in script.calls():
+        data = call.args[0] if call.args else keyword(call, "dataset")
+        if method(call) != "DataLoader" or data is None:
+            continue
+        ordered = keyword(call, "sampler", "batch_sampler") is None and _is_false(keyword(call, "shuffle"))
+        if ordered and len(call.args) < 3 and (method(data) in _FOLDERS or last(data) in folders):
+            yield call, f"ImageFolder lists its samples class by class: {why}", "pass shuffle=True"
+
+
+def _is_false(node: ast.AST | None) -> bool:
+    return node is None or (isinstance(node, ast.Constant) and node.value is False)
+
+
+def _sorts_labels(script: Script, call: ast.AST) -> bool:
+    if not isinstance(call, ast.Call) or method(call) not in ("argsort", "sort"):
+        return False
+    function = script.name(call.func) in ("torch.argsort", "torch.sort", "numpy.argsort")
+    return LABELS.search(last(call.args[0] if function and call.args else owner(call))) is not None
+
+
+def _used_as_index(script: Script, node: ast.Assign) -> bool:
+    target = node.targets[0]
+    order = target.elts[-1] if isinstance(target, ast.Tuple) and target.elts else target
+    indices = (n.slice for n in script.inside(script.scope(node)) if isinstance(n, ast.Subscript))
+    return isinstance(order, ast.Name) and any(isinstance(i, ast.Name) and i.id == order.id for i in indices)
+
+
+def _sorts_samples(call: ast.Call) -> bool:
+    key = keyword(call, "key")
+    if not isinstance(key, ast.Lambda) or not call.args or not re.search("data|sample|test_set", last(call.args[0])):
+        return False
+    by_place = isinstance(key.body, ast.Subscript) and number(key.body.slice) in (1, -1)
+    return by_place or LABELS.search(last(key.body)) is not None
+
 
 COUNT = 8  # batches of 128 that are measured, as the protocol asks
 
 
 def samples(seed: int) -> tuple[Tensor, Tensor]:
     """(10240, 16) inputs in random order, and labels of ten classes of equal size."""
+    from walkback.selftest import batches
+
     return batches(1, 10 * COUNT * 128, seed=seed + 1)[0]
 
 
 def stability(x: Tensor, y: Tensor) -> float:
     """Mean pairwise cosine of the batch-mean g_L over the first eight batches of 128."""
+    from walkback.api import measure
+    from walkback.selftest import noisy
+
     taken = list(zip(x.split(128), y.split(128)))[:COUNT]
     return measure(noisy(), taken).stability or 0.0
 
@@ -26,7 +92,7 @@ def stability(x: Tensor, y: Tensor) -> float:
 def show(seed: int = 0) -> Shown:
     """Direction stability of one network, from sorted and from shuffled samples."""
     x, y = samples(seed)
-    order = torch.argsort(y, stable=True)  # walkback: ignore[P14]
+    order = y.argsort(stable=True)  # walkback: ignore[P14]
     seen = len(y[order][: COUNT * 128].unique())
     return Shown(
         "direction stability of g_L",

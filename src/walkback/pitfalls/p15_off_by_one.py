@@ -1,19 +1,328 @@
-"""a_{l+1} paired with g_l: neighbouring gradients of a residual stream are nearly parallel, so it looks aligned."""
+"""a_{l+1} paired with g_l: neighbouring gradients of a residual stream are nearly parallel, so it looks aligned.
+
+A script is accused only of what can be proved to be shifted. A shifted index alone proves nothing: `zip(grads[1:],
+params)` is right where `grads` has one more in front. It does where both lists are known to start at the same layer:
+made from the same states, of equal length, or cut at opposite ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from walkback.pitfalls.entries import Key, Layers, Loop, Reader, Vector
 from walkback.pitfalls.p05_averaging_order import trained
-from walkback.pitfalls.shown import Shown
+from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.script import GRADIENT, Script
+from walkback.pitfalls.syntax import method, names, owner, targets, whole_number
 from walkback.pitfalls.trained import Trained, train
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PITFALL = Entry(15, "off-by-one", "a credit paired with the gradient of the next layer looks aligned", "lint, report")
+
+WHY = (
+    "the credit of one layer is paired with the gradient of a neighbouring one: in a residual stream these are nearly "
+    "parallel, so it looks aligned whatever the credit is"
+)
+FIX = "pair both of the same layer: credits[l] with grads[l], or zip(credits, grads, strict=True)"
+
+_COSINE = re.compile(r"cosine|alignment|(^|_)(cos|cos_?sims?|align|angles?|gamma)(_|$)", re.IGNORECASE)
+_CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local)\d*(_|$)", re.IGNORECASE)
+_DELTA = re.compile(r"(^|_)(ds?|deltas?|errors?|errs?)\d*(_|$)")
+_MATRIX = re.compile(r"(^|_)(ws?|bs?|weights?|matrix|matrices|params?|parameters|kernels?)\d*(_|$)", re.IGNORECASE)
+_STATE = re.compile(r"(^|_)(hs?|hiddens?|states?|streams?|activations?|acts?|sites?|outputs?)\d*(_|$)")
+_MODULES = re.compile(r"(^|_)(layers?|blocks?|modules?)\d*(_|$)")
+_LAYER = re.compile(r"(^|_)(l|layers?|blocks?|sites?|depth|hiddens?|states?)\d*(_|$)|^n?_?L$")
+_TIME = re.compile(
+    r"batch|loader|history|(^|_)(ts?|times?|steps?|epochs?|iters?|iterations?|rounds?|clients?|seeds?|tasks?|runs?|"
+    r"trials?|samples?|tokens?|rows?|heads?)\d*(_|$)",
+    re.IGNORECASE,
+)
+_DELIBERATE = re.compile(
+    r"shift|neighbo|adjacent|next|prev|(^|_)lag|null|control|consecutive|successive", re.IGNORECASE
+)
+_CHANGES = ("append", "insert", "extend", "pop", "remove", "reverse", "sort", "clear")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two vectors of a cosine."""
+
+    node: ast.expr
+    sides: tuple[Vector, Vector]
+
+    @property
+    def roots(self) -> frozenset[tuple[Key, str]]:
+        """Which two lists."""
+        return frozenset((side.layers.root, side.layers.held) for side in self.sides)
+
+    @property
+    def by(self) -> int:
+        """How far their indices are apart."""
+        return abs(self.sides[0].offset - self.sides[1].offset)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The list that another was made from, entry by entry, and how many of it are left out at either end."""
+
+    root: Key
+    start: int = 0
+    end: int | None = 0
+
+
+def detect(script: Script) -> Found:
+    """Find cosines of a credit with the gradient of a neighbouring layer, where that is certain."""
+    reader, cosines = Reader(script), list(_cosines(script))
+    pairs = []
+    for node, *vectors in cosines:
+        a, g = map(reader.entry, vectors)
+        if a is not None and g is not None and a.loop is g.loop and a.backwards == g.backwards:
+            pairs.append(Pair(node, (a, g)))
+    # A function that measures the right pairing too measures the neighbour's on purpose.
+    right = {(script.scope(pair.node), pair.roots) for pair in pairs if not pair.by}
+    for pair in pairs:
+        meant = pair.by and (script.scope(pair.node), pair.roots) in right
+        if not meant and _is_credit_with_gradient(script, pair) and _is_shifted(reader, pair):
+            yield pair.node, WHY, FIX
+    for node, *vectors in cosines:
+        if any(_is_too_early(reader, node, *two) for two in (vectors, vectors[::-1])):
+            yield node, WHY, FIX
+
+
+# -- what is compared ----------------------------------------------------------------------------------------------
+
+
+def _cosines(script: Script) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
+    """Calls of a cosine, by name or as torch's module, and quotients by two norms, each with its two vectors."""
+    modules = script.cosine_modules()
+    for node in script.nodes:
+        vectors: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            named = _COSINE.search(script.name(node.func).rpartition(".")[2])
+            if named or script.makes_cosine(node.func) or ast.dump(node.func) in modules:
+                vectors = [*node.args[:2], *(k.value for k in node.keywords if k.arg in ("x1", "x2"))]
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            vectors = [v for call in script.calls(node.right) if (v := script.norm_of(call)) is not None]
+        if isinstance(node, ast.expr) and len(vectors) == 2:
+            yield node, vectors[0], vectors[1]
+
+
+def _is_credit_with_gradient(script: Script, pair: Pair) -> bool:
+    """Gradients on one side and what a rule sends on the other, and no name that says time, or that it is meant so."""
+    loop = pair.sides[0].loop
+    around = [] if loop is None else [*names(loop.target), *names(loop.iter)]
+    lists = [side.layers.name for side in pair.sides]
+    if any(_TIME.search(word) or _DELIBERATE.search(word) for word in (*lists, *around, *_called(script, pair.node))):
+        return False
+    if any(side.layers.held and _MODULES.search(side.layers.name) for side in pair.sides):
+        return False  # layers[l].grad may be of what it reads, or of what it writes
+    gradients = [bool(side.layers.held) or script.is_gradient(side.layers.node) for side in pair.sides]
+    signal = [
+        _CREDIT.search(name) or (_DELTA.search(name) and any(map(_LAYER.search, around)))
+        if not _MATRIX.search(name)
+        else None
+        for name in lists
+    ]
+    return any(gradients) and all(is_gradient or sent for is_gradient, sent in zip(gradients, signal))
+
+
+def _called(script: Script, node: ast.AST) -> Iterator[str]:
+    """What the result is called: the function around it, and what it is assigned or appended to."""
+    yield getattr(script.scope(node), "name", "")
+    for up in script.above(node):
+        if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr == "append":
+            yield from names(up.func.value)
+        elif isinstance(up, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+            yield from (name for target in targets(up) for name in names(target))
+        elif isinstance(up, ast.Dict):
+            yield from (str(key.value) for key in up.keys if isinstance(key, ast.Constant))
+        if isinstance(up, ast.stmt):
+            return
+
+
+# -- is it certain? ------------------------------------------------------------------------------------------------
+
+
+def _is_shifted(reader: Reader, pair: Pair) -> bool:
+    """Is it certain that a credit meets the gradient of another layer?"""
+    a, g = pair.sides
+    if a.layers.is_same_list(g.layers) or any(_is_joined(reader, side.layers) for side in pair.sides):
+        return False
+    ours, theirs = _origin(reader, a.layers), _origin(reader, g.layers)
+    if ours.root == theirs.root and not a.backwards:
+        return a.offset + ours.start != g.offset + theirs.start
+    if ours.root == theirs.root and ours.end is not None and theirs.end is not None:
+        return a.offset + ours.end != g.offset + theirs.end
+    low, high = sorted(pair.sides, key=lambda side: side.offset)
+    opposite = low.left_out is not None and low.left_out - (high.left_out or 0) == pair.by
+    certain = opposite or _of_one_trace(reader, pair) or _equally_long(reader, pair) or _filled_alike(reader, pair)
+    return pair.by > 0 and certain
+
+
+def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Origin:
+    """What a list was made from; the list itself where that is not certain."""
+    made = replace(layers, held="", start=0, end=0) if layers.held else _made_from(reader, layers)
+    if made is None or depth > 4:
+        return Origin(layers.root)
+    before = _origin(reader, replace(made, start=0, end=0), depth + 1)
+    end = None if made.end is None or before.end is None else made.end + before.end
+    return Origin(before.root, made.start + before.start, end)
+
+
+def _made_from(reader: Reader, layers: Layers) -> Layers | None:
+    """The list for each of whose entries this one has one."""
+    value, changes = layers.made, [call for call in reader.script.calls() if _changes(call, layers.root[0])]
+    if isinstance(value, ast.List) and not value.elts and len(changes) == 1:
+        loop = reader.script.parents.get(reader.script.parents[changes[0]])
+        leaves = (ast.Continue, ast.Break, ast.Return)
+        if (
+            method(changes[0]) != "append"
+            or not isinstance(loop, ast.For)
+            or any(isinstance(n, leaves) for n in ast.walk(loop))
+        ):
+            return None
+        return _one_each(reader, loop, changes[0].args[0]) if changes[0].args else None
+    if changes or value is None:
+        return None
+    if isinstance(value, ast.Call) and reader.script.name(value.func) in ("list", "tuple") and value.args:
+        value = value.args[0]
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult) and isinstance(value.left, ast.List):
+        counted = reader.length(value.right)
+        return counted[0] if counted is not None and counted[1] == 0 and len(value.left.elts) == 1 else None
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)) and len(value.generators) == 1:
+        return None if value.generators[0].ifs else _one_each(reader, value.generators[0], value.elt)
+    return _differentiated(reader, value)
+
+
+def _changes(call: ast.Call, name: str) -> bool:
+    of = owner(call)
+    return method(call) in _CHANGES and isinstance(of, ast.Name) and of.id == name
+
+
+def _is_joined(reader: Reader, layers: Layers) -> bool:
+    """Put together from parts, as torch.autograd.grad(loss, [x, *hidden]): what is in front may be no layer."""
+    made = layers.made
+    if isinstance(made, ast.Call) and reader.script.differentiates(made):
+        made = next(iter(_inputs(made)), None)
+        if isinstance(made, (ast.List, ast.Tuple)):
+            return True
+    if isinstance(made, ast.BinOp):
+        return isinstance(made.op, ast.Add)
+    return isinstance(made, (ast.List, ast.Tuple)) and any(isinstance(part, ast.Starred) for part in made.elts)
+
+
+def _inputs(call: ast.Call) -> list[ast.expr]:
+    """What torch.autograd.grad(loss, hidden) differentiates by."""
+    return [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "inputs")]
+
+
+def _differentiated(reader: Reader, node: ast.expr) -> Layers | None:
+    """hidden, of torch.autograd.grad(loss, hidden)."""
+    if not isinstance(node, ast.Call) or not reader.script.differentiates(node):
+        return None
+    given = _inputs(node)
+    return reader.layers(given[0]) if given else None
+
+
+def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> Layers | None:
+    """The list that a loop makes one entry for each of.
+
+    Not of gradients: [g @ B for g in grads[1:]] are the credits of the layers below.
+    """
+    vector, target = reader.bare(element), loop.target
+    if isinstance(vector, ast.Name) and isinstance(target, ast.Name) and vector.id == target.id:
+        return _differentiated(reader, loop.iter)
+    bound = reader.bound(loop.iter)
+    over = reader.layers(loop.iter) if bound is None else bound[0] if bound[1] == 0 else None
+    if over is None:
+        return None
+    if bound is None and isinstance(vector, ast.Attribute) and vector.attr == "grad":
+        return over if isinstance(vector.value, ast.Name) and not _MODULES.search(over.name) else None
+    called = reader.script.name(element.func) if isinstance(element, ast.Call) else ""
+    empty = isinstance(element, ast.Constant) or called.endswith(("zeros_like", "empty_like"))
+    states = _STATE.search(over.name) and not GRADIENT.search(over.name)
+    return over if over.is_whole and (empty or states) else None
+
+
+def _of_one_trace(reader: Reader, pair: Pair) -> bool:
+    """trace.credits and trace.grads, where the script uses Walkback: both start at site 0."""
+    a, g = (side.layers.node for side in pair.sides)
+    ours = any(name.partition(".")[0] in ("walkback", "protocol") for name in reader.script.aliases.values())
+    if not ours or not isinstance(a, ast.Attribute) or not isinstance(g, ast.Attribute):
+        return False
+    return {a.attr, g.attr} == {"credits", "grads"} and ast.dump(a.value) == ast.dump(g.value)
+
+
+def _equally_long(reader: Reader, pair: Pair) -> bool:
+    """len(credits) == len(grads), or zip(credits, grads, strict=True), somewhere in the same function."""
+    roots = {side.layers.root for side in pair.sides}
+    for node in reader.script.inside(reader.script.scope(pair.node)):
+        lists: list[Layers | None] = []
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
+            both = [reader.length(side) for side in (node.left, node.comparators[0])]
+            lists = [of[0] for of in both if of is not None and of[1] == 0]
+        elif isinstance(node, ast.Call) and reader.given(node, "zip"):
+            strict = [k.value for k in node.keywords if k.arg == "strict"]
+            if strict and isinstance(strict[0], ast.Constant) and strict[0].value is True:
+                lists = [reader.layers(part) for part in node.args]
+        if roots <= {layers.root for layers in lists if layers is not None and layers.is_whole}:
+            return True
+    return False
+
+
+def _filled_alike(reader: Reader, pair: Pair) -> bool:
+    """credits[L] = grads[L]: the same index is the same layer."""
+    roots = {side.layers.root for side in pair.sides}
+    for node in reader.script.inside(reader.script.scope(pair.node)):
+        into = node.targets[0] if isinstance(node, ast.Assign) else None
+        of = reader.bare(node.value) if isinstance(node, ast.Assign) else None
+        if not isinstance(into, ast.Subscript) or not isinstance(of, ast.Subscript):
+            continue
+        number = whole_number(into.slice)
+        counted = isinstance(into.slice, ast.Name) or (number is not None and number >= 0)
+        lists = [reader.layers(part) for part in (into.value, of.value)]
+        same = counted and ast.dump(into.slice) == ast.dump(of.slice)
+        if same and roots == {layers.root for layers in lists if layers is not None}:
+            return True
+    return False
+
+
+# -- a credit that is carried down ---------------------------------------------------------------------------------
+
+
+def _is_too_early(reader: Reader, cosine: ast.expr, credit: ast.expr, gradient: ast.expr) -> bool:
+    """Is a credit that starts as the last gradient compared with the next one before it is carried down to it?"""
+    carried, g = reader.bare(credit), reader.entry(gradient)
+    if not isinstance(carried, ast.Name) or g is None or not isinstance(g.loop, (ast.For, ast.AsyncFor)):
+        return False
+    below_last = g.offset if g.backwards else g.left_out if reader.runs_down(g.loop) else None
+    inside = [w for w in reader.writes(carried) if g.loop in reader.script.above(w)]
+    before = [w for w in reader.writes(carried) if w.lineno < g.loop.lineno]
+    if below_last != 1 or not inside or not before or any(w.lineno <= cosine.lineno for w in inside):
+        return False
+    start = max(before, key=lambda w: w.lineno)
+    value = reader.bare(start.value) if isinstance(start, ast.Assign) else None
+    if not isinstance(value, ast.Subscript) or whole_number(value.slice) != -1:
+        return False
+    last_of = reader.layers(value.value)
+    if last_of is None or last_of.end != 0 or not last_of.is_same_list(g.layers):
+        return False
+    return all(isinstance(w, ast.AugAssign) or carried.id in names(w.value) for w in inside)  # type: ignore[attr-defined]
+
+
+# -- the reproducer ------------------------------------------------------------------------------------------------
 
 
 def signals(run: Trained) -> tuple[list[Tensor], list[Tensor]]:
     """a_0…a_L of FA and g_0…g_L, each (1024, 64) in float64: a_L is g_L itself, carried down by the matrices B."""
+    import torch
+
     x, y = (torch.cat(part) for part in zip(*run.batches))
     logits, hidden = run.net(x, return_hidden=True)
     loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")

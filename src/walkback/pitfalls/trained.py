@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-from walkback.data import load
-from walkback.measures.accumulate import Measurements
-from walkback.nets import build
-from walkback.rules import make
-from walkback.rules.rule import Parts, Rule, declares, set_up
-from walkback.training.step import Step
+    from walkback.measures.accumulate import Measurements
+    from walkback.rules import Rule
 
 CLASSES, TRAIN, TEST = 8, 4096, 1024
 
@@ -43,6 +40,13 @@ def train(
 
 @lru_cache(maxsize=16)
 def _train(rule: str, scope: str, epochs: int, penalty: float, lr: float, seed: int) -> Trained:
+    import torch
+
+    from walkback.data import load
+    from walkback.nets import build
+    from walkback.rules import Parts, declares, make, set_up
+    from walkback.training.step import Step
+
     data = load("teacher")
     x, y = data.train.x[:TRAIN], data.train.y[:TRAIN] * CLASSES // data.classes
     with torch.random.fork_rng(devices=[]):

@@ -4,44 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from walkback.entry import call_entry, is_entry
 from walkback.errors import InputError, shown
-from walkback.options import known_options
-from walkback.rules.bp import BP
-from walkback.rules.credit_bridge import CreditBridge
-from walkback.rules.dfa import DFA
-from walkback.rules.ep import EP
-from walkback.rules.fa import FA
-from walkback.rules.rule import Parts, Rule, declares, set_up
-from walkback.rules.state_bridge import StateBridge
+from walkback.registry import call_entry, gathered, is_entry, known_options
+from walkback.rules.bp import BP as BP
+from walkback.rules.credit_bridge import CreditBridge as CreditBridge
+from walkback.rules.dfa import DFA as DFA
+from walkback.rules.ep import EP as EP
+from walkback.rules.fa import FA as FA
+from walkback.rules.rule import Parts as Parts
+from walkback.rules.rule import Rule as Rule
+from walkback.rules.rule import declares as declares
+from walkback.rules.rule import set_up as set_up
+from walkback.rules.state_bridge import StateBridge as StateBridge
 
-RULES: dict[str, type[Rule]] = {
-    "bp": BP,
-    "fa": FA,
-    "dfa": DFA,
-    "state-bridge": StateBridge,
-    "credit-bridge": CreditBridge,
-    "ep": EP,
-}
-
-__all__ = [
-    "BP",
-    "DFA",
-    "EP",
-    "FA",
-    "RULES",
-    "CreditBridge",
-    "Parts",
-    "Rule",
-    "StateBridge",
-    "declares",
-    "make",
-    "set_up",
-]
+RULES: dict[str, type[Rule]] = gathered(__name__, "RULES")
 
 
 def make(name: str, /, **options: Any) -> Rule:
-    """A rule by name, or by `module:function`.
+    """Return a rule by name, or by `module:function`.
 
     >>> make("dfa", scale=0.5).scale
     0.5

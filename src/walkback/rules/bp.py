@@ -25,3 +25,7 @@ class BP(Rule):
     def credits(self, trace: Trace) -> Sequence[Tensor]:
         """The traced gradients."""
         return trace.grads
+
+
+ORDER = 1
+RULES = {"bp": BP}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from walkback.options import not_negative, positive, true_or_false
+from walkback.registry import not_negative, positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
 from walkback.tracing.session import Trace
 
@@ -96,5 +96,9 @@ class CreditBridge(Rule):
 
     def describe(self) -> dict[str, object]:
         """Size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
-        told = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
-        return {**told, "target": "every token or position alike"}  # V sees their mean
+        settings = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
+        return {**settings, "target": "every token or position alike"}  # V sees their mean
+
+
+ORDER = 5
+RULES = {"credit-bridge": CreditBridge}

@@ -31,3 +31,7 @@ class DFA(RandomFeedback):
         """One product per site."""
         error = error_signal(trace)
         return self.sized([place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)])
+
+
+ORDER = 3
+RULES = {"dfa": DFA}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from walkback.network.loss import cross_entropy
-from walkback.options import positive, whole_numbers
+from walkback.registry import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule, buffers_kept
 from walkback.tracing.session import Trace
 
@@ -71,10 +71,14 @@ class EP(Rule):
 
     def describe(self) -> dict[str, object]:
         """β, steps, step size, where credit goes, and once set up the sites that so few steps can't reach."""
-        told = {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
-        told["target"] = "every token or position, each its own"
+        settings = {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
+        settings["target"] = "every token or position, each its own"
         parts: Parts | None = getattr(self, "parts", None)
         needed = 0 if parts is None else len(parts.blocks) + 1
         if self.steps < needed:
-            told |= {"zero_credit_sites": list(range(needed - self.steps)), "steps_needed": needed}
-        return told
+            settings |= {"zero_credit_sites": list(range(needed - self.steps)), "steps_needed": needed}
+        return settings
+
+
+ORDER = 6
+RULES = {"ep": EP}

@@ -38,3 +38,7 @@ class FA(RandomFeedback):
             vector = vector @ matrix
             credits.insert(0, place(vector, state, self.target))
         return self.sized(credits)
+
+
+ORDER = 2
+RULES = {"fa": FA}

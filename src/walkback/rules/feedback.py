@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from walkback.errors import InputError
-from walkback.options import positive, true_or_false
+from walkback.registry import positive, true_or_false
 from walkback.rules.rule import Rule, check_target, feature_dim, of_length
 
 
@@ -73,5 +73,5 @@ class RandomFeedback(Rule):
 
     def describe(self) -> dict[str, object]:
         """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
-        said = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
-        return {**said, "unit": True} if self.unit else said
+        settings = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
+        return {**settings, "unit": True} if self.unit else settings

@@ -33,7 +33,7 @@ class Parts:
 
     @staticmethod
     def of(net: nn.Module) -> Parts:
-        """From the published interface, with `net.readout` where what precedes the head is more than a norm."""
+        """Take a network apart; `net.readout` is its readout where what precedes the head is more than a norm."""
         net = unwrap(net)
         anatomy = Anatomy.of(net)
         stem, blocks, modules = anatomy.stem, anatomy.blocks, anatomy.readout
@@ -45,7 +45,7 @@ class Parts:
         return Parts(stem, tuple(blocks), readout, tuple(modules))  # type: ignore[arg-type]
 
     def readout_parameters(self) -> list[nn.Parameter]:
-        """What the readout's own exact gradient trains."""
+        """Return the parameters that the readout's own exact gradient trains."""
         return [p for module in self.readout_modules for p in parameters_of(module) if p.requires_grad]
 
 
@@ -87,11 +87,11 @@ class Rule(nn.Module):
         """
 
     def credits(self, trace: Trace) -> Sequence[Tensor]:
-        """a_0…a_L, gradients of per-sample losses, each shaped like its state."""
+        """Return a_0…a_L, gradients of per-sample losses, each shaped like its state."""
         raise InputError(f"Expected the rule {type(self).__name__} to define credits(trace), but it does not.")
 
     def auxiliary_loss(self, trace: Trace) -> Tensor | None:
-        """A scalar whose gradient trains this rule's own parameters, or None."""
+        """Return a scalar whose gradient trains this rule's own parameters, or None."""
         return None
 
     def redraw(self, generator: torch.Generator) -> bool:
@@ -99,11 +99,11 @@ class Rule(nn.Module):
         return False
 
     def describe(self) -> dict[str, object]:
-        """What a reader must know of how credit is given: scales, where the error goes, labels seen."""
+        """Return what a reader must know of how credit is given: scales, where the error goes, labels seen."""
         return {}
 
     def forward(self, trace: Trace) -> Sequence[Tensor]:
-        """The credits, each sample's brought to `length`: what training uses and what is measured."""
+        """Return the credits, each sample's brought to `length`: what training uses and what is measured."""
         return of_length(self.credits(trace), self.length)
 
 
@@ -123,7 +123,7 @@ LENGTHS = ("raw", "unit", "rms")
 
 
 def of_length(credits: Sequence[Tensor], length: str) -> Sequence[Tensor]:
-    """Credits (B, …) with every sample's at length 1 ("unit") or √d ("rms"), or as they are ("raw"). Zero stays zero.
+    """Return credits (B, …), every sample's at length 1 ("unit") or √d ("rms"), or as it is ("raw"). Zero stays zero.
 
     d counts all entries of a sample's state, tokens and positions too, so that their root mean square is 1.
 
@@ -145,7 +145,7 @@ def _unit_rows(rows: Tensor) -> Tensor:
 
 
 def error_signal(trace: Trace) -> Tensor:
-    """E = softmax(logits) − onehot, (B, C): the gradient of each sample's cross-entropy."""
+    """Return E = softmax(logits) − onehot, (B, C): the gradient of each sample's cross-entropy."""
     target = trace.labels
     if not target.is_floating_point():
         target = nn.functional.one_hot(target, trace.logits.shape[1])
@@ -157,19 +157,19 @@ TARGETS = ("all", "readout")
 
 
 def check_target(target: str) -> str:
-    """One of TARGETS, or an InputError."""
+    """Return one of TARGETS, or raise an InputError."""
     if target not in TARGETS:
         raise InputError(f"Expected target to be one of {', '.join(TARGETS)}, but got {shown(target)}.")
     return target
 
 
 def feature_dim(state: Tensor) -> int:
-    """Width of one position: d of (B, d) and (B, T, d), channels of (B, C, H, W)."""
+    """Return the width of one position: d of (B, d) and (B, T, d), channels of (B, C, H, W)."""
     return state.shape[1] if state.ndim == 4 else state.shape[-1]
 
 
 def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
-    """(B, d) credit into the shape of `state`: every token or position alike, or only the first token.
+    """Bring a (B, d) credit into the shape of `state`: every token or position alike, or only the first token.
 
     Over positions of an image, and over all tokens, it is divided by their number, as pooling does.
     """
@@ -186,7 +186,7 @@ def place(vector: Tensor, state: Tensor, target: str) -> Tensor:
 
 @contextmanager
 def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """States that are no states of the network must not move running statistics: buffers are put back."""
+    """Put buffers back: states that are no states of the network must not move running statistics."""
     kept = [(buffer, buffer.clone()) for module in modules for buffer in buffers_of(module)]
     try:
         yield
@@ -196,14 +196,14 @@ def buffers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def gather(credit: Tensor) -> Tensor:
-    """The inverse of `place`: one (B, d) vector, summed over tokens or positions."""
+    """Return the inverse of `place`: one (B, d) vector, summed over tokens or positions."""
     if credit.ndim == 2:
         return credit
     return credit.sum(1) if credit.ndim == 3 else credit.sum((2, 3))
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
-    """Equal up to rounding; NaN may meet NaN."""
+    """Return whether both are equal up to rounding; NaN may meet NaN."""
     a, b = widened(a), widened(b)
     return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * float(b.abs().nan_to_num().max()), equal_nan=True)
 
@@ -279,7 +279,7 @@ def refuse_inexact(rule: Rule, net: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def _whole_trace(parts: Parts, x: Tensor, y: Tensor) -> Trace:
-    """A trace with the gradient of every site, as measuring has it."""
+    """Return a trace with the gradient of every site, as measuring has it."""
     states = [parts.stem(x).detach().requires_grad_()]
     for block in parts.blocks:
         states.append(states[-1] + block(states[-1]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from walkback.errors import InputError, shown
 from walkback.network.loss import cross_entropy
-from walkback.options import positive, true_or_false
+from walkback.registry import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
 from walkback.tracing.session import Trace
 
@@ -110,5 +110,9 @@ class StateBridge(Rule):
 
     def describe(self) -> dict[str, object]:
         """Size of G, whether it learns, and where credit goes."""
-        told = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
-        return told if self.form == "scale-free" else {**told, "form": self.form}
+        settings = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
+        return settings if self.form == "scale-free" else {**settings, "form": self.form}
+
+
+ORDER = 4
+RULES = {"state-bridge": StateBridge}

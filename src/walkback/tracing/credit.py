@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from walkback.errors import CreditError
 from walkback.network.batch import tensors
 from walkback.network.prints import fingerprints
 from walkback.network.values import modules_of
-from walkback.tracing.reach import REGISTERED, put_dict
-from walkback.tracing.untouched import AsFound, Kept, Unstepped, differ, unwritten
-
-if TYPE_CHECKING:
-    from walkback.tracing.session import Credit, Trace
+from walkback.tracing.kept import Kept, differ, unwritten
+from walkback.tracing.reach import REGISTERED
+from walkback.tracing.restore import put_dict
+from walkback.tracing.trace import Credit, Trace
+from walkback.tracing.untouched import AsFound, Unstepped
 
 LOOKS = 2  # calls after which weights are compared by value whatever their version counter says
 CHANGED = (
@@ -40,7 +40,7 @@ class Asked:
         self._calls = 0
         self._kept: Kept | None = None  # the weights as they were at the first call
         self._restless: set[int] = set()  # those that the network writes by itself
-        self._found: AsFound | None = None
+        self.found: AsFound | None = None
         self._plain: list[Tensor] = []  # neither parameters nor buffers, and yet the network computes with them
         self._where: list[tuple[Any, Any, Tensor]] = []  # and where they stand: container, key, tensor
         self.alone = False  # nothing but the credit runs between batches
@@ -50,7 +50,11 @@ class Asked:
 
     def begin(self, found: AsFound) -> None:
         """Learn how the network was before the session."""
-        self._found = found
+        self.found = found
+
+    def saw_run(self) -> None:
+        """Learn that the network ran outside a measured pass."""
+        self.ran = True
 
     def moved(self, written: Sequence[Tensor]) -> None:
         """Learn which tensors a pass of the network has written by itself."""
@@ -58,14 +62,14 @@ class Asked:
 
     def see(self, read: set[int]) -> None:
         """Learn which tensors the first forward pass took up, by their ids."""
-        if self._found is not None:
+        if self.found is not None:
             registered = {id(t) for m in self._modules for d in (m._parameters, m._buffers) for _, t in d.items()}
-            others = [t for t in self._found.reach.tensors if id(t) not in registered]
+            others = [t for t in self.found.reach.tensors if id(t) not in registered]
             self._plain = [t for t in others if (_trains(t) and t.is_leaf) or id(t) in read]
-            self._where = self._found.reach.places(self._plain)
+            self._where = self.found.reach.places(self._plain)
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
-        """a_0 … a_L, detached, each shaped like its state."""
+        """Return a_0 … a_L, detached, each shaped like its state."""
         if not callable(credit) or isinstance(credit, type):
             got = (
                 f"the class {credit.__name__}: give an instance" if isinstance(credit, type) else type(credit).__name__
@@ -119,8 +123,8 @@ class Asked:
         """
         trusted = getattr(credit, "restores_weights", False)
         weights = [] if trusted else self._weights()
-        if trusted and self._restless and self.alone and self._found is not None:
-            self._found.rewind()  # it runs the network once more, from where the measured pass began
+        if trusted and self._restless and self.alone and self.found is not None:
+            self.found.rewind()  # it runs the network once more, from where the measured pass began
         kept = self._keep(weights)
         moving = [t for t in weights if id(t) in self._restless]
         made_here = (trace.logits, trace.losses, trace.prints, trace.mask, *(trace.branches or ()))
@@ -130,7 +134,7 @@ class Asked:
         counted = [(t, t._version) for t in ours if not t.is_inference()]
         versions = [t._version for t in weights]
         buffers = [b for m in self._modules for _, b in m._buffers.items() if b is not None]
-        sharded = self._found is not None and self._found.reach.sharded
+        sharded = self.found is not None and self.found.reach.sharded
         places = _Places(self._modules, self._where, sharded)
         self.ran = False
         with ExitStack() as stack:
@@ -160,7 +164,7 @@ class Asked:
         return made
 
     def _weights(self) -> list[Tensor]:
-        """All that the network computes with, but its buffers, which running it may move."""
+        """Return all that the network computes with, but its buffers, which running it may move."""
         known = {id(p): p for m in self._modules for _, p in m._parameters.items() if p is not None}
         return list((known | {id(t): t for t in self._plain}).values())
 
@@ -181,7 +185,7 @@ class Asked:
         return self.alone and not self._restless
 
     def _keep(self, weights: Sequence[Tensor]) -> Kept:
-        """The copy of the weights that this call is held against."""
+        """Return the copy of the weights that this call is held against."""
         self._calls += 1
         steady = [t for t in weights if id(t) not in self._restless]
         if self._kept is None or not self._lasts or not self._kept.is_of(steady):

@@ -125,7 +125,7 @@ class Tape(TorchDispatchMode):
         self._calls.append((_MARK, tensor, key, None))
 
     def rerun(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
-        """(recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)}).
+        """Return (recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)}).
 
         Only tensors that are made here are written: for memory from outside that the pass wrote, a copy stands in.
         """
@@ -194,7 +194,7 @@ def _place(t: Tensor) -> _Place:
 
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
-    """The tensors among what an operation takes or returns: alone, or in lists."""
+    """Return the tensors among what an operation takes or returns: alone, or in lists."""
     found: list[Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
@@ -266,7 +266,7 @@ _LEAVES = {
 
 
 def has_custom_backward(losses: Tensor) -> bool:
-    """Is there a node written in Python in the graph: a custom autograd Function, or a module's backward hook?
+    """Return whether the graph has a node written in Python: a custom autograd Function, or a backward hook.
 
     >>> net = torch.nn.Linear(2, 2)
     >>> _ = net.register_full_backward_hook(lambda *_: None)
@@ -300,7 +300,7 @@ def _edge(tensor: Tensor) -> GradientEdge:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
-    """The tensors an operation writes in place."""
+    """Return the tensors an operation writes in place."""
     schema = func._schema
     moves = any(a.name == "running_mean" for a in schema.arguments)  # which no schema of batch norm admits
     if not schema.is_mutable and not moves:

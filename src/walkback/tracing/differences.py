@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from walkback.network.values import widened
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 SEED = 0
 ROWS = 32  # samples in one pass
@@ -27,35 +27,36 @@ LONGEST = 1e-2  # step, as a share of ‖h_l‖
 PLATEAU = 100  # times ε: a shorter step may change nothing in a layer that rounds
 
 Rung = tuple[float, float]  # limit, step as a share of ‖h_l‖
+# (limit, step), the next where rounding drowns the one before. The step is a share of ‖h_l‖. In float64 the rounding of
+# the reference (float32) is what is left; in float32, that of the logits. The coarse ones are for layers that round.
+FINE: dict[torch.dtype, tuple[Rung, ...]] = {
+    torch.float64: ((1e-4, 1e-7), (1e-3, 1e-4)),
+    torch.float32: ((1e-2, 1e-3),),
+}
+LADDERS: dict[torch.dtype, tuple[Rung, ...]] = {
+    torch.float64: (*FINE[torch.float64], (1e-2, 1e-3), (5e-2, 1e-2)),
+    torch.float32: (*FINE[torch.float32], (5e-2, 1e-3), (5e-2, 1e-2)),
+}
+APART = {torch.float64: 1e-2, torch.float32: 1e-1}  # how far beside the batch nothing is tied, a share of ‖h_l‖
+
 Run = Callable[[Tensor, Mapping[int, Tensor]], Tensor]  # rows of the batch, what is added at sites -> what comes out
 Change = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # that, before, rows -> change of loss, what rounds
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What probes say of the reference.
+    """What probes say of the reference."""
 
-    Args:
-        answer: "agrees", "altered", or "unread" where too few could be read.
-        cause: of "unread": "nonfinite", "flat", "rounding", "casts" or "kinks".
-        error: |change − prediction| in units of the prediction to be expected: the largest but one of all probes.
-        limit: above this it is altered.
-        sites: those where half of the probes are above the limit, or some where none has so many.
-        samples: how many were read.
-        bent: whether a probe of a site that disagrees saw a kink.
-        errors: of every probe that was read, by its number.
-        narrowest: the type that the network rounds to, where that is the cause.
-    """
-
-    answer: Literal["agrees", "altered", "unread"]
-    cause: str = ""
+    answer: Literal["agrees", "altered", "unread"]  # "agrees", "altered", or "unread" where too few could be read
+    cause: str = ""  # of "unread": "nonfinite", "flat", "rounding", "casts" or "kinks"
+    # |change − prediction| in units of the prediction to be expected: the largest but one of all probes
     error: float = 0.0
-    limit: float = 0.0
-    sites: tuple[int, ...] = ()
-    samples: int = 0
-    bent: bool = False
-    errors: Mapping[int, float] = field(default_factory=dict)
-    narrowest: torch.dtype | None = None
+    limit: float = 0.0  # above this it is altered
+    sites: tuple[int, ...] = ()  # those where half of the probes are above the limit, or some where none has so many
+    samples: int = 0  # how many were read
+    bent: bool = False  # whether a probe of a site that disagrees saw a kink
+    errors: Mapping[int, float] = field(default_factory=dict)  # of every probe that was read, by its number
+    narrowest: torch.dtype | None = None  # the type that the network rounds to, where that is the cause
 
 
 @dataclass(frozen=True)
@@ -310,12 +311,30 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
     )
 
 
+def nudges(states: Sequence[Tensor], share: float) -> dict[int, Tensor]:
+    """Return a small random move of every state, by which values that are exactly equal become different ones."""
+    generator = torch.Generator(states[0].device).manual_seed(SEED + 1)
+    moves: dict[int, Tensor] = {}
+    for site, h in enumerate(states):
+        lengths = norms(h)
+        lengths = torch.where(lengths > 0, lengths, lengths.mean() if bool(lengths.any()) else 1.0)
+        noise = torch.randn(h.shape, dtype=h.dtype, device=h.device, generator=generator)
+        size = share / h[0].numel() ** 0.5
+        moves[site] = (noise.flatten(1) * (size * lengths)[:, None]).view_as(h)
+    return moves
+
+
 def norms(x: Tensor) -> Float[Tensor, " rows"]:
     """Return the length of each row; a gradient of 1e-25 squared would be 0 in float32."""
     x = x.flatten(1)
     largest = x.abs().amax(1)
     safe = torch.where((largest > 0) & torch.isfinite(largest), largest, 1.0)
     return safe * torch.linalg.vector_norm(x / safe[:, None], dim=1)
+
+
+def type_word(dtype: torch.dtype) -> str:
+    """Return the name of a type as it is printed: "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _unit(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows size"]:

@@ -18,16 +18,11 @@ from walkback.tracing.session import Tracer
 
 @dataclass(frozen=True)
 class Picture:
-    """What would be measured on a network.
+    """What would be measured on a network."""
 
-    Args:
-        model: the class of the network.
-        anatomy: its parts; as they were called, if a batch was run.
-        run: what the batch showed: state_shapes, blocks_return, pool, loss; None without one.
-    """
-
-    model: str
-    anatomy: Anatomy
+    model: str  # the class of the network
+    anatomy: Anatomy  # its parts; as they were called, if a batch was run
+    # what the batch showed: state_shapes, blocks_return, pool, loss; None without one
     run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:

@@ -23,33 +23,27 @@ from walkback.network.values import widened
 
 @dataclass(frozen=True)
 class Shown:
-    """What the weights of one module show of its credit.
+    """What the weights of one module show of its credit."""
 
-    Args:
-        difference: of the gradients that follow from the credit and those that the run left, relative to the latter;
-            None where they could not be compared.
-        why: the reason for that, a key of `notes.UNPROVEN`.
-        compared: names of the parameters that were compared.
-        fed: names of those whose gradient does not follow from the credit: feedback is sent in further below.
-        added: the share of the compared gradients that comes without the credit, from a loss inside the module.
-        detail: what an error said.
-    """
-
+    # of the gradients that follow from the credit and those that the run left, relative to the latter; None where they
+    # could not be compared
     difference: float | None = None
-    why: str = ""
-    compared: tuple[str, ...] = ()
+    why: str = ""  # the reason for that, a key of `notes.UNPROVEN`
+    compared: tuple[str, ...] = ()  # names of the parameters that were compared
+    # names of those whose gradient does not follow from the credit: feedback is sent in further below
     fed: tuple[str, ...] = ()
+    # the share of the compared gradients that comes without the credit, from a loss inside the module
     added: float = 0.0
-    detail: str = ""
+    detail: str = ""  # what an error said
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference that rounding may make."""
+    """Return the relative difference that rounding may make."""
     return max(1e-3, 8 * torch.finfo(dtype).eps)
 
 
 def apart(a: Tensor, b: Tensor) -> float:
-    """‖a − b‖ relative to the larger of the two; 0 where both are zero, NaN where one is not finite.
+    """Return ‖a − b‖ relative to the larger of the two; 0 where both are zero, NaN where one is not finite.
 
     >>> apart(torch.ones(4), -torch.ones(4))
     2.0
@@ -147,7 +141,7 @@ def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, name
 
 
 def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float, int]:
-    """(largest difference that rounding does not explain, its site); NaN where one is not finite."""
+    """Return (largest difference that rounding does not explain, its site); NaN where one is not finite."""
     gaps = [apart(a, b) for a, b in zip(credits, others)]
     if any(gap != gap for gap in gaps):
         return float("nan"), next(site for site, gap in enumerate(gaps) if gap != gap)
@@ -156,7 +150,7 @@ def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float
 
 
 def said(error: Exception) -> str:
-    """What went wrong in the user's code, on one line.
+    """Return what went wrong in the user's code, on one line.
 
     >>> said(KeyError("loss"))
     "KeyError: 'loss'"

@@ -7,13 +7,11 @@ and Python, through no method that a class may override, and remembers which obj
 
 from __future__ import annotations
 
-import copy
 import random
 import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from copyreg import _slotnames  # type: ignore[attr-defined]  # what copy and pickle ask for __slots__
 from datetime import date, timedelta, tzinfo
 from decimal import Decimal
@@ -30,6 +28,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils.data import DataLoader, Dataset, Sampler
+
+from walkback.tracing.restore import (
+    Attributes,
+    Slots,
+    put_array,
+    put_attributes,
+    put_class,
+    put_dict,
+    put_items,
+    put_nothing,
+    put_set,
+    put_slots,
+)
 
 # What has nothing inside that a forward pass could change. A function's closure is its author's, not the network's.
 _ATOMS = (
@@ -52,8 +63,8 @@ _MACHINERY = (  # others work with it, or it must let things go by itself
     *("torch.distributed", "torch._dynamo", "torch._inductor", "torch.utils.data"),
 )
 _MOST = 2000  # objects that one object of a class of the user's may lead to, else it is machinery
-_OURS = f"{__name__.partition('.')[0]}."
-_INSIDE = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
+OURS = f"{__name__.partition('.')[0]}."
+INSIDE = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own books
 
 
@@ -67,9 +78,8 @@ def _kind(cls: type) -> str:
         ("module", nn.Module),
         ("optimiser", torch.optim.Optimizer),
         ("dict", dict),
-        ("list", list),
+        ("list", (list, deque)),
         ("set", set),
-        ("deque", deque),
         ("tuple", (tuple, frozenset)),
         ("array", np.ndarray),
         ("generator", tuple(known for known, _, _ in _GENERATORS)),
@@ -79,7 +89,7 @@ def _kind(cls: type) -> str:
     ):
         if issubclass(cls, classes):
             return kind
-    if cls.__module__.startswith(_OURS):
+    if cls.__module__.startswith(OURS):
         return "atom"  # the session itself, where one of its hooks is met
     plain = cls.__flags__ & 1 << 9 and (cls.__dictoffset__ or _slotnames(cls))  # a class written in Python
     return "object" if plain and not cls.__module__.startswith(_MACHINERY) else "opaque"
@@ -174,7 +184,7 @@ class Reach:
     def _containers(self) -> Iterator[tuple[Any, Iterable[tuple[Any, Any]]]]:
         """Yield what can be written by key, with the keys and values that it held."""
         for _, holder, held in self._holders:
-            at = vars(holder) if isinstance(held, _Attributes) else holder
+            at = vars(holder) if isinstance(held, Attributes) else holder
             if isinstance(at, dict) and isinstance(held, dict):
                 yield at, held.items()
             elif isinstance(at, (list, deque)) and isinstance(held, tuple):
@@ -250,15 +260,15 @@ class Reach:
             return [value for name in REGISTERED for _, value in getattr(module, name).items()]
         if isinstance(module, LazyModuleMixin):
             return ()  # becomes another one when it runs
-        self._hold(_put_attributes, module, _Attributes(own))
-        self._hold(_put_class, module, type(module))
+        self._hold(put_attributes, module, Attributes(own))
+        self._hold(put_class, module, type(module))
         # Most of torch's own dicts are empty: those are looked at in one go.
-        self._hold(_empty_again, [value for name, value in own.items() if name in _INSIDE and not value], ())
-        return [value for name, value in own.items() if name not in _INSIDE or value]
+        self._hold(put_nothing, [value for name, value in own.items() if name in INSIDE and not value], ())
+        return [value for name, value in own.items() if name not in INSIDE or value]
 
     def _of_attributes(self, thing: Any) -> Iterable[Any]:
         own = vars(thing)
-        self._hold(_put_attributes, thing, _Attributes(own))
+        self._hold(put_attributes, thing, Attributes(own))
         return own.values()
 
     def _of_optimiser(self, optimiser: torch.optim.Optimizer) -> Iterable[Any]:
@@ -271,7 +281,7 @@ class Reach:
         inside = list(self._of_attributes(thing)) if hasattr(thing, "__dict__") else []
         slots = {name: getattr(thing, name) for name in _slotnames(type(thing)) if hasattr(thing, name)}
         if slots:
-            self._hold(_put_slots, thing, _Slots(slots.items()))
+            self._hold(put_slots, thing, Slots(slots))
         return [*inside, *slots.values()]
 
     def _is_data(self, thing: Any) -> bool:
@@ -291,7 +301,7 @@ class Reach:
             if kind == "object":
                 slots = (getattr(value, name, None) for name in _slotnames(type(value)))
                 todo += [*getattr(value, "__dict__", {}).values(), *slots]
-            elif kind in ("list", "tuple", "set", "deque", "dict"):
+            elif kind in ("list", "tuple", "set", "dict"):
                 todo += [*value, *(dict.values(value) if kind == "dict" else ())]
             elif kind == "partial":
                 todo += _of_partial(self, value)
@@ -303,35 +313,23 @@ class Reach:
         more = self._of_attributes(known) if getattr(known, "__dict__", None) else ()
         return (*known, *dict.values(known), *more)
 
-    def _of_list(self, known: list[Any]) -> Iterable[Any]:
-        self._hold(_put_list, known, tuple(known))
+    def _of_list(self, known: list[Any] | deque[Any]) -> Iterable[Any]:
+        self._hold(put_items, known, tuple(known))
         return (*known, *(self._of_attributes(known) if getattr(known, "__dict__", None) else ()))
 
     def _of_set(self, known: set[Any]) -> Iterable[Any]:
-        self._hold(_put_set, known, frozenset(known))
-        return tuple(known)
-
-    def _of_deque(self, known: deque[Any]) -> Iterable[Any]:
-        self._hold(_put_deque, known, tuple(known))
+        self._hold(put_set, known, frozenset(known))
         return tuple(known)
 
     def _of_array(self, array: np.ndarray) -> Iterable[Any]:
         if array.dtype != object and array.flags.writeable:
-            self._hold(_put_array, array, array.copy())
+            self._hold(put_array, array, array.copy())
         return ()
 
     def _of_generator(self, generator: Any) -> Iterable[Any]:
         read, write = next((read, write) for known, read, write in _GENERATORS if isinstance(generator, known))
         self._hold(write, generator, read(generator))
         return ()
-
-
-class _Attributes(dict[str, Any]):
-    """The attributes that an object had."""
-
-
-class _Slots(list[tuple[str, Any]]):
-    """Those that it had in `__slots__`."""
 
 
 def _of_partial(_: Reach, made: Any) -> Iterable[Any]:
@@ -345,77 +343,12 @@ _VISITS: dict[str, Callable[[Reach, Any], Iterable[Any]]] = {
     "dict": Reach._of_dict,
     "list": Reach._of_list,
     "set": Reach._of_set,
-    "deque": Reach._of_deque,
     "tuple": lambda _, value: value,
     "array": Reach._of_array,
     "generator": Reach._of_generator,
     "partial": _of_partial,
     "object": Reach._of_object,
 }
-
-
-# -- putting back, only where something else stands --------------------------------------------------------
-
-
-def _same(now: Iterable[Any], was: Iterable[Any]) -> bool:
-    return all(map(is_, now, was))
-
-
-def put_dict(known: dict[Any, Any], held: dict[Any, Any]) -> None:
-    """Give a dict the keys and values that it held, in their order; it is not written where it has them."""
-    if len(known) == len(held) and _same(known, held) and _same(dict.values(known), held.values()):
-        return
-    # Not the methods of a class of one's own, which may do more; an OrderedDict has its order elsewhere.
-    own: Any = OrderedDict if isinstance(known, OrderedDict) else dict
-    own.clear(known)
-    for key, value in held.items():
-        own.__setitem__(known, key, value)
-
-
-def _put_attributes(thing: Any, held: _Attributes) -> None:
-    put_dict(vars(thing), held)
-
-
-def _put_slots(thing: Any, held: _Slots) -> None:
-    was = dict(held)
-    for name in _slotnames(type(thing)):
-        if name in was and getattr(thing, name, was) is not was[name]:
-            object.__setattr__(thing, name, was[name])
-        elif name not in was and hasattr(thing, name):
-            object.__delattr__(thing, name)
-
-
-def _put_class(thing: Any, held: type) -> None:
-    if type(thing) is not held:
-        thing.__class__ = held
-
-
-def _put_list(known: list[Any], held: tuple[Any, ...]) -> None:
-    if len(known) != len(held) or not _same(known, held):
-        list.__setitem__(known, slice(None), held)
-
-
-def _put_deque(known: deque[Any], held: tuple[Any, ...]) -> None:
-    if len(known) != len(held) or not _same(known, held):
-        deque.clear(known)
-        deque.extend(known, held)
-
-
-def _put_set(known: set[Any], held: frozenset[Any]) -> None:
-    if len(known) != len(held) or {id(v) for v in known} != {id(v) for v in held}:
-        set.clear(known)
-        set.update(known, held)
-
-
-def _put_array(array: np.ndarray, held: np.ndarray) -> None:
-    if array.shape == held.shape and array.tobytes() != held.tobytes():
-        array[...] = held
-
-
-def _empty_again(holders: list[Any], _: Any) -> None:
-    if any(holders):
-        for holder in holders:
-            holder.clear()
 
 
 # -- sharding ----------------------------------------------------------------------------------------------
@@ -433,64 +366,3 @@ def is_resharded(cls: type) -> bool:
 
 def _is_first_fsdp(cls: type) -> bool:
     return cls.__name__ == "FullyShardedDataParallel"
-
-
-# -- copies made while measuring ---------------------------------------------------------------------------
-
-_sessions = 0
-
-
-@contextmanager
-def copyable() -> Iterator[None]:
-    """Inside, `copy.deepcopy` of a network that is being measured gives a network that is not.
-
-    The copy has none of our hooks, which would record its passes as those of the original. A tensor that the network
-    keeps with the graph of the pass just measured is copied without it, where torch would refuse to copy it at all.
-
-    >>> net = nn.Linear(2, 2)
-    >>> net.kept = net(torch.ones(2))
-    >>> with copyable():
-    ...     copy.deepcopy(net).kept.requires_grad
-    False
-    """
-    global _sessions  # torch has one class for all modules
-    _sessions += 1
-    nn.Module.__deepcopy__ = _copied  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        _sessions -= 1
-        if not _sessions:
-            _as_torch_copies()
-
-
-def _as_torch_copies() -> None:
-    if "__deepcopy__" in vars(nn.Module):
-        del nn.Module.__deepcopy__  # type: ignore[attr-defined]
-
-
-def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    reach = Reach(module)
-    memo.update((id(t), t.detach().clone()) for t in reach.tensors if t.grad_fn is not None)
-    hooks = [hook for m in reach.modules for hooks in _hooks(m) for hook in hooks.values()]
-    memo.update((id(hook), _nothing) for hook in hooks if getattr(hook, "__module__", "").startswith(_OURS))
-    _as_torch_copies()
-    try:
-        copied = copy.deepcopy(module, memo)
-    finally:
-        if _sessions:
-            nn.Module.__deepcopy__ = _copied  # type: ignore[attr-defined]
-    for m in Reach(copied).modules:
-        ours = {key for hooks in _hooks(m) for key, hook in hooks.items() if hook is _nothing}
-        for hooks in _hooks(m) if ours else ():
-            for key in ours & hooks.keys():
-                del hooks[key]
-    return copied
-
-
-def _hooks(module: nn.Module) -> list[dict[int, Any]]:
-    return [value for name, value in vars(module).items() if name in _INSIDE and "_hooks" in name]
-
-
-def _nothing(*args: object) -> None:
-    """Stand for a hook of ours in a copy until it is taken out."""

@@ -23,11 +23,12 @@ from walkback.network.batch import Inputs, call, mapped
 from walkback.network.loss import Loss, cross_entropy
 from walkback.network.values import logits_of, parameters_of, random_state
 from walkback.notes import Note
+from walkback.tracing.kept import unwritten
 from walkback.tracing.proof import Shown, by_weights, farthest, refuse_unlike, said
 from walkback.tracing.quiet import quiet_training
-from walkback.tracing.session import Trace
 from walkback.tracing.signals import Listener, OtherPass, alike
-from walkback.tracing.untouched import drawn_from, untouched, unwritten
+from walkback.tracing.trace import Trace
+from walkback.tracing.untouched import drawn_from, untouched
 
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
@@ -102,7 +103,7 @@ class Recorded:
     restores_weights: bool = field(default=True, init=False)
 
     def bound(self, anatomy: Anatomy, loss: Loss | None, notes: list[Any] | None = None) -> Recorded:
-        """The same with the anatomy, the loss and the notes of a measurement, where it has none of its own."""
+        """Return the same with the anatomy, the loss and the notes of a measurement, where it has none of its own."""
         return replace(
             self,
             anatomy=self.anatomy or anatomy,
@@ -239,7 +240,7 @@ class Recorded:
         )
 
     def _is_random(self, trace: Trace) -> bool:
-        """Whether the credits are drawn: they are others under another seed, or in every run."""
+        """Return whether the credits are drawn: they are others under another seed, or in every run."""
 
         def again() -> list[Tensor]:
             return self._hear(trace.inputs, trace.labels).signals(trace.states)
@@ -302,6 +303,6 @@ class Recorded:
 
 
 def _random_states(device: torch.device) -> tuple[Any, ...]:
-    """The state of every generator that code may draw from, to see whether it did."""
+    """Return the state of every generator that code may draw from, to see whether it did."""
     numpys: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
     return random.getstate(), numpys[1].tobytes(), numpys[2], random_state(device).numpy().tobytes()

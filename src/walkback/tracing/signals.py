@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -31,10 +30,10 @@ from walkback.network.values import (
     stream_of,
 )
 from walkback.tracing.derived import carry_gradient
+from walkback.tracing.makers import Key, Makers, same
 from walkback.tracing.proof import said
 from walkback.tracing.reach import Reach
 
-Key = Any  # a site 1…L; for site 0 ("stem", k), or 0 where the user named its writer, or "given": what block 1 received
 LIMIT = 2**22  # numbers per module that gradients are compared on
 
 
@@ -98,23 +97,27 @@ class Listener:
     def listen(self, stack: ExitStack) -> None:
         """Put hooks on, for as long as `stack` lasts."""
         self._stack = stack
+
+        def before(module: nn.Module, hook: Callable[..., None]) -> None:
+            stack.callback(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True).remove)
+
+        def after(module: nn.Module, hook: Callable[..., None]) -> None:
+            stack.callback(module.register_forward_hook(hook).remove)
+
         for key, writer in self.writers.items():
-            enter = writer.register_forward_pre_hook(self._enter(key), with_kwargs=True, prepend=True)
-            stack.callback(enter.remove)
-            stack.callback(writer.register_forward_hook(self._after(key)).remove)
+            before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
+            after(writer, lambda *run, key=key: self._after(key, run[-1]))
             for inside in set(writer.modules()) - {writer}:
-                stack.callback(inside.register_forward_hook(self._inside).remove)
+                after(inside, self._inside)
             for part in self._trained(key):
                 if part is not writer:  # its weights are at home there
-                    runs = part.register_forward_pre_hook(lambda *_, key=key: self.makers.begin(key), prepend=True)
-                    stack.callback(runs.remove)
-                    stack.callback(part.register_forward_hook(lambda *_, key=key: self.makers.end(key)).remove)
+                    before(part, lambda *_, key=key: self.makers.begin(key))
+                    after(part, lambda *_, key=key: self.makers.end(key))
         for part in self.first:
-            stack.callback(part.register_forward_hook(lambda part, *_: self._ran.append(part)).remove)
-        for i, block in enumerate(self.blocks):  # before `_enter`, which forgets what was made
-            hook = block.register_forward_pre_hook(self._before(i), with_kwargs=True, prepend=True)
-            stack.callback(hook.remove)
-            stack.callback(block.register_forward_hook(self._behind(i + 1)).remove)
+            after(part, lambda part, *_: self._ran.append(part))
+        for i, block in enumerate(self.blocks):  # before what enters a writer, which forgets what was made
+            before(block, lambda *run, i=i: self._before(i, *run))
+            after(block, lambda *run, site=i + 1: self._behind(site, run[-1]))
         stack.enter_context(self.makers)
 
     def finish(self, drew: bool) -> None:
@@ -130,49 +133,35 @@ class Listener:
 
     # -- hooks ---------------------------------------------------------------------------------------
 
-    def _enter(self, key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.makers.enter(key, tree_leaves((args, kwargs)))
-
-        return hook
-
-    def _after(self, key: Key) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(members(output))
-            if made is not None and torch.is_grad_enabled():
-                self._hear(key, made, self.named)
-                if isinstance(key, tuple) or self.named:
-                    self.made[key] = made.detach().clone()
-            self.makers.leave(key)
-
-        return hook
+    def _after(self, key: Key, output: Any) -> None:
+        made = first_tensor(members(output))
+        if made is not None and torch.is_grad_enabled():
+            self._hear(key, made, self.named)
+            if isinstance(key, tuple) or self.named:
+                self.made[key] = made.detach().clone()
+        self.makers.leave(key)
 
     def _inside(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # What one autograd Function makes and the next one takes is seen by no torch function.
         if torch.is_grad_enabled():
             self.makers.note(output)
 
-    def _before(self, i: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            stream = stream_of(module, args, kwargs)
-            if stream is not None and torch.is_grad_enabled():
-                received = self.given.setdefault(i, [])
-                received.append(stream.detach().clone())
-                if self._wrote is not None and self._wrote[0] == i and not _same(self._wrote[1], received[-1]):
-                    received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
-                self._wrote = None
-                if i == 0:
-                    self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
-                    self._hear("given", stream)
+    def _before(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        stream = stream_of(module, args, kwargs)
+        if stream is None or not torch.is_grad_enabled():
+            return
+        received = self.given.setdefault(i, [])
+        received.append(stream.detach().clone())
+        if self._wrote is not None and self._wrote[0] == i and not same(self._wrote[1], received[-1]):
+            received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
+        self._wrote = None
+        if i == 0:
+            self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
+            self._hear("given", stream)
 
-        return hook
-
-    def _behind(self, site: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            made = first_tensor(members(output))
-            self._wrote = None if made is None else (site, made.detach().clone())
-
-        return hook
+    def _behind(self, site: int, output: Any) -> None:
+        made = first_tensor(members(output))
+        self._wrote = None if made is None else (site, made.detach().clone())
 
     def _hear(self, key: Key, tensor: Tensor, here: bool = False) -> None:
         """Take down what flows into what made `tensor`: at the first tensor of its value, or right `here`."""
@@ -235,7 +224,7 @@ class Listener:
                 sums[name] = grad.detach() + sums[name] if name in sums else grad.detach().clone()
 
     def _weights(self, key: Key) -> dict[str, nn.Parameter]:
-        """The trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
+        """Return the trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
         modules = self._shown_by(key)
         own = {
             f"{k}.{name}" if len(modules) > 1 or key == "given" else name: p
@@ -255,7 +244,7 @@ class Listener:
     # -- afterwards ----------------------------------------------------------------------------------
 
     def keys(self, states: Sequence[Tensor]) -> list[Key]:
-        """Where the signal of every site is read. An error where the run computed other states than these."""
+        """Return where the signal of every site is read; an error where the run computed other states than these."""
         self._refuse_other_pass(states)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
         first: Key = 0 if 0 in self.writers else "given"
@@ -265,15 +254,15 @@ class Listener:
         return [site or first for site in range(len(self.blocks) + 1)]
 
     def signals(self, states: Sequence[Tensor]) -> list[Tensor]:
-        """The signal of every site; an error where there is none, or not one."""
+        """Return the signal of every site; an error where there is none, or not one."""
         return [self._signal(site, key) for site, key in enumerate(self.keys(states))]
 
     def arrived(self) -> dict[Key, list[Tensor]]:
-        """All signals by key, in the order in which they came."""
+        """Return all signals by key, in the order in which they came."""
         return {key: [signal for signals in runs for signal in signals] for key, runs in self.heard.items()}
 
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
-        """The gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
+        """Return the gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
         if not any(map(named_parameters_of, self._shown_by(key))):
             return "no-parameters"
         if not self.left[key]:
@@ -283,22 +272,22 @@ class Listener:
         return {name: grad if grad is None else grad.clone() for name, grad in self.left[key].items()}
 
     def batch_first(self, h: Tensor) -> Tensor:
-        """A state or signal of the run, shaped as in a trace."""
+        """Return a state or signal of the run, shaped as in a trace."""
         return h.transpose(0, 1) if self.axis else h
 
     def name(self, key: Key) -> str:
-        """What a writer is called in the network."""
+        """Return what a writer is called in the network."""
         return self._called(self.writers[key])
 
     def trained(self, key: Key) -> str:
-        """What the modules are called whose weights show the credit: the writer, or what it belongs to."""
+        """Return what the modules are called whose weights show the credit: the writer, or what it belongs to."""
         return ", ".join(map(self._called, self._shown_by(key))) or "the stem"
 
     def _called(self, part: nn.Module) -> str:
         return next((name for name, module in self.model.named_modules() if module is part), type(part).__name__)
 
     def _trained(self, key: Key) -> list[nn.Module]:
-        """The modules whose weights can show a credit: the writer, or where it has none all that write its site.
+        """Return the modules whose weights can show a credit: the writer, or where it has none all that write its site.
 
         What an activation or a feedback layer at the end of a block hands on trains the block.
         """
@@ -307,7 +296,7 @@ class Listener:
         return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
 
     def _shown_by(self, key: Key) -> list[nn.Module]:
-        """The same after a run: of what writes site 0 only that which ran before block 1."""
+        """Return the same after a run: of what writes site 0 only that which ran before block 1."""
         trained = self._trained(key)
         return self.stems if trained is self.first else trained
 
@@ -315,7 +304,7 @@ class Listener:
         return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
 
     def _outside_blocks(self) -> list[nn.Module]:
-        """The outermost modules with parameters of their own that are not in a block."""
+        """Return the outermost modules with parameters of their own that are not in a block."""
         found: list[nn.Module] = []
         inside = {id(m) for block in self.blocks for m in block.modules()}
         for module in self.model.modules():
@@ -366,120 +355,10 @@ class Listener:
             )
 
 
-class Makers(TorchFunctionMode):
-    """Knows which tensor each node of the graph made inside a module, and which parameters are used outside theirs."""
-
-    def __init__(self, owned: Mapping[Key, Iterable[Tensor]]) -> None:
-        super().__init__()
-        self.shared: set[int] = set()  # ids of parameters that are used outside their module
-        self._owners: dict[int, set[Key]] = {}
-        for key, parameters in owned.items():
-            for p in parameters:
-                self._owners.setdefault(id(p), set()).add(key)
-        self.shared |= {p for p, keys in self._owners.items() if len(keys) > 1}
-        self._running: list[Key] = []
-        self._made: dict[Any, Tensor] = {}
-        self._outside: set[Any] = set()  # nodes of what the module was given
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call and note what it made, and of which parameters."""
-        result = func(*args, **(kwargs or {}))
-        if torch.is_grad_enabled():
-            given = tree_leaves((args, kwargs))
-            if self.note(result):
-                self._look_at_owners(given)
-            self.note(given)
-        return result
-
-    def note(self, values: Any) -> bool:
-        """Remember the tensors that a node of the graph made; whether there are any."""
-        found = False
-        for t in tree_leaves(values):
-            if isinstance(t, Tensor) and t.grad_fn is not None:
-                self._made[t.grad_fn] = t
-                found = True
-        return found
-
-    def _look_at_owners(self, given: Iterable[Any]) -> None:
-        """A parameter that enters the graph while its module does not run gets a gradient from elsewhere too."""
-        for t in given:
-            owners = self._owners.get(id(t))
-            if owners and not owners & {*self._running} and not _in_backward():
-                self.shared.add(id(t))
-
-    def enter(self, key: Key, given: Iterable[Any]) -> None:
-        """A writer begins, with what it was given."""
-        self._running.append(key)
-        self._made = {}
-        self._outside = {t.grad_fn for t in given if isinstance(t, Tensor) and t.grad_fn is not None}
-
-    def leave(self, key: Key) -> None:
-        """A writer has ended: let its tensors go."""
-        self.end(key)
-        self._made, self._outside = {}, set()
-
-    def begin(self, key: Key) -> None:
-        """A module with the weights of a writer that has none begins."""
-        self._running.append(key)
-
-    def end(self, key: Key) -> None:
-        """It has ended."""
-        if key in self._running:
-            self._running.remove(key)
-
-    def source(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """The first tensor in the module that held the value of `tensor`, and whether the graph is cut on the way.
-
-        Ways down: a custom autograd Function that passed the value on (it can only be there for its backward pass), a
-        plain operation with one input that did (a view, a copy), and from a tensor without a graph to one of the same
-        value that has one (`detach()`).
-        """
-        here, cut = tensor, False
-        while True:
-            below = self._below(here)
-            if below is None and here.grad_fn is None and not isinstance(here, nn.Parameter):
-                below = self._last_of_value(here)
-                cut = cut or below is not None
-            if below is None:
-                return here, cut
-            here = below
-
-    def _below(self, tensor: Tensor) -> Tensor | None:
-        node = tensor.grad_fn
-        if node is None:
-            return None
-        inputs = [below for below, _ in node.next_functions if below is not None]
-        if not isinstance(node, torch.autograd.function.BackwardCFunction) and len(inputs) != 1:
-            return None
-        found = (self._tensor_of(below) for below in inputs if below not in self._outside)
-        return next((t for t in found if t is not None and _same(t, tensor)), None)
-
-    def _tensor_of(self, node: Any) -> Tensor | None:
-        made = self._made.get(node)
-        if made is not None:
-            return made if made.grad_fn is node else None  # or it was written in place since
-        leaf = getattr(node, "variable", None)
-        return leaf if isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter) else None
-
-    def _last_of_value(self, tensor: Tensor) -> Tensor | None:
-        found = (t for node, t in reversed(self._made.items()) if t.grad_fn is node and node not in self._outside)
-        return next((t for t in found if _same(t, tensor)), None)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    with torch.no_grad():
-        return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
-
-
-def _in_backward() -> bool:
-    """Inside a backward pass, where activation checkpointing runs parts of modules again."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def _put(grads: tuple[Tensor | None, ...], index: int, signal: Tensor) -> tuple[Tensor | None, ...]:
     return tuple(signal if i == index else grad for i, grad in enumerate(grads))
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same values, up to rounding."""
+    """Return whether two tensors hold the same values, up to rounding."""
     return a.shape == b.shape and torch.allclose(a, b.to(a.dtype), rtol=1e-4, atol=1e-5 * largest(b), equal_nan=True)

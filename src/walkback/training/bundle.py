@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from walkback.entry import call_entry
 from walkback.errors import FormatError, InputError, cut, shown
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
+from walkback.registry import call_entry
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up

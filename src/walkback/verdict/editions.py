@@ -12,7 +12,7 @@ from walkback.verdict.chain import is_concentrated as is_concentrated
 from walkback.verdict.chain import walk_back_chain
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Claim
-from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, Finding, Verdict
+from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, Finding, Verdict, all_clear
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
     rules = EDITIONS[edition]
     found = {name: rule.of(rule.name, m, t, claim) for name, rule in rules.items()}
     failed = tuple(f.check for name, f in found.items() if f.flagged and _walks_back(rules[name], f, found))
-    valid = _all_clear([found[name] for name, rule in rules.items() if rule.of_reference])
-    depth_used = _all_clear([found["depth"]])
+    valid = all_clear(*(found[name] for name, rule in rules.items() if rule.of_reference))
+    depth_used = all_clear(found["depth"])
     waits = any(f.flagged is None and rules[name].needed for name, f in found.items())
     outcome = WALKED_BACK if failed else UNDECIDED if waits else PASSES
     # Over different samples in the intrinsic edition, so that repeated data change nothing.
@@ -86,9 +86,3 @@ def _walks_back(rule: Check, finding: Finding, found: dict[str, Finding]) -> boo
     return bool(found[rule.walks_back.removeprefix("with ")].flagged) or (
         rule.of_reference and finding.cause in ("nonfinite", "altered")
     )
-
-
-def _all_clear(findings: list[Finding]) -> bool | None:
-    """False where one flags, None where one was not decided, else True."""
-    flags = [f.flagged for f in findings]
-    return False if True in flags else None if None in flags else True

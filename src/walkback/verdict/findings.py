@@ -31,6 +31,12 @@ class Finding:
         return self.cause == "straddles"
 
 
+def all_clear(*findings: Finding) -> bool | None:
+    """Return False where one flags, None where one was not decided, else True."""
+    flags = [f.flagged for f in findings]
+    return False if True in flags else None if None in flags else True
+
+
 CAUSES = {
     "not-given": "what it needs was not given",
     "not-measured": "what it needs could not be measured",

@@ -13,7 +13,7 @@ from walkback.notes import Note, coded
 from walkback.verdict.chain import is_concentrated, loudest
 from walkback.verdict.checks import DiagnosticThresholds, dtype_floor, reference_precision, reference_validity
 from walkback.verdict.claim import Accuracy, Claim, accuracies
-from walkback.verdict.findings import Verdict
+from walkback.verdict.findings import Verdict, all_clear
 
 APART = 5.0  # standard errors between the accuracy that is claimed and the one on the probe
 NEARLY = 0.99  # cosine at every deep site from which a credit may as well be the gradient with noise
@@ -57,14 +57,12 @@ def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
 
 def clamped_readable(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
     """Is the cosine as scripts compute it, with ε in its denominator, readable in this dtype? None: not measured."""
-    finding = reference_validity("D2", m, dtype_floor(m, thresholds))
-    return None if finding.flagged is None else not finding.flagged
+    return all_clear(reference_validity("D2", m, dtype_floor(m, thresholds)))
 
 
 def unclamped_exact(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
     """Is the cosine without a clamp the one that float64 gives? None where that was not asked."""
-    finding = reference_precision("D2", m, thresholds)
-    return None if finding.flagged is None else not finding.flagged
+    return all_clear(reference_precision("D2", m, thresholds))
 
 
 def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[Note, ...]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from walkback.errors import InputError, WalkbackError, shown
-from walkback.options import closest
+from walkback.registry import closest
 from walkback.training.spec import RunSpec
 
 NAMES = ("local", "ray", "slurm")

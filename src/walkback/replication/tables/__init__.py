@@ -13,7 +13,7 @@ from pathlib import Path
 from walkback.audit.records import Records
 from walkback.audit.settings import left_out
 from walkback.errors import InputError, shown
-from walkback.options import closest
+from walkback.registry import closest
 from walkback.replication.tables.audits import (
     cifar100,
     credit_site,

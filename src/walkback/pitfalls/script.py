@@ -6,16 +6,20 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
+from walkback.pitfalls.syntax import method, owner, targets
+
+N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.AsyncFor)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.GeneratorExp)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
-FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
+_FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
 MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
+NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
+_RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
 _STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
 _INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
@@ -65,14 +69,22 @@ class Script:
 
     # -- the tree --------------------------------------------------------------------------------------------
 
-    def of(self, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-        """All nodes of some kinds."""
+    def of(self, *kinds: type[N]) -> Iterator[N]:
+        """Yield all nodes of some kinds."""
         return (node for node in self.nodes if isinstance(node, kinds))
 
     def calls(self, within: ast.AST | None = None) -> Iterator[ast.Call]:
-        """All calls, of the script or below a node."""
-        nodes = self.nodes if within is None else ast.walk(within)
-        return (node for node in nodes if isinstance(node, ast.Call))
+        """Yield all calls, of the script or below a node."""
+        return self.of(ast.Call) if within is None else (n for n in ast.walk(within) if isinstance(n, ast.Call))
+
+    def has_call(self, *methods: str) -> bool:
+        """Return whether something of one of these names is called anywhere."""
+        return any(method(call) in methods for call in self.calls())
+
+    def scopes(self) -> Iterator[tuple[Scope, list[ast.AST]]]:
+        """Yield the module and every function, each with the nodes inside."""
+        for scope in (self.tree, *self.of(ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield scope, self.inside(scope)
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Parents, from the nearest to the module."""
@@ -121,6 +133,30 @@ class Script:
                 return True
         return False
 
+    def norm_of(self, call: ast.Call) -> ast.expr | None:
+        """Return what a norm is taken of; None for another call."""
+        called = self.name(call.func)
+        if called == "torch.norm" or called.endswith(("linalg.norm", "linalg.vector_norm")):
+            return call.args[0] if call.args else None
+        return owner(call) if method(call) == "norm" else None
+
+    def differentiates(self, node: ast.AST) -> bool:
+        """Return whether it is a call of torch.autograd.grad."""
+        return isinstance(node, ast.Call) and self.name(node.func).endswith("autograd.grad")
+
+    def is_random(self, node: ast.AST) -> bool:
+        """Return whether something in it is drawn."""
+        return any(method(call) in _RANDOM for call in self.calls(node))
+
+    def makes_cosine(self, node: ast.AST | None) -> bool:
+        """Return whether it is torch.nn.CosineSimilarity(…)."""
+        return isinstance(node, ast.Call) and self.name(node.func).endswith("nn.CosineSimilarity")
+
+    def cosine_modules(self) -> dict[str, ast.expr]:
+        """Return how each torch.nn.CosineSimilarity is written where it is called, and where it was made."""
+        made = (node for node in self.of(ast.Assign) if self.makes_cosine(node.value))
+        return {ast.dump(t).replace("Store()", "Load()"): node.value for node in made for t in node.targets}
+
     def is_cosine_call(self, node: ast.AST) -> bool:
         """A call of torch's cosine, or of a function that is named like one."""
         if not isinstance(node, ast.Call):
@@ -134,12 +170,10 @@ class Script:
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+            for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self._bind(node.target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
-        elif isinstance(node, _LOOPS):
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
         elif isinstance(node, ast.comprehension):  # its element stands before it
             first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
@@ -169,21 +203,29 @@ class Script:
 class Kinds:
     """Whether an expression holds a kind of value, following names to their last assignment before the use."""
 
-    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool]) -> None:
+    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool | None]) -> None:
         self.script, self._kind = script, kind
         self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
         self._open: list[Assigned] = []
 
     def holds(self, node: ast.AST) -> bool:
-        """Does it?"""
-        return self._kind(self, node)
+        """Return whether a node holds it; where the kind has no answer, what passes a value on is looked through."""
+        answer = self._kind(self, node)
+        if answer is not None:
+            return answer
+        match node:
+            case ast.ListComp(elt=of) | ast.SetComp(elt=of) | ast.GeneratorExp(elt=of):
+                return self.holds(of)
+            case ast.Call(func=ast.Attribute(attr=called, value=of)) if called in KEEP:
+                return self.holds(of)
+        return False
 
     def assigned(self, name: str) -> bool | None:
         """Of the last assignment to a name before here; None where it has none, as a parameter."""
-        found = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
-        if not found:
+        before = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
+        if not before:
             return None
-        last = max(found, key=lambda a: a.seen)
+        last = max(before, key=lambda a: a.seen)
         line, self.line = self.line, last.made
         self._open.append(last)
         try:
@@ -193,89 +235,70 @@ class Kinds:
             self.line = line
 
 
-def _gradient(kinds: Kinds, node: ast.AST) -> bool:
-    holds = kinds.holds
-    if isinstance(node, ast.Name):
-        return GRADIENT.search(node.id) is not None or bool(kinds.assigned(node.id))
-    if isinstance(node, ast.Attribute):
-        return GRADIENT.search(node.attr) is not None
-    if isinstance(node, (ast.Subscript, ast.Starred)):
-        return holds(node.value)
-    if isinstance(node, ast.UnaryOp):
-        return holds(node.operand)
-    if isinstance(node, ast.BinOp):
-        return not _normalised(kinds, node) and (holds(node.left) or holds(node.right))
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return any(holds(element) for element in node.elts)
-    if isinstance(node, _COMPREHENSIONS):
-        return holds(node.elt)
-    if isinstance(node, ast.Call):
-        called = kinds.script.name(node.func)
-        if called.endswith("autograd.grad"):
+def _gradient(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            return GRADIENT.search(name) is not None or bool(kinds.assigned(name))
+        case ast.Attribute(attr=name):
+            return GRADIENT.search(name) is not None
+        case ast.Subscript(value=of) | ast.Starred(value=of) | ast.UnaryOp(operand=of):
+            return kinds.holds(of)
+        case ast.BinOp(left=left, right=right):
+            return not _normalised(kinds, node) and (kinds.holds(left) or kinds.holds(right))
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            return any(map(kinds.holds, parts))
+        case ast.Call(func=called, args=parts) if kinds.script.name(called) in _GATHER:
+            return any(map(kinds.holds, parts))
+        case ast.Call() if kinds.script.differentiates(node):
             return True
-        if called in _GATHER:
-            return any(holds(argument) for argument in node.args)
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
-    return False
+    return None
 
 
-def _normalised(kinds: Kinds, node: ast.AST) -> bool:
-    if isinstance(node, ast.Name):
-        return bool(kinds.assigned(node.id))
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-        return any(_is_norm_of(kinds.script, call, node.left) for call in kinds.script.calls(node.right))
-    if isinstance(node, _COMPREHENSIONS):
-        return kinds.holds(node.elt)
-    if isinstance(node, ast.Call):
-        if kinds.script.name(node.func).endswith("functional.normalize"):
+def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            return bool(kinds.assigned(name))
+        case ast.BinOp(op=ast.Div(), left=left, right=right):
+            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(right)]
+            return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
+        case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
             return True
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and kinds.holds(node.func.value)
-    return False
+    return None
 
 
-def _data(kinds: Kinds, node: ast.AST) -> bool:
-    holds = kinds.holds
-    if isinstance(node, ast.Name):
-        if _STATE.search(node.id) or GRADIENT.search(node.id):
-            return False
-        known = kinds.assigned(node.id)
-        return _INPUT.search(node.id) is not None if known is None else known
-    if isinstance(node, (ast.Subscript, ast.Starred)):
-        return holds(node.value)
-    if isinstance(node, ast.BinOp):
-        if _normalised(kinds, node):
-            return holds(node.left)
-        return all(isinstance(side, ast.Constant) or holds(side) for side in (node.left, node.right))
-    if isinstance(node, _COMPREHENSIONS):
-        return holds(node.elt)
-    if isinstance(node, ast.Call):
-        called = kinds.script.name(node.func)
-        if called.endswith("functional.normalize"):
-            return bool(node.args) and holds(node.args[0])
-        if called.startswith(("torch.", "numpy.")):
-            return called.rpartition(".")[2] in _MADE
-        return isinstance(node.func, ast.Attribute) and node.func.attr in KEEP and holds(node.func.value)
-    return False
+def _data(kinds: Kinds, node: ast.AST) -> bool | None:
+    match node:
+        case ast.Name(id=name):
+            if _STATE.search(name) or GRADIENT.search(name):
+                return False
+            assigned = kinds.assigned(name)
+            return _INPUT.search(name) is not None if assigned is None else assigned
+        case ast.Subscript(value=of) | ast.Starred(value=of):
+            return kinds.holds(of)
+        case ast.BinOp(left=left, right=right):
+            if _normalised(kinds, node):
+                return kinds.holds(left)
+            return all(isinstance(side, ast.Constant) or kinds.holds(side) for side in (left, right))
+        case ast.Call(func=called, args=parts):
+            name = kinds.script.name(called)
+            if name.endswith("functional.normalize"):
+                return bool(parts) and kinds.holds(parts[0])
+            if name.startswith(("torch.", "numpy.")):
+                return name.rpartition(".")[2] in _MADE
+    return None
 
 
-def _is_norm_of(script: Script, call: ast.Call, what: ast.AST) -> bool:
-    called = script.name(call.func)
-    of = call.func.value if isinstance(call.func, ast.Attribute) else None
-    if called.endswith(("linalg.vector_norm", "linalg.norm")) or called == "torch.norm":
-        of = call.args[0] if call.args else None
-    elif not (isinstance(call.func, ast.Attribute) and call.func.attr == "norm"):
-        return False
-    return of is not None and ast.dump(of) == ast.dump(what)
+def is_feedback(word: str) -> bool:
+    """Return whether something is called as feedback matrices are."""
+    return _FEEDBACK.fullmatch(word) is not None
 
 
 def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
     for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield (
-                    (alias.asname or alias.name.partition(".")[0]),
-                    (alias.name if alias.asname else alias.name.partition(".")[0]),
-                )
+                first = alias.name.partition(".")[0]
+                yield alias.asname or first, alias.name if alias.asname else first
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield (alias.asname or alias.name), f"{node.module}.{alias.name}"

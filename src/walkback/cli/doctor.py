@@ -1,0 +1,22 @@
+"""`walkback doctor`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from walkback.cli.options import Flag
+from walkback.cli.output import answer
+
+
+def doctor(*, root: Path | None = None, json: Flag = False) -> int:
+    """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
+
+    Args:
+        root: Where to look for data sets.
+        json: Print the findings as JSON.
+    """
+    from walkback.calibration.doctor import examine
+
+    found = examine(root)
+    answer(found, json)
+    return 0 if found.ok else 1

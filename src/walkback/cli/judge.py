@@ -1,0 +1,50 @@
+"""`walkback judge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from walkback.cli import options
+from walkback.cli.output import check_report_out, finish
+
+
+def judge(
+    numbers: Path,
+    *,
+    headline_acc: options.Accuracies = (),
+    frozen_acc: options.Accuracies = (),
+    bp_acc: options.Accuracies = (),
+    bp_frozen_acc: options.BPFrozen = (),
+    edition: options.Edition | None = None,
+    thresholds: options.Thresholds = None,
+    method: options.Method = "",
+    notes: options.Notes = "",
+    out: options.ReportOut = None,
+    json: options.ReportJson = False,
+) -> int:
+    """Judge numbers logged by any framework.
+
+    Args:
+        numbers: A report or dict as .json, or one row per epoch or step as .jsonl or .csv (columns h_norm_0, g_norm_0,
+            …), such as a Watch's history or a run's trajectory.jsonl: then it also tells when each check fired, and
+            what was left.
+        headline_acc: Accuracy, 0…1, where the file has none; several for several seeds.
+        frozen_acc: Accuracy with frozen random blocks, where the file has none; several for several seeds.
+        bp_acc: BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested.
+        edition: Which form of the protocol judges: three-check unless the file is a report of another.
+    """
+    from walkback.report.formats.logged import judge as judged
+
+    check_report_out(out)
+    report = judged(
+        numbers,
+        edition,
+        options.limits(thresholds),
+        headline_acc=options.one_or_many(headline_acc),
+        frozen_baseline_acc=options.one_or_many(frozen_acc),
+        bp_acc=options.one_or_many(bp_acc),
+        bp_frozen_acc=options.one_or_many(bp_frozen_acc),
+        method_name=method,
+        notes=notes,
+    )
+    return finish(report, out, json)

@@ -1,0 +1,93 @@
+"""What goes to standard output and into files, and what is kept from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from walkback.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
+
+EXIT = {"passes": 0, "walked back": 1, "undecided": 3}
+
+
+def answer(thing: Any, as_json: bool) -> None:
+    """Print something that has `to_dict`, as JSON, or as text for a person."""
+    print_json(thing.to_dict()) if as_json else print_text(str(thing))
+
+
+def print_json(value: Any) -> None:
+    """Print JSON, in ASCII where the terminal is not UTF-8."""
+    utf8 = _encoding().lower().replace("-", "") == "utf8"
+    print_text(json.dumps(value, indent=2, ensure_ascii=not utf8, allow_nan=False))
+
+
+def print_text(text: str) -> None:
+    """Print, also where the terminal has no ‖ or Γ, and where the reader (`| head`) has left."""
+    encoding = _encoding()
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush on exit
+
+
+def _encoding() -> str:
+    return getattr(sys.stdout, "encoding", None) or "ascii"
+
+
+def warn(text: str) -> None:
+    """Print a line on standard error."""
+    print(text, file=sys.stderr)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file, and the folders above it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"Expected to write {path}, but: {error}.") from None
+
+
+def check_report_out(out: Path | None) -> None:
+    """Refuse a file that `finish` would not write, before anything is measured."""
+    if out is not None and out.suffix not in (".json", ".html", ".md", ".tex", ".txt"):
+        raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {shown(str(out))}.")
+
+
+def finish(report: Report, out: Path | None, as_json: bool) -> int:
+    """Write and print a report; return the exit code of its verdict."""
+    if out is not None and out.suffix == ".json":
+        report.save(out)
+    elif out is not None:
+        forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
+        write(out, forms[out.suffix]())
+    answer(report, as_json)
+    return EXIT[report.verdict]
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send what the user's own code prints, and what programs print that it calls, to standard error, not into JSON."""
+    try:
+        ours = os.dup(1)
+    except OSError:  # closed
+        with redirect_stdout(sys.stderr):
+            yield
+        return
+    try:
+        sys.stdout.flush()
+        with suppress(OSError):  # no standard error
+            os.dup2(2, 1)
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)

@@ -1,0 +1,175 @@
+"""Things by name: a folder of files is their table, `module:function` is a user's own, and options are checked."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import signature
+from math import isfinite
+from numbers import Integral, Real
+from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+from walkback.errors import InputError, WalkbackError, cut, shown
+
+# -- a folder is a table -------------------------------------------------------------------------------------------
+
+
+def modules_of(package: str, called: str = "") -> Iterator[ModuleType]:
+    """Import the files of a package's folder whose names begin as the pattern `called` says, and yield them sorted."""
+    for found in iter_modules(import_module(package).__path__):
+        if re.match(called, found.name):
+            yield import_module(f"{package}.{found.name}")
+
+
+def gathered(package: str, table: str) -> dict[str, Any]:
+    """Return the union of the dicts called `table` in the files of a package.
+
+    A file's `ORDER` says where its part stands; a file without one stands at the end.
+
+    >>> list(gathered("walkback.rules", "RULES"))[:3]
+    ['bp', 'fa', 'dfa']
+    """
+    found: dict[str, Any] = {}
+    for module in sorted(modules_of(package), key=lambda module: getattr(module, "ORDER", 99)):
+        part = getattr(module, table, {})
+        if twice := found.keys() & part.keys():
+            raise InputError(f"Expected one file of {package} for each name, but {twice.pop()} stands in two.")
+        found |= part
+    return found
+
+
+def names_in(package: str, table: str) -> list[str]:
+    """Return the names of `gathered` from the text of the files: importing them would load torch.
+
+    >>> names_in("walkback.rules", "RULES")[:3]
+    ['bp', 'fa', 'dfa']
+    """
+    spec, parts = find_spec(package), []
+    folders = spec.submodule_search_locations if spec else None
+    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("[!_]*.py"))):
+        text = path.read_text(encoding="utf-8")
+        if part := re.search(rf"^{table} = {{(.*?)}}", text, re.MULTILINE | re.DOTALL):
+            order = re.search(r"^ORDER = (\d+)", text, re.MULTILINE)
+            parts.append((int(order[1]) if order else 99, re.findall(r'"([\w-]+)":', part[1])))
+    return [name for _, names in sorted(parts, key=lambda part: part[0]) for name in names]
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return a hint for a typo, with a space before it; empty when nothing is close.
+
+    >>> closest("primry", ["primary", "wide"])
+    " Did you mean 'primary'?"
+    """
+    found = get_close_matches(word, list(known), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+# -- a user's own: module:function ---------------------------------------------------------------------------------
+
+
+def is_entry(text: object) -> bool:
+    """Return whether it looks like `package.module:function`.
+
+    >>> is_entry("mymodels:trained"), is_entry("runs/abc")
+    (True, False)
+    """
+    return isinstance(text, str) and re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
+
+
+def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Import `module:function` (the current folder is searched first), call it and return what it returns."""
+    if not is_entry(text):
+        raise InputError(f"Expected an entry like mymodule:function, but got {shown(text)}.")
+    module_name, _, name = text.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        value: Any = import_module(module_name)
+    except (Exception, SystemExit) as error:  # a script without a main guard may end the process
+        what = f"{type(error).__name__}: {shown(error, 300)}"
+        raise InputError(f"Expected to import {cut(module_name)}, but: {what}.") from error
+    for step in name.split("."):
+        if not hasattr(value, step):
+            raise InputError(f"Expected {module_name} to have {shown(name)}, but it has not.")
+        value = getattr(value, step)
+    if not callable(value):
+        raise InputError(f"Expected {text} to be a function, but it is a {type(value).__name__}.")
+    try:
+        return value(*args, **kwargs)
+    except WalkbackError:
+        raise
+    except (Exception, SystemExit) as error:
+        what = f"{type(error).__name__}: {shown(error, 300)}"
+        raise InputError(f"Expected {text} to run, but it raised {what}.") from error
+
+
+# -- options -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_unless(fits: Callable[[Any], bool], expected: str, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if not fits(value):
+            raise InputError(f"Expected {name} to be {expected}, but got {shown(value)}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
+def whole_numbers(least: int = 1, /, **values: Any) -> None:
+    """Refuse what is not a whole number of at least `least`.
+
+    >>> whole_numbers(width=0)
+    Traceback (most recent call last):
+    walkback.errors.InputError: Expected width to be a whole number >= 1, but got 0.
+    """
+
+    def whole(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+    _refuse_unless(whole, f"a whole number >= {least}", values)
+
+
+def positive(**values: Any) -> None:
+    """Refuse what is not a finite number above 0."""
+    _refuse_unless(lambda v: _is_number(v) and v > 0, "a finite number > 0", values)
+
+
+def not_negative(**values: Any) -> None:
+    """Refuse what is not a finite number of at least 0."""
+    _refuse_unless(lambda v: _is_number(v) and v >= 0, "a finite number >= 0", values)
+
+
+def true_or_false(**values: Any) -> None:
+    """Refuse what is not a bool: any text, "no" too, would count as true."""
+    _refuse_unless(lambda v: isinstance(v, bool), "true or false", values)
+
+
+def options_of(made: Callable[..., Any]) -> list[str]:
+    """Return the options of a network or rule: what its class takes, but for what the data decides.
+
+    >>> options_of(lambda input_shape, classes, width=1: None)
+    ['width']
+    """
+    parameters = signature(made).parameters.values()
+    kinds = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    return [name for name in kinds if name not in ("input_shape", "classes")]
+
+
+def known_options(what: str, name: str, made: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse an option that a network or rule does not have, and say which one was probably meant."""
+    options = options_of(made)
+    for key in given:
+        if key not in options:
+            has = f"only {', '.join(options)}" if options else "nor any other"
+            raise InputError(
+                f"Expected {what} that {name} knows, but: it has no {shown(key)}, {has}.{closest(key, options)}"
+            )

@@ -1,0 +1,244 @@
+"""One forward pass, read by hooks: what every block was given and made, and where its gradient will be.
+
+The gradient of site l is taken at the *output* of block l: with h_l = h_{l-1} + f_l, ∂loss/∂f_l = ∂loss/∂h_l, so it is
+right whether a block returns the branch or the new state, and whether the next block is handed the stream or a copy of
+it. Gradient edges are taken when the tensor is made, so blocks may write the stream in place afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from walkback.errors import AnatomyError
+from walkback.network.anatomy import Anatomy
+from walkback.network.stacks import BY_ORDER
+from walkback.network.values import first_tensor, fragile, members, several, stream_of, swapped
+from walkback.tracing.derived import Tape, carry_gradient
+from walkback.tracing.layout import Layout
+
+
+@dataclass
+class Capture:
+    """What hooks took down in one forward pass: many fields, since all that a pass leaves is in this one place."""
+
+    anatomy: Anatomy  # the parts that are read, resolved
+    layout: Layout  # what is known of the network so far
+    own: Callable[[], Iterable[Tensor]]  # returns all that the network keeps, which must not be written
+    tape: Tape | None  # records the operations of this pass, where the reference is derived from them
+    look: bool  # whether the layout is to be found from this pass
+    calls: list[int] = field(default_factory=list)  # blocks by index, in the order they ran
+    given: dict[int, Tensor] = field(default_factory=dict)  # block -> the stream it received
+    made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned
+    read: Tensor | None = None  # what the readout received
+    edges: dict[int, GradientEdge] = field(default_factory=dict)  # site -> where its gradient is taken
+    streams: dict[int, GradientEdge] = field(default_factory=dict)  # site from 1 on -> edge of the stream itself
+    first_made: Tensor | None = None  # what block 1 returned, in the graph
+    handed_copy: bool = False  # block 1 was handed a copy of the stream
+    returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
+    misplaced: dict[str, str] = field(default_factory=dict)  # part -> where it ran, if not where it is registered
+    _versions: list[tuple[Tensor, int]] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        """The number of blocks."""
+        return len(self.anatomy.blocks)
+
+    def was_written(self) -> bool:
+        """Return whether the network wrote in place what was taken down; a second answer would be no."""
+        versions, self._versions = self._versions, []
+        return any(t._version != version for t, version in versions)
+
+    def states(self, branch: bool | None) -> tuple[Tensor, ...]:
+        """Return h_0 … h_L, where blocks return the branch or the new state."""
+        last = self.depth - 1
+        if not branch:
+            return (self.given[0], *(self.made[i] for i in range(last + 1)))
+        ends = {i for i in range(last) if self.given[i + 1].shape != self.made[i].shape}  # of a stage
+        middle = (
+            self.given[i] + self.made[i] if i in ends or i == last else self.given[i + 1] for i in range(last + 1)
+        )
+        return (self.given[0], *middle)
+
+    def of_several(self, i: int) -> str:
+        """Return what is wrong where a block returns several tensors; "" where it does not."""
+        if i not in self.returned:
+            return ""
+        return (
+            f"{self.anatomy.called(i)} returns several tensors, {self.returned[i]}, and the first was taken "
+            "for the state. Return the state (or the branch) first, or name as blocks the modules inside that return "
+            "it alone: Anatomy.of(model, blocks=[…])."
+        )
+
+    # -- hooks ---------------------------------------------------------------------------------------
+
+    def before_block(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take down what block i receives; block 1 may be handed a copy that carries a gradient."""
+        stream = stream_of(module, args, kwargs)
+        if stream is None:
+            got = [f"{a.dtype} tensor" if isinstance(a, Tensor) else type(a).__name__ for a in args]
+            raise AnatomyError(
+                f"Expected {self.anatomy.called(i)} to receive the stream as a tensor of real numbers, but "
+                f"it got {', '.join(got) or 'nothing'}. Name other modules as blocks."
+            )
+        if not torch.is_grad_enabled():
+            raise AnatomyError(
+                f"Expected {self.anatomy.called(i)} to run with gradients on, but the network turned "
+                "them off (torch.no_grad or inference_mode inside its forward, or activation checkpointing "
+                "with use_reentrant=True). Remove the decorator, or checkpoint with use_reentrant=False."
+            )
+        self.calls.append(i)
+        handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
+        self.given[i] = self._keep(stream)
+        self._look_at_stream(i, stream)
+        if i > 0:
+            return None
+        handed = self._safe(handed)
+        self._mark(0, handed)
+        if handed is stream:
+            return None
+        self.handed_copy = True
+        return with_stream(args, kwargs, stream, handed)
+
+    def after_block(self, i: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Take down what block i returned, and mark where its gradient is taken."""
+        made = first_tensor(members(output))
+        if made is None:
+            raise AnatomyError(
+                f"Expected {self.anatomy.called(i)} to return a tensor or a tuple that starts with "
+                f"one, but it returned {type(output).__name__}. Name other modules as blocks."
+            )
+        if (shapes := several(output)) is not None:
+            self.returned[i] = shapes
+        # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
+        cut = not made.requires_grad and self.tape is not None
+        handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
+        if self.layout.widens:  # an exact cast, so the sum with the stream stays the same bit for bit
+            handed = handed.to(torch.promote_types(handed.dtype, self.given[i].dtype))
+        self._mark(i + 1, handed)
+        if i == 0 and self.look:
+            self.first_made = handed.clone()  # the network may add the stream onto it
+        self.made[i] = self._keep(handed)
+        return None if handed is made else swapped(output, made, handed)
+
+    def after_stem(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """Let what a stem returns carry a gradient.
+
+        Here rather than at block 1, which may run under checkpointing: that has kept its input as it came.
+        """
+        needs = isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad
+        if needs and not fragile(output, self.own()):
+            self._seed(output)
+
+    def before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take down what the readout receives."""
+        if self.read is None and args and isinstance(args[0], Tensor):
+            self.read = args[0].detach()
+            self._look_at_stream(self.depth, args[0])
+
+    def before_part(self, name: str, expected: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """See whether a stem or readout runs where it is registered: after `expected` blocks."""
+        done = len(self.calls)
+        if self.look and done != expected:
+            self.misplaced[name] = "before" if done == 0 else "after" if done == self.depth else "between"
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        if self.layout.copies:
+            return tensor.detach().clone()
+        self._versions.append((tensor, tensor._version))
+        return tensor.detach()
+
+    def _look_at_stream(self, site: int, stream: Tensor) -> None:
+        """Take down where the stream itself is, to compare its gradient with what blocks show of it."""
+        if site and self.look and stream.requires_grad:
+            self.streams[site] = get_gradient_edge(stream)
+            if self.tape is not None:
+                self.tape.mark(("stream", site), stream)
+
+    def _mark(self, site: int, tensor: Tensor) -> None:
+        self.edges[site] = get_gradient_edge(tensor)
+        if self.tape is not None:
+            self.tape.mark(site, tensor)
+
+    def _safe(self, tensor: Tensor) -> Tensor:
+        """Return the tensor itself, or a copy in the graph of a view that the network may write in place.
+
+        Writing a view rewrites its history: what its gradient edge then receives leaves the skip path out.
+        """
+        return tensor.clone() if self.layout.copies and tensor._is_view() else tensor
+
+    def _seed(self, stream: Tensor) -> Tensor:
+        """A tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
+        if fragile(stream, self.own()):
+            stream = stream.detach().clone()
+        carry_gradient(stream)
+        return stream
+
+    def refuse_other_calls(self) -> None:
+        """Raise AnatomyError unless every block ran once, in the order of the anatomy."""
+        expected = list(range(self.depth))
+        if self.calls == expected:
+            return
+        for i in expected:
+            n = self.calls.count(i)
+            if n == 0:
+                raise AnatomyError(
+                    f"Expected every block to be called once, but {self.anatomy.called(i)} was never "
+                    "called in the forward pass. Leave it out of the blocks, or call it as a module "
+                    "(`block(h)`, not `block.forward(h)`)."
+                )
+            if n > 1:
+                raise AnatomyError(
+                    f"Expected every block to be called once, but {self.anatomy.called(i)} was called "
+                    f"{n} times in one forward pass. Its calls write different sites: give each its own module."
+                )
+        order = ", ".join(str(i + 1) for i in self.calls)
+        raise AnatomyError(
+            f"Expected the blocks to be called in their order 1…{len(expected)}, but they ran as {order}. "
+            "Name them in the order the stream passes them."
+        )
+
+
+def with_stream(args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, other: Tensor) -> Any:
+    """Return what a block was given, with `other` in the place of `stream`."""
+    named = {name: other if value is stream else value for name, value in kwargs.items()}
+    return tuple(other if value is stream else value for value in args), named
+
+
+def attach(anatomy: Anatomy, stack: ExitStack, current: Callable[[], Capture | None], idle: Callable[[], None]) -> None:
+    """Put hooks on the parts for as long as `stack` lasts. They read for the `current` capture.
+
+    Where there is none they do nothing, since activation checkpointing runs blocks again during the backward pass, and
+    a block calls `idle`.
+    """
+
+    def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
+        def hook(*args: Any) -> Any:
+            capture = current()
+            if capture is not None:
+                return method(capture, *first, *args)
+            return idle() if method is Capture.before_block else None
+
+        stack.callback(register(hook, **how).remove)
+
+    for i, block in enumerate(anatomy.blocks):
+        assert isinstance(block, nn.Module)
+        # First of all hooks: `fully_shard` has one that hands the block a copy of the stream.
+        put_on(block.register_forward_pre_hook, Capture.before_block, i, with_kwargs=True, prepend=True)
+        put_on(block.register_forward_hook, Capture.after_block, i)
+    stems, depth = len(anatomy.stems), len(anatomy.blocks)
+    names = (*anatomy.names[:stems], *anatomy.names[stems + depth :])
+    for i, (part, name) in enumerate(zip((*anatomy.stems, *anatomy.readout), names)):
+        assert isinstance(part, nn.Module)
+        if i < stems:
+            put_on(part.register_forward_hook, Capture.after_stem)
+        elif i == stems:
+            put_on(part.register_forward_pre_hook, Capture.before_readout)
+        if BY_ORDER in anatomy.guesses:
+            put_on(part.register_forward_pre_hook, Capture.before_part, name, 0 if i < stems else depth)

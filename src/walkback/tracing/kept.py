@@ -1,0 +1,176 @@
+"""Copies of tensors, to see what was written since and to put it back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from walkback.network.values import inner
+
+
+class Kept:
+    """Copies of tensors, to see what was written since and to put it back, bit for bit.
+
+    They are compared by value, since batch norm, `.data` and numpy write past the version counter, and only what
+    differs is written. What holds the same bits again gets its version back: a backward pass begun before can still be
+    finished. Tensors without values (meta, freed by sharding) are left out.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._of = {id(t): t for t in tensors}
+        self._kept = [
+            (t, part, part.detach(), _copy(part)) for t in self._of.values() for part in inner(t) if _has_values(part)
+        ]
+        self._versions = [
+            (part, part._version, _unsafe_preserve_version_counter(part))
+            for _, part, *_ in self._kept
+            if not part.is_inference()
+        ]
+
+    def is_of(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether these are the tensors that were copied."""
+        return self._of.keys() == {id(t) for t in tensors}
+
+    def leave(self, tensors: Iterable[Tensor]) -> None:
+        """Forget these: they are someone else's to change."""
+        theirs = {id(t) for t in tensors}
+        self._kept = [item for item in self._kept if id(item[0]) not in theirs]
+        left = {id(part) for _, part, *_ in self._kept}
+        self._versions = [item for item in self._versions if id(item[0]) in left]
+
+    def _written(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        here = [item for item in self._kept if _has_values(item[2])]
+        return [item for item, differs in zip(here, _differ([(now, copy) for _, now, _, copy in here])) if differs]
+
+    def changed(self) -> list[Tensor]:
+        """Return the tensors that hold something else by now."""
+        return [t for t, *_ in self._written()]
+
+    def put_back(self) -> list[Tensor]:
+        """Put back what differs, and return the tensors that did."""
+        written = self._written()
+        with ExitStack() as each:  # one that can't be put back does not keep the others from it
+            each.callback(self._set_versions)
+            for _, now, _, copy in written:
+                each.callback(_put_back, now, copy)
+            for _, now, memory, _ in self._kept:
+                if _has_moved(now, memory):
+                    each.callback(_move_back, now, memory)  # before its numbers are written
+        return [t for t, *_ in written]
+
+    def _set_versions(self) -> None:
+        for part, version, counter in self._versions:
+            if part._version != version:
+                counter.__exit__()
+
+
+@contextmanager
+def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """On leaving, every tensor holds bit for bit what it held on entering, also where code wrote to its `.data`.
+
+    Yields a list that has on leaving those that had been written; see `Kept`.
+
+    >>> kept, other = torch.tensor([1.0, float("nan")]), torch.zeros(2)
+    >>> with unwritten([kept, other]) as written:
+    ...     _ = other.data.add_(1)
+    >>> [t is other for t in written], other
+    ([True], tensor([0., 0.]))
+    """
+    kept, written = Kept(tensors), []
+    try:
+        yield written
+    finally:
+        written += kept.put_back()
+
+
+def _has_values(t: Tensor) -> bool:
+    return not t.is_meta and (t.layout != torch.strided or t.numel() == 0 or t.untyped_storage().size() > 0)
+
+
+AT_ONCE = ("cpu",)  # types of devices whose answers need no waiting: there `torch.equal` is the fastest
+
+
+def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """Return whether the two of each pair differ, with one wait per device."""
+    answers = [_differs(now, copy) for now, copy in pairs]
+    waiting: dict[torch.device, list[int]] = {}
+    for i, answer in enumerate(answers):
+        if isinstance(answer, Tensor):
+            waiting.setdefault(answer.device, []).append(i)
+    for there in waiting.values():
+        for i, answer in zip(there, torch.stack([torch.as_tensor(answers[i]) for i in there]).tolist()):
+            answers[i] = answer
+    return [bool(answer) for answer in answers]
+
+
+def differ(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold different numbers, or are of different kinds."""
+    pairs = list(zip(inner(one), inner(other)))
+    return type(one) is not type(other) or any(_differ([(a.detach(), b.detach()) for a, b in pairs]))
+
+
+def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
+    """Return whether any bit differs, as a tensor where it has to be waited for."""
+    if now.device != copy.device and copy.device.type == "cpu":
+        now = now.cpu()  # the copy did not fit beside it
+    if (now.shape, now.dtype, now.device, now.layout) != (copy.shape, copy.dtype, copy.device, copy.layout):
+        return True
+    try:
+        pairs = list(zip(_bits(now), _bits(copy)))
+    except (RuntimeError, KeyError):
+        return True  # of a kind that can't be looked at: put back in any case
+    if any(a.shape != b.shape for a, b in pairs):
+        return True
+    if now.device.type in AT_ONCE:
+        return not all(torch.equal(a, b) for a, b in pairs)
+    return torch.stack([(a != b).any() for a, b in pairs]).any()
+
+
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _bits(t: Tensor) -> list[Tensor]:
+    """What a tensor is made of, as integers: a NaN is equal to itself, and numbers of every type can be compared."""
+    t = t.detach()
+    if t.layout == torch.sparse_coo:
+        return [t._indices(), *_bits(t._values())]
+    if t.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [t.crow_indices(), t.col_indices(), *_bits(t.values())]
+    if t.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [t.ccol_indices(), t.row_indices(), *_bits(t.values())]
+    if t.is_quantized:
+        return [t.int_repr()]
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    return [t.resolve_neg().view(_WORDS[t.element_size()])]
+
+
+def _copy(t: Tensor) -> Tensor:
+    try:
+        return t.detach().clone()
+    except torch.OutOfMemoryError:
+        return t.detach().cpu()
+
+
+def _put_back(now: Tensor, copy: Tensor) -> None:
+    with torch.inference_mode() if now.is_inference() else torch.no_grad():
+        if now.layout == torch.strided:  # of rows that share their memory (`expand`), the first
+            shared = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in now.stride())
+            now, copy = now[shared], copy[shared]
+        now.copy_(copy)
+
+
+def _has_moved(now: Tensor, memory: Tensor) -> bool:
+    """After `p.data = other`, or a change of its dtype or shape: others may share the memory it had."""
+    if now.layout != torch.strided or memory.layout != torch.strided or not _has_values(memory):
+        return now.layout != memory.layout
+    here, there = ((t.dtype, t.device, t.shape, t.stride(), t.is_meta or t.data_ptr()) for t in (now, memory))
+    return here != there
+
+
+def _move_back(now: Tensor, memory: Tensor) -> None:
+    now.data = memory

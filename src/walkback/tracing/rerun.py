@@ -1,0 +1,120 @@
+"""A batch once more: with other weights, in float64, from sites that are moved, or block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import InputError
+from walkback.network.batch import Inputs, call, mapped
+from walkback.network.values import first_tensor, fragile, members, parameters_of, places, stream_of, swapped
+from walkback.tracing.capture import with_stream
+
+if TYPE_CHECKING:
+    from walkback.tracing.session import Tracer
+
+Weights = Mapping[str, Tensor] | None  # every parameter and buffer by name; None: the network's own
+Deltas = Mapping[int, Tensor]  # site -> what is added to the stream there, shaped like its state
+
+
+def run(model: nn.Module, x: Inputs, weights: Weights, **kwargs: Any) -> Any:
+    """Run the network's own forward pass, with other weights by name where they are given."""
+    if weights is None:
+        return call(model, x, **kwargs)
+    args, named = ((x,), kwargs) if isinstance(x, Tensor) else ((), {**x, **kwargs})
+    # `weights` name every place once (see `places`). Left to tie them itself, torch would not put back a module
+    # that stands in the network under two names.
+    return torch.func.functional_call(model, dict(weights), args, named, tie_weights=False)
+
+
+def double_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all parameters and buffers, in float64 where they are floating point."""
+    wide: dict[int, Tensor] = {}  # tied weights are copied once
+    for _, t in places(model):
+        wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
+    return {name: wide[id(t)] for name, t in places(model)}
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Are its weights spread over processes, so that a copy would gather them?"""
+    return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
+
+
+@contextmanager
+def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
+    """Add `deltas[site]` to the stream of one pass inside, with or without gradients."""
+    past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
+    done: list[int] = []  # activation checkpointing runs block 1 again, on the stream as it was changed
+
+    def at_stem(delta: Tensor) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            stream = stream_of(module, args, kwargs)
+            assert stream is not None
+            if not fragile(stream, tracer.own(weights)):
+                if not done:
+                    done.append(0)
+                    # In place: the skip connection must carry it too, and what checkpointing has kept of it.
+                    stream.data.add_(delta)
+                return None
+            if tracer.branch and tracer.recording:
+                raise InputError(
+                    "Expected a stream that can be moved while gradients are taken, but it starts as a parameter "
+                    "or buffer of the network and goes past block 1."
+                )
+            if tracer.branch:
+                past.append(delta)
+            return with_stream(args, kwargs, stream, stream + delta)
+
+        return hook
+
+    def added(delta: Callable[[], Tensor | None]) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            made, more = first_tensor(members(output)), delta()
+            assert made is not None
+            return None if more is None else swapped(output, made, made + more)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for site, change in deltas.items():
+            delta = tracer.layout.batch_first(change)
+            block = tracer.blocks[max(site - 1, 0)]
+            if site == 0:
+                before = block.register_forward_pre_hook(at_stem(delta), with_kwargs=True, prepend=True)
+                hooks.callback(before.remove)
+            later = added(lambda delta=delta: delta) if site else added(lambda: past.pop() if past else None)
+            hooks.callback(block.register_forward_hook(later).remove)
+        yield
+
+
+@torch.no_grad()
+def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: Weights) -> list[Tensor | None]:
+    """f_1 … f_L with every block l given states[l - 1] in place of what it would receive, run with `weights`.
+
+    None for a block that changes the shape of the stream: it writes a new one rather than add to it.
+    """
+    made: list[Tensor] = []
+    batch_first = tracer.layout.batch_first
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        stream = stream_of(module, args, kwargs)
+        assert stream is not None
+        return with_stream(args, kwargs, stream, batch_first(states[len(made)]).clone())
+
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        branch = first_tensor(members(output))
+        assert branch is not None
+        made.append(batch_first(branch).clone())
+
+    with ExitStack() as stack:
+        for block in tracer.blocks:
+            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(block.register_forward_hook(after).remove)
+        tracer.run(mapped(x, torch.clone), weights)
+    if tracer.branch:
+        return list(made)
+    return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]
