@@ -147,7 +147,7 @@ class Part(NamedTuple):
     """Some rows and columns of a table, by index, and how they are set."""
 
     suffix: str
-    said: str
+    words: str
     rows: list[int]
     columns: list[int]
     page: Page = UPRIGHT
@@ -184,14 +184,14 @@ def _ours(table: Table) -> Part:
 
 
 def _published(table: Table) -> list[Part]:
-    """What is published, either in rows or in columns of its own; nothing where nothing is."""
+    """Return what is published, either in rows or in columns of its own; nothing where nothing is."""
     rows = [i for i, row in enumerate(table.data) if row.get("figures") == "published"]
-    said = [i for i, head in enumerate(table.columns) if head.startswith("published")]
+    beside = [i for i, head in enumerate(table.columns) if head.startswith("published")]
     if rows:
         columns = [i for i, head in enumerate(table.columns) if head not in ("figures", "n", "agrees?")]
     else:
-        rows = [i for i, row in enumerate(table.rows) if any(row[c] != NONE for c in said)]
-        columns = [i for i, head in enumerate(table.columns) if head in LABELS or i in said]
+        rows = [i for i, row in enumerate(table.rows) if any(row[c] != NONE for c in beside)]
+        columns = [i for i, head in enumerate(table.columns) if head in LABELS or i in beside]
     columns = [c for c in columns if any(table.rows[r][c] != NONE for r in rows)]
     # Both of our variants have the same beside them.
     once = {tuple(table.rows[r][c] for c in columns): r for r in reversed(rows)}
@@ -202,7 +202,7 @@ def _published(table: Table) -> list[Part]:
 
 
 def _laid_out(table: Table, part: Part) -> Part:
-    """Upright if it fits, else sideways: the widest columns of text are made narrower until it does."""
+    """Return the part set upright if it fits, else sideways, its widest columns of text made narrower until it does."""
     for page in (UPRIGHT, SIDEWAYS):
         widths = [_width(table, part, c) for c in part.columns]
         least = [_least(table, part, c, page) for c in part.columns]
@@ -219,7 +219,7 @@ def _laid_out(table: Table, part: Part) -> Part:
 
 
 def _pages(table: Table, part: Part, below: int = 0) -> list[Part]:
-    """The part in pieces that each fit a page, the last with `below` more lines."""
+    """Return the part in pieces that each fit a page, the last with `below` more lines."""
     room = part.page.down / part.scale
     pieces: list[list[int]] = [[]]
     filled = 0
@@ -237,7 +237,7 @@ def _pages(table: Table, part: Part, below: int = 0) -> list[Part]:
     if len(pieces) == 1:
         return [part]
     return [
-        part._replace(suffix=f"{part.suffix}-{i}", said=f"{part.said}, part {i} of {len(pieces)}", rows=rows)
+        part._replace(suffix=f"{part.suffix}-{i}", words=f"{part.words}, part {i} of {len(pieces)}", rows=rows)
         for i, rows in enumerate(pieces, 1)
     ]
 
@@ -248,7 +248,7 @@ def _numeric(table: Table, part: Part, column: int) -> bool:
 
 
 def _least(table: Table, part: Part, column: int, page: Page) -> int:
-    """Numbers and words are not broken."""
+    """Return the least width: numbers and words are not broken."""
     if _numeric(table, part, column):
         return _width(table, part, column)
     words = [word for r in part.rows for word in table.rows[r][column].split()]
@@ -256,13 +256,13 @@ def _least(table: Table, part: Part, column: int, page: Page) -> int:
 
 
 def _width(table: Table, part: Part, column: int) -> int:
-    """Characters of the longest cell; heads are broken into short lines."""
+    """Return the characters of the longest cell; heads are broken into short lines."""
     head = [len(word) for word in table.columns[column].split()]
     return max([_length(table.rows[r][column]) for r in part.rows] + head)
 
 
 def _length(text: str) -> int:
-    """As set: ×10 and an exponent take more room than an e."""
+    """Return the length as set: ×10 and an exponent take more room than an e."""
     return max(1, len(text) + 2 * len(re.findall(r"\de[+-]?\d", text)))
 
 
@@ -270,21 +270,17 @@ def _length(text: str) -> int:
 
 
 def _float(
-    table: Table,
-    part: Part,
-    bold: Collection[tuple[int, int]] = (),
-    caption: str = "",
-    notes: Sequence[str] = (),
+    table: Table, part: Part, bold: Collection[tuple[int, int]] = (), caption: str = "", notes: Sequence[str] = ()
 ) -> str:
     kind = "sidewaystable" if part.page is SIDEWAYS else "table"
     columns = "".join(_column(table, part, c, w) for c, w in zip(part.columns, part.widths))
     heads = [_head(table.columns[c], w) for c, w in zip(part.columns, part.widths)]
     body = [[_cell(table.rows[r][c], (r, c) in bold) for c in part.columns] for r in part.rows]
-    said = ". ".join(cell(text.rstrip(".")) for text in (table.title + part.said, caption) if text)
+    title = ". ".join(cell(text.rstrip(".")) for text in (table.title + part.words, caption) if text)
     lines = [
         rf"\begin{{{kind}}}",
         r"  \centering\small\setlength{\tabcolsep}{4pt}",
-        rf"  \caption{{{said}.}}",
+        rf"  \caption{{{title}.}}",
         rf"  \label{{tab:{table.name}{part.suffix}}}",
         r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         *tabular(columns, heads, body),
@@ -305,7 +301,7 @@ def _column(table: Table, part: Part, column: int, width: int) -> str:
 
 
 def _head(text: str, width: int) -> str:
-    """In short lines where it is longer than what stands below it."""
+    """Return a head in short lines where it is longer than what stands below it."""
     lines = [cell(line) for line in textwrap.wrap(text, max(width, 9), break_long_words=False)]
     return lines[0] if len(lines) == 1 else r"\shortstack[l]{" + r"\\".join(lines) + "}"
 

@@ -14,7 +14,7 @@ from walkback.measures.measurements import Measurements
 from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
-from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named_rows, position
+from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named_rows, position, standing
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
@@ -23,15 +23,9 @@ from walkback.verdict.claim import Accuracy, Claim
 from walkback.verdict.editions import decide
 from walkback.verdict.notes import earlier_epoch
 
-__all__ = [  # the first are kept importable from here
-    "BLANK",
-    "culprit",
-    "fired",
-    "jsonl_rows",
-    "judge",
-    "measurements",
-    "position",
-]
+# Kept importable from here: what rows are read with.
+__all__ = ["BLANK", "WATCH_SCHEMA", "culprit", "fired", "jsonl_rows", "judge", "measurements", "plain", "position"]
+__all__ += ["replay", "standing"]
 
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 

@@ -31,8 +31,8 @@ def in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[Note, ...]]:
     twice = next((i for i, key in enumerate(keys) if often[key] > 1), None)
     if twice is None:
         first, last = _label(*rows[0]), _label(*rows[-1])
-        said = Note("rows-sorted", None, {"unit": unit, "first": first, "last": last})
-        return [rows[i] for i in sorted(range(len(rows)), key=keys.__getitem__)], (said,)
+        note = Note("rows-sorted", None, {"unit": unit, "first": first, "last": last})
+        return [rows[i] for i in sorted(range(len(rows)), key=keys.__getitem__)], (note,)
     if keys[-1] == max(keys):  # a run that was resumed from an earlier point: its last row stands
         return rows, ()
     row, where = rows[twice]

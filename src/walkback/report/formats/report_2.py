@@ -11,15 +11,7 @@ from collections.abc import Mapping
 from math import isinf
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    Strict,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from typing_extensions import TypeAliasType
 
 from walkback.errors import FormatError, shown
