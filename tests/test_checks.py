@@ -636,7 +636,6 @@ def test_findings_are_had_by_name(edition):
         v["width"]
 
 
-def test_every_check_of_an_edition_waits_for_one_that_is_there():
+def test_a_check_that_decides_only_with_another_names_one_of_its_edition():
     for checks in EDITIONS.values():
-        for check in checks.values():
-            assert check.walks_back in ("alone", "never", *(f"with {name}" for name in checks))
+        assert {check.only_with for check in checks.values()} <= {"", *checks}

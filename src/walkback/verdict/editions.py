@@ -19,13 +19,14 @@ from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, Finding, V
 class Check:
     """A check in an edition: its published name, its function, and what its flag decides.
 
-    `walks_back` is "alone", "with <the other check that must flag too>", or "never". The verdict waits for a check that
-    is `needed`. A flag of one that is `of_reference` says that the cosine should not be read.
+    A flag `walks_back` the claim, `only_with` another check's flag where one is named. The verdict waits for a check
+    that is `needed`. A flag of one that is `of_reference` says that the cosine should not be read.
     """
 
     name: str
     of: Callable[[str, Measurements, DiagnosticThresholds, Claim], Finding]
-    walks_back: str = "alone"
+    walks_back: bool = True
+    only_with: str = ""
     needed: bool = True
     of_reference: bool = False
 
@@ -33,21 +34,21 @@ class Check:
 EDITIONS: dict[str, dict[str, Check]] = {
     # Walks back if (D1 and D2) or D3. D1 alone is growth with a reference that can still be measured.
     "three-check": {
-        "growth": Check("D1", checks.scale_stability, "with reference"),
-        "reference": Check("D2", checks.reference_above_epsilon, "with growth", of_reference=True),
+        "growth": Check("D1", checks.scale_stability, only_with="reference"),
+        "reference": Check("D2", checks.reference_above_epsilon, only_with="growth", of_reference=True),
         "depth": Check("D3", checks.depth_of_claim),
     },
     # (a), (b), (d) each walk back on their own; (c) names the sub-mode of an (a) or (b) failure.
     "four-diagnostic": {
         "growth": Check("a", checks.scale_stability, of_reference=True),
         "reference": Check("b", checks.reference_above_floor, of_reference=True),
-        "stability": Check("c", checks.direction_stability, "never", needed=False),
+        "stability": Check("c", checks.direction_stability, walks_back=False, needed=False),
         "depth": Check("d", checks.depth_of_claim),
     },
     # Walks back if D2 or D3, with D2 on how far rounding puts the reported cosine off, in no unit of loss or stream:
     # the failure itself and not a sign of it, so it needs no second witness. D1 flags, but growth alone does not fail.
     "intrinsic": {
-        "growth": Check("D1", checks.scale_stability, "never"),
+        "growth": Check("D1", checks.scale_stability, walks_back=False),
         "reference": Check("D2", checks.reference_precision, of_reference=True),
         "depth": Check("D3", checks.depth_of_claim),
     },
@@ -80,9 +81,6 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
 
 def _walks_back(rule: Check, finding: Finding, found: dict[str, Finding]) -> bool:
     """Whether a check that flags walks the claim back."""
-    if rule.walks_back in ("alone", "never"):
-        return rule.walks_back == "alone"
     # Outside the published rule: what is not a number, or not the gradient, is no reference whatever else flags.
-    return bool(found[rule.walks_back.removeprefix("with ")].flagged) or (
-        rule.of_reference and finding.cause in ("nonfinite", "altered")
-    )
+    no_reference = rule.of_reference and finding.cause in ("nonfinite", "altered")
+    return rule.walks_back and (not rule.only_with or no_reference or bool(found[rule.only_with].flagged))
