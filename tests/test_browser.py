@@ -29,6 +29,7 @@ from patience import PATIENCE
 from walkback.audit.records import read_records
 from walkback.replication.page import page, page_data, render
 from walkback.report.report import Report
+from walkback.report.view import layer_rows
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -288,7 +289,7 @@ def test_values_on_the_page_are_those_of_the_files(opened, store):
     assert figures["Γ by order of averaging"]["data"][0]["x"] == list(saved.aggregates.values())
     body = section(browser, DFA)
     cells = [row.text.split() for row in body.find_elements(By.CSS_SELECTOR, ".numbers tbody tr")]
-    expected = saved._layer_rows()[1]
+    expected = layer_rows(saved)[1]
     assert cells[: len(expected)] == [" ".join(row).split() for row in expected]
     assert "D1 first flags at epoch 4, D2 first flags at epoch 7 (12 epochs" in body.text
     assert "accuracy 0.306" in body.text

@@ -26,7 +26,7 @@ from walkback.replication.page import PLOTLY, page, page_data, render
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
 from walkback.report.report import Report, tex
-from walkback.report.view import distance
+from walkback.report.view import distance, finding_rows, layer_rows
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import paired_margin
@@ -493,7 +493,7 @@ def test_a_report_is_one_file_without_scripts(report):
 
 def test_a_report_in_html_has_the_rows_of_the_text(report):
     cells = " ".join(Parsed(report.to_html()).text.split())
-    for rows in (report._layer_rows()[1], report._finding_rows()[1]):
+    for rows in (layer_rows(report)[1], finding_rows(report)[1]):
         for line in rows:
             for cell in line:
                 assert cell.lower() in cells.lower()

@@ -15,10 +15,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 import walkback as wb
 from patience import PATIENCE
+from walkback.report.formats import report_2
 from walkback.report.report import SCHEMA, Report
 from walkback.verdict.checks import DiagnosticThresholds
 
@@ -127,6 +129,33 @@ def test_every_report_is_valid_under_the_schema(report):
     jsonschema.Draft202012Validator(schema()).validate(data)
     assert data["schema"] == SCHEMA
     assert list(data)[:4] == ["schema", "method", "edition", "verdict"]
+
+
+def test_the_schema_that_ships_is_the_one_of_the_model():
+    command = "python -m walkback.report.formats.report_2 > src/walkback/schemas/report-2.json"
+    assert report_2.json_schema() == schema(), f"the model changed: {command}"
+
+
+def test_the_model_takes_every_report_and_refuses_what_the_schema_refuses(report):
+    good = json.loads(report.to_json())
+    report_2.Document.model_validate(good)
+    report_2.Document.model_validate(report.to_dict())
+    check = jsonschema.Draft202012Validator(schema())
+    wrong = {
+        "verdict": "trustworthy",
+        "failed": ["D1", "D1"],
+        "headline_acc": [],
+        "values": {**good["values"], "gamma": 1.1},
+        "per_layer": {**good["per_layer"], "below_eps": [1.5]},
+        "thresholds": {**good["thresholds"], "g_norm_floor": 0},
+        "findings": [{**good["findings"][0], "flagged": None, "reason": "", "cause": ""}, *good["findings"][1:]],
+        "conditions": {"probe_hash": "0"},
+        "run": {"fired": 3},
+    }
+    for name, value in wrong.items():
+        assert not check.is_valid({**good, name: value})
+        with pytest.raises(ValidationError):
+            report_2.Document.model_validate({**good, name: value})
 
 
 def test_every_null_has_a_reason(report):
@@ -492,6 +521,13 @@ def test_latex_states_the_thresholds_and_the_verdict():
     text = reports()["exploded under a terminal norm, three-check"].to_latex()
     assert r"D1 flags at $>$ 50, D2 flags at $<$ 1e-07, D3 flags at $<$ 2 pp" in text
     assert "VERDICT: walked back: D1, D2." in text
+
+
+def test_heads_of_columns_are_escaped_once():
+    latex = reports()["credit"].to_latex()
+    assert r"& 95 \% &" in latex
+    assert r"\textbackslash" not in latex
+    assert r"| \< 1e-07 |" in reports()["credit"].to_markdown()
 
 
 def test_latex_compiles_where_there_is_a_compiler(tmp_path):

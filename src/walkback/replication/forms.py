@@ -11,7 +11,7 @@ from typing import Any
 from walkback.audit.records import Records
 from walkback.errors import FormatError
 from walkback.replication.tables import TABLES, evidence, front_page
-from walkback.report.latex import PACKAGES
+from walkback.report.latex import document
 from walkback.report.table import Table, number
 from walkback.verdict.checks import DiagnosticThresholds
 
@@ -112,7 +112,7 @@ def save_tables(records: Records, folder: str | Path, names: Iterable[str] = tup
         texts[f"{table.name}.tex"] = table.to_latex(marked, caption)
         texts[f"{table.name}.csv"] = to_csv(table).rstrip("\n")
     texts["index.md"] = front_page(tables, records)
-    texts["all.tex"] = _document(tables)
+    texts["all.tex"] = document(rf"\input{{{table.name}}}\clearpage" for table in tables)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -120,8 +120,3 @@ def save_tables(records: Records, folder: str | Path, names: Iterable[str] = tup
     except OSError as error:
         raise FormatError(f"Expected to write tables to {folder}, but: {error}.") from None
     return tuple(folder / name for name in texts)
-
-
-def _document(tables: Iterable[Table]) -> str:
-    inputs = [rf"\input{{{table.name}}}\clearpage" for table in tables]
-    return "\n".join([r"\documentclass{article}", PACKAGES, r"\begin{document}", *inputs, r"\end{document}"])

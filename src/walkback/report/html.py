@@ -7,59 +7,58 @@ from functools import cache
 from importlib.resources import files
 from itertools import pairwise
 from math import ceil, floor, log10
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from walkback.report.report import Report
-from walkback.report.view import view
+from walkback.report.panels import site_panels
+from walkback.report.view import conditions_line, title, view
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
 
 Numbers = Sequence[float | None]
 
 
 def asset(name: str) -> str:
-    """A file that ships with the page."""
+    """Return a file that ships with the page."""
     return (files("walkback.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 @cache
 def templates() -> Environment:
-    """Everything a template is given is escaped unless it is Markup."""
+    """Return the templates; everything one is given is escaped unless it is Markup."""
     return Environment(loader=FunctionLoader(asset), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 def card(report: Report) -> str:
-    """A fragment of HTML, styled inside its own element."""
+    """Return a fragment of HTML, styled inside its own element."""
     v = view(report)
-    drawn = {"v": v, "title": report._title(), "measured": report._conditions_line(), "panels": _panels(report, v)}
+    drawn = {"v": v, "title": title(report), "measured": conditions_line(report), "panels": _panels(report, v)}
     return templates().get_template("card.html").render(css=Markup(asset("base.css")), **drawn)
 
 
 def document(report: Report) -> str:
-    """The same as a file of its own."""
-    return templates().get_template("document.html").render(title=report._title(), card=Markup(card(report)))
+    """Return the same as a file of its own."""
+    return templates().get_template("document.html").render(title=title(report), card=Markup(card(report)))
 
 
 def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
-    layers = report.per_layer
     limits = {f["title"]: f["limit"] for f in report.findings}
-    h, g, cosine = (layers.get(name) or [] for name in ("h_norm", "g_norm", "cosine"))
-    steep = limits["scale stability"]
-    before = [None, *(None if x is None else steep * x for x in h[:-1])]
-    band = (layers.get("null_low") or [], layers.get("null_high") or [])
-    floor = [limits.get("reference validity")] * len(g)  # the intrinsic edition has none
-    said = "band: null" if all(band) else v["null"]
-    wanted = (
-        (h, "‖h‖ by site", f"dashes: {steep:g} × the site before, where D1 flags", panel("‖h‖", h, True, before)),
-        (g, "‖g‖ by site", "dashes: the floor" if _any(floor) else "without a floor", panel("‖g‖", g, True, floor)),
-        (cosine, "cosine by site", said, panel("cosine", cosine, band=band)),
-    )
-    return [{"svg": svg, "caption": f"{title}; {how}"} for known, title, how, svg in wanted if _any(known)]
-
-
-def _any(values: Numbers) -> bool:
-    return any(x is not None for x in values)
+    drawn = site_panels(report.per_layer, limits)
+    how = {
+        "‖h‖": f"dashes: {limits['scale stability']:g} × the site before, where D1 flags",
+        "‖g‖": "dashes: the floor" if limits.get("reference validity") is not None else "without a floor",
+        "cosine": v["null"] or "band: null",
+    }
+    return [
+        {
+            "svg": panel(p.name, p.values, p.log, p.dashes, p.band or ((), ())),
+            "caption": f"{p.name} by site; {how[p.name]}",
+        }
+        for p in drawn
+    ]
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------
@@ -68,9 +67,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 300, 180, 52, 12, 28, 12
 
 
 def panel(
-    title: str, values: Numbers, log: bool = False, limits: Numbers = (), band: tuple[Numbers, Numbers] = ((), ())
+    name: str, values: Numbers, log: bool = False, limits: Numbers = (), band: tuple[Numbers, Numbers] = ((), ())
 ) -> Markup:
-    """A line over sites as SVG, with dashes at `limits` and a band between two lists; None and what a logarithm
+    """Return a line over sites as SVG, with dashes at `limits` and a band between two lists; None and what a logarithm
     does not have are gaps.
 
     >>> panel("‖g‖", [1e-3, None, 1e-5], log=True).count("<circle")
@@ -103,8 +102,8 @@ def panel(
         if point is not None:
             parts.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="4" fill="currentColor">')
             parts.append(f"<title>{value:.4g}</title></circle>")
-    said = f"{title}: {', '.join('not measured' if v is None else f'{v:.3g}' for v in values)}"
-    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(said)}" font-size="11">'
+    label = f"{name}: {', '.join('not measured' if v is None else f'{v:.3g}' for v in values)}"
+    head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}" font-size="11">'
     return Markup(f"{head}{''.join(parts)}</svg>")
 
 
@@ -115,7 +114,7 @@ def _scaled(value: float | None, log: bool) -> float | None:
 
 
 def _grid(low: float, high: float, log: bool, y: Any) -> list[str]:
-    """Labelled lines: powers of ten, or the ends and zero."""
+    """Return labelled lines: powers of ten, or the ends and zero."""
     if log:
         step = max(1, ceil((high - low) / 5))
         ticks = [(t, f"1e{t}") for t in range(int(low), int(high) + 1, step)]

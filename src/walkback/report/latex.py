@@ -1,7 +1,8 @@
-"""A Table as LaTeX that fits a page: Table -> booktabs.
+"""The one writer of LaTeX, for reports and for tables: booktabs, and nothing that an engine could not set.
 
-What is published stands in a table of its own below ours, and rows without a run are left out. Wide tables are set
-sideways, with long text in lines, and where that is not enough scaled down; long ones come in parts.
+A table is made to fit a page: what is published stands in a table of its own below ours, and rows without a run are
+left out. Wide tables are set sideways, with long text in lines, and where that is not enough scaled down; long ones
+come in parts.
 """
 
 from __future__ import annotations
@@ -10,12 +11,119 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from walkback.report.report import tex
-from walkback.report.table import NONE, Table
+from walkback.measures.quantities import PER_SITE
+from walkback.report import view
+from walkback.report.numbers import NONE
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
+    from walkback.report.table import Table
 
 PACKAGES = r"\usepackage{array,booktabs,graphicx,rotating}"
+
+
+# -- text and numbers -----------------------------------------------------------------------------------------------
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$", "‖": r"$\|$", "÷": r"$\div$",
+    "ε": r"$\varepsilon$", "–": "--", "—": "---", "…": r"\ldots{}", "−": r"$-$", "·": r"$\cdot$", "×": r"$\times$",
+    "±": r"$\pm$", "≈": r"$\approx$", "≤": r"$\leq$", "≥": r"$\geq$", "→": r"$\to$", "∞": r"$\infty$", "†": r"\dag{}",
+    "²": "$^2$", "₀": "$_0$", "|": r"\textbar{}",
+}  # fmt: skip
+_TEX |= {
+    letter: rf"$\{name}$"
+    for letters, names in (
+        ("αβγδζηθκλμν", "alpha beta gamma delta zeta eta theta kappa lambda mu nu"),
+        ("ξπρστφχψω", "xi pi rho sigma tau phi chi psi omega"),
+        ("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"),
+    )
+    for letter, name in zip(letters, names.split(), strict=True)
+}
+
+
+def tex(text: str) -> str:
+    """Return text that any LaTeX engine sets as it is; a paragraph break would end a caption."""
+    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+
+
+# A number with a sign or an exponent, which LaTeX sets well only in mathematics.
+_NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
+_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?( \(\d+/\d+\))?")
+_SYMBOLS = {
+    tex("‖h_L‖"): r"$\|h_L\|$",
+    tex("‖g_L‖"): r"$\|g_L\|$",
+    tex("‖f_l‖²"): r"$\|f_l\|^2$",
+    tex("g_L"): "$g_L$",
+    tex("ρ_pert"): r"$\rho_{\mathrm{pert}}$",
+    tex("…"): r"\ldots\allowbreak{}",
+}
+
+
+def cell(text: str) -> str:
+    r"""Return escaped text with its numbers in mathematics.
+
+    >>> print(cell("4.2e-9 ± 1e-9"), cell("-0.022"), cell("d=256 & 50 %"))
+    $4.2{\times}10^{-9}$ $\pm$ $10^{-9}$ $-0.022$ d=256 \& 50 \%
+    """
+
+    def number(found: re.Match[str]) -> str:
+        sign, digits, exponent = found.groups()
+        if exponent is None:
+            return f"${sign}{digits}$" if sign else digits
+        front = "" if digits == "1" else rf"{digits}{{\times}}"
+        return f"${sign}{front}10^{{{int(exponent)}}}$"
+
+    escaped = tex(text)
+    for name, symbol in _SYMBOLS.items():
+        escaped = escaped.replace(name, symbol)
+    return _NUMBER.sub(number, escaped)
+
+
+def row(cells: Iterable[str]) -> str:
+    """Return the cells as one row."""
+    # Braces: after the \\ of the row before, a bracket would open its optional argument.
+    return "    {}" + " & ".join(cells) + r" \\"
+
+
+def tabular(columns: str, head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of a booktabs table of cells that are LaTeX already; `columns` is its preamble."""
+    lines = [r"    \toprule", row(head), r"    \midrule", *map(row, rows), r"    \bottomrule"]
+    return [rf"  \begin{{tabular}}{{{columns}}}", *lines, r"  \end{tabular}"]
+
+
+def document(body: Iterable[str], packages: str = PACKAGES) -> str:
+    """Return an article that compiles, with the lines of `body` in it."""
+    return "\n".join([r"\documentclass{article}", packages, r"\begin{document}", *body, r"\end{document}"])
+
+
+# -- a report -------------------------------------------------------------------------------------------------------
+
+
+def report_latex(report: Report) -> str:
+    """Return two or three tables with the thresholds in the caption, ready to be put into a paper."""
+    name = tex(report.method or "the network")
+    heads = {q.title: q.latex for q in PER_SITE if q.latex}
+    limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in report.findings)
+    captions = (
+        f"Per-layer state of {name}: {tex(view.conditions_line(report))}",
+        f"Precision of {name}'s reference, by site",
+    )
+    tables = [(caption, head, rows[:-1]) for caption, (head, rows) in zip(captions, view.layer_tables(report))]
+    checks = f"Checks of {name} ({tex(f'edition {report.edition}')}; {tex(limits)}). {tex(report.verdict_line)}"
+    lines = []
+    for caption, head, rows in (*tables, (checks, *view.finding_rows(report))):
+        columns = "".join("l" if left else "r" for left in view.stands_left(head))
+        cells = [[tex(cell) for cell in cells] for cells in rows]
+        lines += [r"\begin{table}", r"  \centering", rf"  \caption{{{caption}.}}"]
+        lines += [*tabular(columns, [heads.get(h, tex(h)) for h in head], cells), r"\end{table}"]
+    return "\n".join(lines)
+
+
+# -- a table --------------------------------------------------------------------------------------------------------
+
 # Columns that say what a row is of.
 LABELS = (
     *("network", "terminal LN", "rule", "credit site", "λ", "epoch", "epochs", "seed", "site", "data", "model"),
@@ -39,7 +147,7 @@ class Part(NamedTuple):
     """Some rows and columns of a table, by index, and how they are set."""
 
     suffix: str
-    said: str
+    words: str
     rows: list[int]
     columns: list[int]
     page: Page = UPRIGHT
@@ -47,8 +155,8 @@ class Part(NamedTuple):
     scale: float = 1.0
 
 
-def latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
-    """All tables that a Table becomes; the preamble needs PACKAGES.
+def table_latex(table: Table, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
+    """Return all tables that a Table becomes; the preamble needs PACKAGES.
 
     Args:
         bold: (row, column) of the cells to be set in bold.
@@ -76,14 +184,14 @@ def _ours(table: Table) -> Part:
 
 
 def _published(table: Table) -> list[Part]:
-    """What is published, either in rows or in columns of its own; nothing where nothing is."""
+    """Return what is published, either in rows or in columns of its own; nothing where nothing is."""
     rows = [i for i, row in enumerate(table.data) if row.get("figures") == "published"]
-    said = [i for i, head in enumerate(table.columns) if head.startswith("published")]
+    beside = [i for i, head in enumerate(table.columns) if head.startswith("published")]
     if rows:
         columns = [i for i, head in enumerate(table.columns) if head not in ("figures", "n", "agrees?")]
     else:
-        rows = [i for i, row in enumerate(table.rows) if any(row[c] != NONE for c in said)]
-        columns = [i for i, head in enumerate(table.columns) if head in LABELS or i in said]
+        rows = [i for i, row in enumerate(table.rows) if any(row[c] != NONE for c in beside)]
+        columns = [i for i, head in enumerate(table.columns) if head in LABELS or i in beside]
     columns = [c for c in columns if any(table.rows[r][c] != NONE for r in rows)]
     # Both of our variants have the same beside them.
     once = {tuple(table.rows[r][c] for c in columns): r for r in reversed(rows)}
@@ -94,7 +202,7 @@ def _published(table: Table) -> list[Part]:
 
 
 def _laid_out(table: Table, part: Part) -> Part:
-    """Upright if it fits, else sideways: the widest columns of text are made narrower until it does."""
+    """Return the part set upright if it fits, else sideways, its widest columns of text made narrower until it does."""
     for page in (UPRIGHT, SIDEWAYS):
         widths = [_width(table, part, c) for c in part.columns]
         least = [_least(table, part, c, page) for c in part.columns]
@@ -111,7 +219,7 @@ def _laid_out(table: Table, part: Part) -> Part:
 
 
 def _pages(table: Table, part: Part, below: int = 0) -> list[Part]:
-    """The part in pieces that each fit a page, the last with `below` more lines."""
+    """Return the part in pieces that each fit a page, the last with `below` more lines."""
     room = part.page.down / part.scale
     pieces: list[list[int]] = [[]]
     filled = 0
@@ -129,7 +237,7 @@ def _pages(table: Table, part: Part, below: int = 0) -> list[Part]:
     if len(pieces) == 1:
         return [part]
     return [
-        part._replace(suffix=f"{part.suffix}-{i}", said=f"{part.said}, part {i} of {len(pieces)}", rows=rows)
+        part._replace(suffix=f"{part.suffix}-{i}", words=f"{part.words}, part {i} of {len(pieces)}", rows=rows)
         for i, rows in enumerate(pieces, 1)
     ]
 
@@ -140,7 +248,7 @@ def _numeric(table: Table, part: Part, column: int) -> bool:
 
 
 def _least(table: Table, part: Part, column: int, page: Page) -> int:
-    """Numbers and words are not broken."""
+    """Return the least width: numbers and words are not broken."""
     if _numeric(table, part, column):
         return _width(table, part, column)
     words = [word for r in part.rows for word in table.rows[r][column].split()]
@@ -148,13 +256,13 @@ def _least(table: Table, part: Part, column: int, page: Page) -> int:
 
 
 def _width(table: Table, part: Part, column: int) -> int:
-    """Characters of the longest cell; heads are broken into short lines."""
+    """Return the characters of the longest cell; heads are broken into short lines."""
     head = [len(word) for word in table.columns[column].split()]
     return max([_length(table.rows[r][column]) for r in part.rows] + head)
 
 
 def _length(text: str) -> int:
-    """As set: ×10 and an exponent take more room than an e."""
+    """Return the length as set: ×10 and an exponent take more room than an e."""
     return max(1, len(text) + 2 * len(re.findall(r"\de[+-]?\d", text)))
 
 
@@ -162,31 +270,22 @@ def _length(text: str) -> int:
 
 
 def _float(
-    table: Table,
-    part: Part,
-    bold: Collection[tuple[int, int]] = (),
-    caption: str = "",
-    notes: Sequence[str] = (),
+    table: Table, part: Part, bold: Collection[tuple[int, int]] = (), caption: str = "", notes: Sequence[str] = ()
 ) -> str:
     kind = "sidewaystable" if part.page is SIDEWAYS else "table"
     columns = "".join(_column(table, part, c, w) for c, w in zip(part.columns, part.widths))
     heads = [_head(table.columns[c], w) for c, w in zip(part.columns, part.widths)]
     body = [[_cell(table.rows[r][c], (r, c) in bold) for c in part.columns] for r in part.rows]
-    said = ". ".join(cell(text.rstrip(".")) for text in (table.title + part.said, caption) if text)
+    title = ". ".join(cell(text.rstrip(".")) for text in (table.title + part.words, caption) if text)
     lines = [
         rf"\begin{{{kind}}}",
         r"  \centering\small\setlength{\tabcolsep}{4pt}",
-        rf"  \caption{{{said}.}}",
+        rf"  \caption{{{title}.}}",
         rf"  \label{{tab:{table.name}{part.suffix}}}",
         r"  \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        rf"  \begin{{tabular}}{{{columns}}}",
-        r"    \toprule",
-        *_rows([heads]),
-        r"    \midrule",
-        *_rows(body),
-        r"    \bottomrule",
-        r"  \end{tabular}}",
+        *tabular(columns, heads, body),
     ]
+    lines[-1] += "}"
     if notes:
         text = ". ".join(cell(_sentence(note)) for note in notes)
         lines.append(rf"  \par\smallskip\parbox{{\linewidth}}{{\footnotesize\raggedright {text}.}}")
@@ -202,7 +301,7 @@ def _column(table: Table, part: Part, column: int, width: int) -> str:
 
 
 def _head(text: str, width: int) -> str:
-    """In short lines where it is longer than what stands below it."""
+    """Return a head in short lines where it is longer than what stands below it."""
     lines = [cell(line) for line in textwrap.wrap(text, max(width, 9), break_long_words=False)]
     return lines[0] if len(lines) == 1 else r"\shortstack[l]{" + r"\\".join(lines) + "}"
 
@@ -216,41 +315,3 @@ def _sentence(note: str) -> str:
     symbol = not note[:1].isascii() or not note[1:2].isalpha()  # n, ρ
     first = note[:1] if symbol else note[:1].upper()
     return first + note[1:].rstrip(".")
-
-
-# A number with a sign or an exponent, which LaTeX sets well only in mathematics.
-_NUMBER = re.compile(r"(?<![\w.-])([+-]?)(\d+(?:\.\d+)?)(?:e([+-]?\d+))?(?!\w)")
-_NUMERIC = re.compile(r"[+-]?\d[\d.e+-]*( ± [\d.e+-]+)?( \(\d+/\d+\))?")
-_SYMBOLS = {
-    tex("‖h_L‖"): r"$\|h_L\|$",
-    tex("‖g_L‖"): r"$\|g_L\|$",
-    tex("‖f_l‖²"): r"$\|f_l\|^2$",
-    tex("g_L"): "$g_L$",
-    tex("ρ_pert"): r"$\rho_{\mathrm{pert}}$",
-    tex("…"): r"\ldots\allowbreak{}",
-}
-
-
-def cell(text: str) -> str:
-    r"""Escaped text with its numbers in mathematics.
-
-    >>> print(cell("4.2e-9 ± 1e-9"), cell("-0.022"), cell("d=256 & 50 %"))
-    $4.2{\times}10^{-9}$ $\pm$ $10^{-9}$ $-0.022$ d=256 \& 50 \%
-    """
-
-    def number(found: re.Match[str]) -> str:
-        sign, digits, exponent = found.groups()
-        if exponent is None:
-            return f"${sign}{digits}$" if sign else digits
-        front = "" if digits == "1" else rf"{digits}{{\times}}"
-        return f"${sign}{front}10^{{{int(exponent)}}}$"
-
-    escaped = tex(text)
-    for name, symbol in _SYMBOLS.items():
-        escaped = escaped.replace(name, symbol)
-    return _NUMBER.sub(number, escaped)
-
-
-def _rows(rows: Iterable[Sequence[str]]) -> list[str]:
-    # Braces: after the \\ of the row before, a bracket would open its optional argument.
-    return ["    {}" + " & ".join(row) + r" \\" for row in rows]

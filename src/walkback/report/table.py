@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
-from math import isfinite, log10, sqrt
+from dataclasses import asdict, dataclass
+from math import isfinite, sqrt
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
+from walkback.report.latex import table_latex
+from walkback.report.markdown import escape as markdown
+from walkback.report.markdown import table_markdown
+from walkback.report.numbers import NONE, number
+from walkback.report.text import table_text
 
-NONE = "–"
+__all__ = ["NONE", "Cell", "Stat", "Table", "markdown", "number", "spread", "stat", "table"]
 
 
 class Cell(NamedTuple):
@@ -52,36 +55,14 @@ class Stat:
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:
-    """What was measured of the values, None if nothing was."""
+    """Return what was measured of the values, None if nothing was."""
     every = tuple(values)
     known = tuple(v for v in every if v is not None and isfinite(v))
     return Stat(known, len(every) if len(known) < len(every) else 0) if known else None
 
 
-def number(value: float, kind: str) -> str:
-    """A number the way its kind is read: acc, cos, norm, pp, int.
-
-    >>> number(0.3064, "acc"), number(0.0996, "cos"), number(4.23e8, "norm"), number(-4.3, "pp")
-    ('0.306', '+0.100', '4.2e8', '-4.3')
-    >>> number(999.4, "norm"), number(-999.7, "norm"), number(1000.4, "norm")
-    ('999', '-1000', '1000')
-    """
-    if kind == "acc":
-        return f"{value:.3f}"
-    if kind == "cos":
-        return f"{value:+.3f}"
-    if kind == "pp":
-        return f"{value:+.1f}"
-    if kind == "int":
-        return f"{value:.0f}"
-    if value == 0 or -1.5 <= log10(abs(value)) < 4:
-        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
-
-
 def spread(value: Stat | None, kind: str) -> Cell:
-    """Mean ± standard deviation over the seeds, and over how many of them where not all had a value.
+    """Return mean ± standard deviation over the seeds, and over how many of them where not all had a value.
 
     >>> spread(Stat((0.25, 0.75)), "acc").text, spread(None, "acc").text, spread(stat([None, 0.5, None]), "acc").text
     ('0.500 ± 0.354', '–', '0.500 (1/3)')
@@ -128,60 +109,28 @@ class Table:
     data: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        body = tabulate(self.rows, self.columns, tablefmt="simple", disable_numparse=True)
-        parts = [self.title, "", body]
-        for head, lines in (("Notes", self.notes), ("Missing", self.missing)):
-            if lines:
-                parts += ["", head, *(f"  - {line}" for line in lines)]
-        return "\n".join(line.rstrip() for part in parts for line in part.split("\n"))
+        return table_text(self)
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
 
     def to_markdown(self, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
-        """GitHub Markdown.
-
-        Args:
-            bold: (row, column) of cells.
-            caption: sentences after the title.
-        """
-        lines = [f"## {markdown(self.title)}", "", *([markdown(caption), ""] if caption else [])]
-        lines += [_md_row(self.columns), "|" + "---|" * len(self.columns)]
-        lines += [_md_row(row, {c for r, c in bold if r == i}) for i, row in enumerate(self.rows)]
-        if self.notes:
-            lines += ["", *(f"- {markdown(note)}" for note in self.notes)]
-        if self.missing:
-            lines += ["", "Missing:", "", *(f"- {_md_missing(line)}" for line in self.missing)]
-        return "\n".join(lines)
+        """Return GitHub Markdown; `bold` are (row, column) of cells, `caption` sentences after the title."""
+        return table_markdown(self, bold, caption)
 
     def to_latex(self, bold: Collection[tuple[int, int]] = (), caption: str = "") -> str:
-        """Booktabs tables that fit a page, with the notes below: see `walkback.audit.latex`.
-
-        Args:
-            bold: (row, column) of cells.
-            caption: sentences after the title.
-        """
-        from walkback.report.latex import latex
-
-        return latex(self, bold, caption)
+        """Return booktabs tables that fit a page, with the notes below; `bold` and `caption` as in `to_markdown`."""
+        return table_latex(self, bold, caption)
 
     def to_csv(self) -> str:
-        """The rows as read, with a head, commas and quotes as RFC 4180 has them."""
+        """Return the rows as read, with a head, commas and quotes as RFC 4180 has them."""
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
         return text.getvalue().rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {
-            "name": self.name,
-            "title": self.title,
-            "columns": list(self.columns),
-            "rows": [list(row) for row in self.rows],
-            "notes": list(self.notes),
-            "missing": list(self.missing),
-            "data": [_plain(row) for row in self.data],
-        }
+        """Return plain values for JSON."""
+        return _plain(asdict(self))
 
 
 def table(
@@ -192,7 +141,7 @@ def table(
     notes: Iterable[str] = (),
     missing: Iterable[str] = (),
 ) -> Table:
-    """A Table from cells, each with its number; a text is its own. Columns may be given as "rule | acc"."""
+    """Return a Table of cells, each with its number; a text is its own. Columns may be given as "rule | acc"."""
     columns = columns.split(" | ") if isinstance(columns, str) else columns
     filled = [[c if isinstance(c, Cell) else Cell(c, None if c == NONE else c) for c in row] for row in rows]
     return Table(
@@ -207,29 +156,8 @@ def table(
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain(asdict(value))
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
-
-
-def markdown(text: str) -> str:
-    """Text that Markdown shows as it is, also in a table."""
-    text = re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
-
-
-def _md_row(cells: Sequence[str], bold: Collection[int] = ()) -> str:
-    return (
-        "| "
-        + " | ".join(f"**{markdown(cell)}**" if i in bold else markdown(cell) for i, cell in enumerate(cells))
-        + " |"
-    )
-
-
-def _md_missing(line: str) -> str:
-    what, sep, command = line.partition(": ")
-    return f"{markdown(what)}: `{command}`" if sep and "`" not in command else markdown(line)

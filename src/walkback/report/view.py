@@ -1,34 +1,303 @@
-"""A report as plain text cells, ready to be put on a page: Report -> dict. The one place where it is worded."""
+"""A report in words: every line and cell that is shown of it, before any markup. Nothing is computed here.
+
+`view` has all of it as plain values, ready to be put on a page; text, Markdown and LaTeX take the parts they need.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from walkback.report.report import Report
-from walkback.report.table import NONE, number
+from walkback.measures.quantities import PER_SITE, Quantity
+from walkback.notes import Note, coded
+from walkback.report.numbers import NONE, figure, number
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
+
+Grid = tuple[list[str], list[list[str]]]  # heads, rows
 
 # Word of a finding or verdict -> its mark: never by colour alone.
 MARKS = {
-    "ok": "✓",
-    "yes": "✓",
-    "passes": "✓",
-    "trustworthy": "✓",  # the published word, of a DiagnosticReport
-    "no drift": "✓",
-    "flags": "✗",
-    "flagged": "✗",
-    "no": "✗",
-    "walked back": "✗",
-    "drift": "✗",
+    **dict.fromkeys(("ok", "yes", "passes", "trustworthy", "no drift"), "✓"),  # trustworthy: of a DiagnosticReport
+    **dict.fromkeys(("flags", "flagged", "no", "walked back", "drift"), "✗"),
     "undecided": "≈",
-    "not tested": "–",
+    "not tested": NONE,
     "control": "◇",
 }
-_KINDS = {"✓": "good", "✗": "bad", "≈": "open", "–": "none", "◇": "none"}
+_KINDS = {"✓": "good", "✗": "bad", "≈": "open", NONE: "none", "◇": "none"}
+_YES = {True: "yes", False: "no", None: "not tested"}
+_CONTROLS = {
+    "perturbation_bp": "control, ρ_pert of the BP gradient by site",
+    "perturbation_random": "control, ρ_pert of a random vector by site",
+    "nudging_bp_rms": "control, nudge by η√d along the BP gradient by site",
+    "nudging_bp": "control, nudge along the BP gradient by site",
+    "nudging_bp_relative": "control, relative nudge along the BP gradient by site",
+    "fresh_mean": "control, mean cosine under fresh feedback by site",
+    "fresh_low": "control, lower end of the cosine under fresh feedback by site",
+    "fresh_high": "control, upper end of the cosine under fresh feedback by site",
+}
+
+
+# -- lines ---------------------------------------------------------------------------------------------------------
+
+
+def title(report: Report) -> str:
+    """Return the first line: the method and the edition."""
+    return f"{report.method or 'Network'}: {report.edition} protocol"
+
+
+def remark(report: Report) -> str:
+    """Return what the user wrote under `notes`."""
+    return " ".join(note.text for note in coded(report.notes, "remark"))
+
+
+def asked(step: str) -> str:
+    """Return the title of a step of the chain as it stands before its text: a question, or with a colon."""
+    return step if step.endswith("?") else f"{step}:"
+
+
+def conditions_line(report: Report) -> str:
+    """Return under what was measured, in one line."""
+    c, run = report.conditions, report.run
+    if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
+        what = f"the last numbers in {run['epochs']} rows" if "epochs" in run else "logged numbers"
+        return f"judged from {what}; ‖g‖ taken as that of a mean loss over 128 samples"
+    dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
+    if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
+        dtype += f" with gradients in {c['gradient_dtype']}"
+    line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {dtype} on {c['device']}"
+    return line + "; ‖g‖ is the per-sample norm ÷ 128"
+
+
+def verdict_line(report: Report) -> str:
+    """Return the last line: the verdict, what decides it or would, what flags beside it, and where editions differ."""
+    decides = {"walked back": ", ".join(report.failed), "undecided": "; ".join(_open_checks(report))}
+    line = ": ".join(filter(None, ("VERDICT", report.verdict, decides.get(report.verdict))))
+    flagged = _flagged_beside(report)
+    if flagged:
+        line += f"{', with' if report.verdict == 'passes' else ';'} {', '.join(flagged)}"
+    return "; ".join((line, *(_other_edition(note) for note in coded(report.notes, "editions-differ"))))
+
+
+def _deciding(report: Report) -> list[dict[str, Any]]:
+    """Return the findings that a verdict can rest on: all but the sub-mode's."""
+    return [f for f in report.findings if f["title"] != "direction stability"]
+
+
+def _open_checks(report: Report) -> list[str]:
+    """Return each check that the verdict waits for, with what would decide it."""
+    lines = []
+    for f in _deciding(report):
+        if f["flagged"] is None and f["title"] == "depth utility":
+            given = {"not-given": "depth not tested (give frozen_acc)", "task": f"depth not tested: {f['reason']}"}
+            lines.append(given.get(f["cause"], f"depth: {f['reason']}"))
+        elif f["flagged"] is None:
+            lines.append(f"{f['check']} not tested: {f['reason']}")
+    return lines
+
+
+def _flagged_beside(report: Report) -> list[str]:
+    """Return the checks that flag without deciding: growth alone, or in three-check a reference under its floor."""
+    needs = {"D1": "D2", "D2": "D1"} if report.edition == "three-check" else {}
+    lines = []
+    for f in _deciding(report):
+        if f["flagged"] and f["check"] not in report.failed:
+            factor = "x" if f["title"] == "scale stability" else ""
+            value = "" if f["value"] is None else f"{figure(f['value'])}{factor}; "
+            other = f"only together with {needs[f['check']]}" if f["check"] in needs else "nothing alone"
+            lines.append(f"{f['check']} flagged ({value}it decides {other})")
+    return lines
+
+
+def _other_edition(note: Note) -> str:
+    """Return what D2 of the other edition says, in as few words as a verdict line bears."""
+    v = note.values
+    if v["edition"] == "intrinsic":
+        return f"the published D2 {'flags' if v['exact'] else 'passes'} (‖g_L‖ {v['g_norm']:.2g})"
+    return f"the intrinsic D2 {'passes' if v['exact'] else 'flags'} (cosines off float64 by {v['error']:.1g})"
+
+
+def answers(report: Report) -> list[tuple[str, str]]:
+    """Return the questions every report answers, with yes, no, not tested, undecided; and the sub-mode, if any."""
+    off = report.values.get("cosine_error")
+    exact = _YES[report.unclamped_exact] + ("" if off is None else f" (off float64 by {off:.1g})")
+    straddles = report.depth_used is None and report.findings and report.findings[-1]["cause"] == "straddles"
+    lines = [
+        ("clamped cosine readable", _YES[report.clamped_readable]),
+        ("unclamped cosine exact", exact),
+        ("depth used", "undecided" if straddles else _YES[report.depth_used]),
+    ]
+    return [*lines, ("sub-mode", report.submode)] if report.submode else lines
+
+
+# -- tables --------------------------------------------------------------------------------------------------------
+
+
+def stands_left(head: Sequence[str]) -> list[bool]:
+    """Return which columns stand left: words do, numbers stand right."""
+    return [i == 0 or h in ("", "result", "flags when") for i, h in enumerate(head)]
+
+
+def layer_tables(report: Report) -> list[Grid]:
+    """Return the state by site and, where it was measured, the precision of the reference."""
+    tables = [layer_rows(report, [q for q in PER_SITE if q.precision == precise]) for precise in (False, True)]
+    return [table for table in tables if len(table[0]) > 1]
+
+
+def layer_rows(report: Report, quantities: Sequence[Quantity] = PER_SITE) -> Grid:
+    """Return the quantities by site, those that have a column and were measured; the last row has the limits."""
+    lists = {q: report.per_layer.get(q.name) or [] for q in quantities if _has_column(report, q)}
+    heads = ["site"]
+    for q in lists:
+        heads += [q.title, *{"h_norm": ["growth"], "null_high": ["reads"]}.get(q.name, ())]
+    rows = []
+    for site in range(_sites(report)):
+        row = [str(site)]
+        for q, values in lists.items():
+            value = values[site] if site < len(values) else None
+            row.append(_cell(report, q, site, value))
+            if q.name == "null_high":
+                row.append(report.reads_as(site) or NONE)
+            if q.name == "h_norm":
+                before = values[site - 1] if site and _same_shape(report, site) else None
+                row.append(f"{value / before:.3g}x" if value is not None and before else "")
+        rows.append(row)
+    titles = {"scale stability": "growth", "reference validity": "‖g‖", "reference precision": "off float64"}
+    limits = {titles[f["title"]]: f["flags_when"] for f in report.findings if f["title"] in titles}
+    return heads, [*rows, ["flags"] + [limits.get(h, "") for h in heads[1:]]]
+
+
+def _has_column(report: Report, q: Quantity) -> bool:
+    values = report.per_layer.get(q.name) or []
+    if q.name == "zero_credit":  # a column of its own where there are any
+        return any(values)
+    if q.name in ("cosine_above", "cosine_below") and not coded(report.notes, "shifted-pairing"):
+        return False
+    return bool(q.title) and any(v is not None for v in values)
+
+
+def _sites(report: Report) -> int:
+    return max((len(report.per_layer.get(q.name) or []) for q in PER_SITE if q.title), default=0)
+
+
+def _cell(report: Report, q: Quantity, site: int, value: float | None) -> str:
+    if q.form == "interval" and value is not None:
+        return f"{value:+.3f}…{(report.per_layer.get('cosine_high') or [])[site]:+.3f}"
+    if q.form == "band" and value is not None:
+        return f"±{value:.3f}"
+    return figure(value, q.form)
+
+
+def _same_shape(report: Report, site: int) -> bool:
+    """Return whether a site has the shape of the one before: growth is only taken between sites of one shape."""
+    shapes = report.conditions.get("state_shapes")
+    return shapes is None or len(shapes) <= site or shapes[site] == shapes[site - 1]
+
+
+def finding_rows(report: Report) -> Grid:
+    """Return one row per check: its value, its limit and its result."""
+    results = {"flagged": "FLAGGED"}
+    rows = [
+        [f["check"], f["title"], _finding_value(f), f["flags_when"], results.get(_result(f), _result(f))]
+        for f in report.findings
+    ]
+    return ["check", "", "value", "flags when", "result"], rows
+
+
+def _finding_value(finding: Mapping[str, Any]) -> str:
+    value, points = finding["value"], finding["title"] == "depth utility"
+    return f"{value:+.1f} pp" if points and value is not None else figure(value)
+
+
+def _result(finding: Mapping[str, Any]) -> str:
+    if finding["cause"] == "straddles":
+        return "undecided"
+    drifts = finding["title"] == "direction stability"
+    words = {True: "drift", False: "no drift"} if drifts else {True: "flagged", False: "ok"}
+    return words.get(finding["flagged"], "not tested")
+
+
+# -- paragraphs under the tables -----------------------------------------------------------------------------------
+
+
+def paragraphs(report: Report) -> list[list[str]]:
+    """Return what stands under the tables, in lines: the stream, Γ, the run, and what is to be noted."""
+    untested = [f"{f['check']}: {f['reason']}" for f in report.findings if f["flagged"] is None]
+    return list(filter(None, (*_about(report), [*untested, *(f"note: {text}" for text in report.advisories)])))
+
+
+def _about(report: Report) -> tuple[list[str], list[str], list[str]]:
+    return _about_stream(report), _about_gamma(report), _about_run(report)
+
+
+def _about_stream(report: Report) -> list[str]:
+    """Return raw values that no table shows: total growth, and stability where the edition has no check for it."""
+    parts, v = [], report.values
+    if v.get("growth_total") is not None:
+        parts.append(f"growth over the whole depth {figure(v['growth_total'])}x")
+    checked = any(f["title"] == "direction stability" for f in report.findings)
+    if not checked and v.get("stability") is not None:
+        limit = report.thresholds["stability_drift_ceiling"]
+        parts.append(f"direction stability of g_L {v['stability']:+.3f} (drift above {limit:g})")
+    elif not checked and report.conditions.get("samples"):
+        parts.append(f"direction stability of g_L not measured: {report.reasons.get('stability', 'not given')}")
+    return ["; ".join(parts)] if parts else []
+
+
+def _about_gamma(report: Report) -> list[str]:
+    lines, v = [], report.values
+    if v.get("gamma") is not None:
+        parts = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
+        if v.get("gamma_concentration") is not None:
+            parts.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
+        if v.get("deep_cosine") is not None:
+            parts.append(f"deep mean {v['deep_cosine']:+.3f}")
+        lines.append("; ".join(parts))
+        others = [f"{k} {figure(x, 'signed')}" for k, x in report.aggregates.items() if k != "layers"]
+        if others:
+            lines.append(f"Γ averaged in other orders: {', '.join(others)}")
+    fresh = report.conditions.get("fresh_feedback") or {}
+    for name, letter in (("gamma", "Γ"), ("deep_cosine", "deep mean")):
+        ours = v.get(name)
+        if fresh.get(name) and ours is not None:
+            mean, std = fresh[name]["mean"], fresh[name]["std"]
+            apart = f", {abs(ours - mean) / std:.1f}σ from ours" if std else ""
+            lines.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
+    if "not measured because" in fresh:
+        lines.append(f"fresh feedback not measured: {fresh['not measured because']}")
+    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in report.controls.items()}
+    return [*lines, *(f"{_CONTROLS.get(name, name)}: {numbers}" for name, numbers in by_site.items())]
+
+
+def _about_run(report: Report) -> list[str]:
+    run = report.run
+    fired, unit, total = run.get("fired"), run.get("unit", "epoch"), run.get("total")
+    if not isinstance(fired, dict) or not fired:
+        return []
+    layer, left = run.get("layer") or {}, run.get("left") or {}
+
+    def when(check: str, at: Any) -> str:
+        if at is None:
+            return f"{check} never"
+        where = f" in layer {layer[check]}" if layer.get(check) is not None else ""
+        ahead = "" if left.get(check) is None or not total else f" ({left[check] / total:.0%} left)"
+        return f"{check} at {unit} {at}{where}{ahead}"
+
+    length = f"; {total:g} {unit}s in all" if total else f" ({run['epochs']} epochs)" if run.get("epochs") else ""
+    lines = [f"first flagged: {', '.join(when(check, at) for check, at in fired.items())}{length}"]
+    if run.get("lost") is not None and total:
+        spare = run.get("lost_left") or 0
+        share = f"{spare / total:.0%} of the compute"
+        lines.append(f"trust lost at {unit} {run['lost']}: {spare:g} of {total:g} {unit}s were left, {share}")
+    return lines
+
+
+# -- for pages -----------------------------------------------------------------------------------------------------
 
 
 def mark(word: str) -> dict[str, str]:
-    """A word with its mark and kind; a count behind it ("flags (1/3)") does not matter.
+    """Return a word with its mark and kind; a count behind it ("flags (1/3)") does not matter.
 
     >>> mark("flags (1/3)")
     {'word': 'flags (1/3)', 'mark': '✗', 'kind': 'bad'}
@@ -38,13 +307,13 @@ def mark(word: str) -> dict[str, str]:
 
 
 def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
-    """How far values are from the limit of their check: a factor, percentage points, or a difference.
+    """Return how far values are from the limit of their check: a factor, percentage points, or a difference.
 
-    >>> distance([237.0], {"limit": 50.0, "flags_when": "> 50", "title": "scale stability"})
+    >>> distance([237.0], {"limit": 50.0, "title": "scale stability"})
     '4.74× above 50'
-    >>> distance([4e-9, 2e-7], {"limit": 1e-7, "flags_when": "< 1e-07", "title": "reference validity"})
+    >>> distance([4e-9, 2e-7], {"limit": 1e-7, "title": "reference validity"})
     '25× below to 2× above 1e−7'
-    >>> distance([-4.3], {"limit": 2.0, "flags_when": "< 2 pp", "title": "depth utility"})
+    >>> distance([-4.3], {"limit": 2.0, "title": "depth utility"})
     '6.3 pp below 2 pp'
     """
     known = [v for v in values if v is not None]
@@ -53,12 +322,12 @@ def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     limit = finding["limit"]
     ends = sorted({min(known), max(known)})
     sides = ["below" if v < limit else "above" for v in ends]
-    if "pp" in finding["flags_when"]:
+    if finding["title"] == "depth utility":
         unit, apart = " pp", [f"{abs(v - limit):.1f}" for v in ends]
     elif finding["title"] == "direction stability":  # a cosine: its sign makes a factor meaningless
         unit, apart = "", [f"{abs(v - limit):.2f}" for v in ends]
     else:
-        unit, apart = "×", [_factor(v, limit) for v in ends]
+        unit, apart = "×", ["∞" if v <= 0 else number(max(v / limit, limit / v), "norm") for v in ends]
     where = number(limit, "norm").replace("-", "−") + (" pp" if unit == " pp" else "")
     if len(set(sides)) == 2:
         return f"{apart[0]}{unit} below to {apart[1]}{unit} above {where}"
@@ -66,55 +335,44 @@ def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     return f"{span}{unit} {sides[0]} {where}"
 
 
-def _factor(value: float, limit: float) -> str:
-    if value <= 0:
-        return "∞"
-    return number(max(value / limit, limit / value), "norm")
-
-
 def view(report: Report) -> dict[str, Any]:
-    """What a page shows of a report, as text; numbers for drawing stay in `report.per_layer`."""
-    head, rows = report._layer_rows() if report._sites() else ([], [])
+    """Return what a page shows of a report, as text; numbers for drawing stay in `report.per_layer`."""
+    head, rows = layer_rows(report) if _sites(report) else ([], [])
     return {
         "verdict": mark(report.verdict),
         "line": report.verdict_line.removeprefix("VERDICT: "),
         "edition": report.edition,
-        "notes": report.remark,
+        "notes": remark(report),
         "questions": [
-            *([f"{question.capitalize()}?", mark(word)] for question, word in report.answers()[:3]),
+            *([f"{question.capitalize()}?", mark(word)] for question, word in answers(report)[:3]),
             *([["Sub-mode", {"word": report.submode, "mark": "", "kind": "none"}]] if report.submode else []),
         ],
-        "checks": [
-            {
-                "check": cells[0],
-                "title": cells[1],
-                "value": cells[2] + _interval(finding.get("interval")),
-                "flags": cells[3],
-                "result": mark(cells[4].lower()),
-                "distance": "; ".join(filter(None, (distance([finding["value"]], finding), _why(finding)))),
-            }
-            for finding, cells in zip(report.findings, report._finding_rows()[1])
-        ],
+        "checks": [_check(finding) for finding in report.findings],
         "chain": [{**step, "mark": {True: "✓", False: "✗", None: ""}[step["holds"]]} for step in report.chain],
         "layers": {"head": head, "rows": rows},
-        "about": [*report._about_stream(), *report._about_gamma(), *report._about_run()],
+        "about": [line for lines in _about(report) for line in lines],
         "remarks": [f"note: {text}" for text in report.advisories],
         "null": null_words(report),
         "conditions": pairs(report.conditions),
     }
 
 
-def _why(finding: Mapping[str, Any]) -> str:
-    """An interval that straddles the margin is said by the result and the verdict already."""
-    return "" if finding["cause"] == "straddles" else finding["reason"]
-
-
-def _interval(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f" [{interval[0]:+.1f}, {interval[1]:+.1f}]"
+def _check(f: Mapping[str, Any]) -> dict[str, Any]:
+    interval = f.get("interval")
+    # An interval that straddles the margin is told by the result and the verdict already.
+    why = "" if f["cause"] == "straddles" else f["reason"]
+    return {
+        "check": f["check"],
+        "title": f["title"],
+        "value": _finding_value(f) + ("" if interval is None else f" [{interval[0]:+.1f}, {interval[1]:+.1f}]"),
+        "flags": f["flags_when"],
+        "result": mark(_result(f)),
+        "distance": "; ".join(filter(None, (distance([f["value"]], f), why))),
+    }
 
 
 def null_words(report: Report) -> str:
-    """What is said of the null band: empty where it was measured and is drawn."""
+    """Return what is said of the null band: nothing where it was measured and is drawn."""
     if report.per_layer.get("null_low") and report.per_layer.get("null_high"):
         return ""
     why = report.reasons.get("null_low", "not measured")
@@ -122,7 +380,7 @@ def null_words(report: Report) -> str:
 
 
 def pairs(fields: Mapping[str, Any]) -> list[list[str]]:
-    """Fields as [name, text].
+    """Return fields as [name, text].
 
     >>> pairs({"batch_size": 128, "nudging": {"eta": 0.01}, "pool": None, "state_shape": [256]})
     [['batch size', '128'], ['nudging', 'eta 0.01'], ['pool', '–'], ['state shape', '256']]
@@ -134,7 +392,7 @@ def _words(value: Any) -> str:
     if value is None or value == [] or value == {}:
         return NONE
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _YES[value]
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {_words(v)}" for k, v in value.items())
     if isinstance(value, (list, tuple)):

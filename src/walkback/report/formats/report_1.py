@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from walkback.errors import FormatError
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 SCHEMA = "walkback.report/1"
 
@@ -81,16 +81,32 @@ def _altered(text: str) -> dict[str, Any]:
     return {"error": float(error) / 100, "limit": float(limit) / 100, "sites": listed}
 
 
-def as_report_2(data: Mapping[str, Any], where: str = "the report") -> dict[str, Any]:
-    """A report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
-    shapes = {"findings": list, "advisories": list, "failed": list, "values": dict, "thresholds": dict}
-    for name, kind in shapes.items():
-        if not isinstance(data.get(name), kind):
-            got = type(data[name]).__name__ if name in data else "nothing"
-            raise FormatError(
-                f"Expected {where} to be a whole report of {SCHEMA}, with {name} as "
-                f"{'a list' if kind is list else 'an object'}, but got {got}."
-            )
+_NEEDED = {
+    **dict.fromkeys(("findings", "advisories", "failed", "chain"), list[Any]),
+    **dict.fromkeys(("values", "thresholds", "per_layer", "conditions", "reasons"), dict[str, Any]),
+    **dict.fromkeys(("edition", "verdict"), str),
+    **dict.fromkeys(("measurement_valid", "depth_used", "submode"), Any),
+}
+_MORE = ("method", "notes", "headline_acc", "frozen_baseline_acc", "bp_acc", "aggregates", "controls", "run")
+
+
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    schema_: str = Field(alias="schema")
+
+
+def model(name: str, base: type[BaseModel], fields: dict[str, Any]) -> Any:
+    """Return a model with fields by name: (type, default)."""
+    return create_model(name, __base__=base, **fields)
+
+
+# What a report/1 must have, and as what; it was checked more closely when it was written.
+_FIELDS = {name: (kind, ...) for name, kind in _NEEDED.items()} | dict.fromkeys(_MORE, (Any, None))
+Document = model("Document", _Exact, _FIELDS)
+
+
+def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
     given = {k: v for k, v in data.items() if k != "advisories"}
     facts = notes(data["advisories"])
     remark = str(given.get("notes") or "")

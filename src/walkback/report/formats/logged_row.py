@@ -1,0 +1,297 @@
+"""One row of logged numbers, of any framework -> Measurements. Its model is made of the table of quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isclose, isfinite
+from typing import Annotated, Any
+
+import torch
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from walkback.errors import InputError
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, block_growth, concentration, deep_sites, growth, mean
+from walkback.measures.measurements import Measurements, stream_shapes
+from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
+from walkback.notes import RENEWED, Note
+from walkback.report.formats import report_1, report_2
+
+# One row of what `walkback.Watch` writes.
+WATCH_SCHEMA = "walkback.watch/1"
+# How logs spell the accuracies of a claim.
+ACCURACIES = {
+    "headline_acc": ("headline_acc", "test_acc", "acc", "accuracy"),
+    "frozen_baseline_acc": ("frozen_baseline_acc", "frozen_acc"),
+    "bp_acc": ("bp_acc",),
+}
+# Conditions that may stand at the top of a row, where a column of a table puts them.
+CONDITIONS = ("g_norm_batch_size", "dtype")
+_PARTS = {"per_layer": [q.name for q in PER_SITE], "values": LOGGED_SCALARS, "conditions": CONDITIONS}
+
+
+# -- the model -----------------------------------------------------------------------------------------------------
+
+
+def _bare(value: Any) -> Any:
+    """Return a number without its library (NumPy, torch, JAX), and what strict JSON spells as text."""
+    if type(value) is float:
+        return value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    named = isinstance(value, str) and value.lower() in ("nan", "inf", "-inf", "infinity", "-infinity")
+    return float(value) if named else value
+
+
+def _listed(values: Any) -> Any:
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if values is None or isinstance(values, str) or not isinstance(values, Sequence):
+        return [] if values is None else values
+    return [v if type(v) is float else _bare(v) for v in values]
+
+
+def _within(name: str) -> Callable[[Any], Any]:
+    """Return a check that refuses what a quantity can't be. Rounding may put a cosine or a share off its range."""
+    q = QUANTITIES[name]
+    rounding = 1e-6 if q.high == 1 else 0.0
+    low, high = q.low - rounding, q.high + rounding
+    wanted = f"between {q.low:g} and {q.high:g}" if q.high == 1 else f"to be at least {q.low:g}"
+
+    def check(given: Any) -> Any:
+        for site, value in enumerate(given if q.per_site else [given]):
+            if value is not None and (value < low or value > high):  # NaN is neither
+                at = f"[{site}]" if q.per_site else ""
+                raise PydanticCustomError("range", wanted, {"at": at, "value": value})  # type: ignore[arg-type]
+        return given
+
+    return check
+
+
+def _object(value: Any) -> Any:
+    return {} if value is None else dict(value) if isinstance(value, Mapping) else value
+
+
+Number = Annotated[float | None, BeforeValidator(_bare)]
+Sites = Annotated[list[float | None], BeforeValidator(_listed)]
+Part = Annotated[dict[Any, Any], BeforeValidator(_object)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+def _model(name: str, kind: Any, default: Any) -> type[BaseModel]:
+    fields = {key: (Annotated[kind, AfterValidator(_within(key))], default) for key in _PARTS[name]}
+    return report_1.model(name, _Strict, fields)
+
+
+_PerLayer, _Values = _model("per_layer", Sites, ()), _model("values", Number, None)
+
+
+class _Facts(_Strict):
+    nonfinite: list[report_2.Nonfinite] | None = None
+    notes: list[dict[str, Any]] | None = None
+
+
+class Row(_Strict):
+    """One row: numbers per site and per network, under what they were measured, and what else a report has."""
+
+    per_layer: _PerLayer = _PerLayer()  # type: ignore[valid-type]
+    values: _Values = _Values()  # type: ignore[valid-type]
+    conditions: Part = {}
+    g_norm_batch_size: Number = None
+    reasons: Part = {}
+    aggregates: Annotated[dict[Any, Number], BeforeValidator(_object)] = {}
+    controls: Annotated[dict[Any, Sites], BeforeValidator(_object)] = {}
+    run: Part = {}
+
+
+def parse_row(row: Mapping[str, Any], where: str) -> Row:
+    """Return a row with its numbers in their parts, wherever in it they were logged."""
+    parts = {name: row.get(name) for name in Row.model_fields}
+    for name, inside in _PARTS.items():
+        top = {key: row[key] for key in inside if row.get(key) is not None}
+        given = parts[name]
+        parts[name] = {**top, **given} if isinstance(given, Mapping) else top if given is None else given
+    if isinstance(parts["conditions"], Mapping):
+        parts["g_norm_batch_size"] = parts["conditions"].get("g_norm_batch_size")
+    try:
+        return Row.model_validate(parts)
+    except ValidationError as error:
+        wrong: Any = error.errors()[0]
+    part, *rest = wrong["loc"]
+    name = "".join(f"[{key}]" if isinstance(key, int) else str(key) for key in rest) or part
+    kind, given = wrong["type"], wrong["input"]
+    if kind == "range":
+        what = f"{name}{wrong['ctx']['at']} in {where} {wrong['msg']}, but got {wrong['ctx']['value']:g}"
+    elif kind == "float_type":
+        what = f"{name} in {where} to be a number or null, but got {given!r:.60}"
+    else:
+        wanted = "a list over sites 0…L" if kind == "list_type" else "an object"
+        what = f"{name} in {where} to be {wanted}, but got {type(given).__name__}"
+    raise InputError(f"Expected {what}.")
+
+
+# -- the numbers ---------------------------------------------------------------------------------------------------
+
+
+def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurements:
+    """Return the numbers of one logged row, or of a report as a dict, ready to be judged.
+
+    >>> measurements({"per_layer": {"h_norm": [9.0, 2e3], "g_norm": [3e-9, 4e-9]}}).g_norm
+    [3e-09, 4e-09]
+    """
+    given = parse_row(row, where)
+    logged: dict[str, float | None] = dict(given.values)
+    scalars = {name: _finite(value) for name, value in logged.items()}
+    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] for name, values in given.per_layer}
+    # Name -> where it is not finite: (site, what was logged instead of a list).
+    bad: dict[str, list[tuple[int | None, str]]] = {
+        name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)]
+        for name, values in given.per_layer
+    }
+    finite = {name for name in ("h_norm", "g_norm") if not bad[name]}
+    conditions = plain(given.conditions)
+    reasons = {str(k): str(v) for k, v in given.reasons.items()}
+    h, g, cosine = lists["h_norm"], lists["g_norm"], lists["cosine"]
+    shapes = stream_shapes(conditions, len(h))
+    derived, derived_total, why = growth(h, shapes)
+    of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
+    if shapes is None and report_1.changes_shape(reasons):  # shapes that the row does not tell
+        of_lists |= {"growth": None, "growth_total": None}
+    elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
+        least = max(block_growth(h, shapes).values(), default=0.0)
+        of_lists["growth"] = least if least > logged["growth"] else None
+    for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
+        number, beside = logged[name], of_lists[name]
+        if number is not None and beside is not None:
+            _same(name, number, of, beside, where)
+        elif number is not None and not isfinite(number) and of in finite:
+            bad[of].append((None, f"{name} = {number}"))
+    if not g and scalars["g_norm_deepest"] is not None:  # only the last site's was logged
+        g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
+    elif g and g[-1] is None and "g_norm" in finite:
+        g = [*g[:-1], scalars["g_norm_deepest"]]
+    _refuse_unusable(row, lists, logged, bool(g), where)
+    for name in lists:
+        if name not in ("h_norm", "g_norm") and bad[name]:
+            reasons.setdefault(name, f"not finite {', '.join(f'at site {site}' for site, _ in bad[name])}, as logged")
+    if scalars["growth"] is None and h:
+        total = scalars["growth_total"]
+        scalars |= {"growth": derived, "growth_total": derived_total if total is None else total}
+        if derived is None:
+            reasons["growth"] = why
+    anew = {
+        "gamma": mean(cosine[:-1]),
+        "gamma_concentration": concentration(cosine[:-1]),
+        "deep_cosine": mean([cosine[site] for site in deep_sites(cosine)]) if cosine else None,
+    }
+    scalars |= {name: value for name, value in anew.items() if scalars[name] is None}
+    facts = _facts(row, reasons, where)
+    at = [(kind, *one) for name, kind in (("h_norm", "state"), ("g_norm", "gradient")) for one in bad[name]]
+    facts["nonfinite"] = (*(_nonfinite(*one) for one in at), *facts["nonfinite"])
+    return Measurements(
+        **{name: lists[name] for name in SITE_FIELDS if name != "g_norm"},
+        g_norm=_of_published_batch(g, given.g_norm_batch_size, conditions, where),
+        **{name: scalars[name] for name in SCALAR_FIELDS},
+        aggregates={str(k): _finite(v) for k, v in given.aggregates.items()},
+        probes={
+            **{str(k): [_finite(v) for v in values] for k, values in given.controls.items()},
+            **{name: values for name, values in lists.items() if name not in SITE_FIELDS and values},
+        },
+        **facts,
+        dtype=_dtype(conditions),
+        conditions=conditions,
+        reasons=reasons,
+    )
+
+
+def _of_published_batch(g: Numbers, batch: float | None, conditions: dict[str, Any], where: str) -> Numbers:
+    """Return gradient norms as those of a mean loss over the published batch; the logged one goes to `conditions`."""
+    if batch is None or batch == PUBLISHED_BATCH:
+        return g
+    if not 1 <= batch < inf:
+        raise InputError(f"Expected g_norm_batch_size in {where} to be at least 1, but got {batch:g}.")
+    conditions |= {"g_norm_batch_size": PUBLISHED_BATCH, "g_norm_logged_batch_size": batch}
+    return [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
+
+
+def _refuse_unusable(
+    row: Mapping[str, Any], lists: Mapping[str, Numbers], logged: Mapping[str, Any], has_g: bool, where: str
+) -> None:
+    """Raise where a row has nothing to judge, or lists over sites of several networks."""
+    known = lists["h_norm"] or has_g or lists["float64_disagreement"] or any(v is not None for v in logged.values())
+    if not known and all(row.get(name) is None for names in ACCURACIES.values() for name in names):
+        raise InputError(
+            f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
+            f"them among: {', '.join(map(str, row)) or 'nothing'}."
+        )
+    sizes = {name: len(values) for name, values in lists.items() if values}
+    if len(set(sizes.values())) > 1:
+        hint = " Where only the last site's was logged, call it g_norm_deepest." if sizes.get("g_norm") == 1 else ""
+        raise InputError(
+            f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.{hint}"
+        )
+
+
+def _same(name: str, number: float, of: str, derived: float, where: str) -> None:
+    """Refuse a number that is not what the list beside it gives: which of them is right can't be told."""
+    if isclose(number, derived, rel_tol=1e-3):
+        return
+    shapes = "" if of == "g_norm" else " Where the stream changes shape, say so in conditions.state_shapes."
+    raise InputError(
+        f"Expected {name} in {where} to be that of {of} beside it, {derived:.6g}, but got {number:.6g}. Log both from "
+        f"the same network and samples, or only one of them.{shapes}"
+    )
+
+
+def _dtype(conditions: Mapping[str, Any]) -> torch.dtype:
+    name = str(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32").removeprefix("torch.")
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise InputError(f"Expected the logged dtype to be a floating point type of torch, but got {name!r}.")
+    return found
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can hold: numbers that are not finite become None, what it does not know becomes text."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+# -- what is said beside them --------------------------------------------------------------------------------------
+
+
+def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> dict[str, Any]:
+    """Return what a row says of its reference, and its notes: from fields, or of an older row from its sentences."""
+    ours = row.get("schema") in (report_2.SCHEMA, report_1.SCHEMA, WATCH_SCHEMA)
+    if row.get("schema") == report_2.SCHEMA or "nonfinite" in row:
+        told: dict[str, Any] = {k: row.get(k) for k in ("nonfinite", "altered", "doubted")}
+        told["notes"] = row.get("notes") if ours else None
+    else:
+        told = report_1.notes(row.get("advisories") if ours else ())
+        if not ours:  # rows of a run say it in their reasons
+            told["nonfinite"] = report_1.nonfinite_reasons(reasons)
+    try:
+        facts = _Facts.model_validate(told)
+        notes = tuple(Note.of(one) for one in facts.notes or () if one["code"] not in RENEWED)
+        codes = {"altered": "altered-backward", "doubted": "unchecked-backward"}
+        one = {k: None if told[k] is None else Note(code, None, dict(told[k])) for k, code in codes.items()}
+        _ = [note.text for note in one.values() if note is not None]  # now, and not where a report is printed
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {error!r:.60}.") from None
+    nonfinite = tuple(_nonfinite(n.kind, n.site, n.logged, n.batch) for n in facts.nonfinite or ())
+    return {"nonfinite": nonfinite, "notes": notes, **one}
+
+
+def _nonfinite(kind: str, site: int | None, logged: str = "", batch: int | None = None) -> Note:
+    return Note("nonfinite", site, {"kind": kind, "batch": batch, **({"logged": logged} if logged else {})})

@@ -1,0 +1,315 @@
+"""`walkback.report/2`: one model of it. Files are read by it, and the schema that ships is generated from it.
+
+The words of the format are pinned here as literals, since files that have them must stay readable; its numbers are
+those of the table of quantities.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import isinf
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
+from typing_extensions import TypeAliasType
+
+from walkback.errors import FormatError, shown
+from walkback.measures.quantities import PER_SITE, SCALARS, Quantity
+from walkback.notes import Note
+from walkback.report.formats import report_1
+
+SCHEMA = "walkback.report/2"
+
+T = TypeVar("T")
+Many = Annotated[list[T], Strict(False)]  # a tuple will do
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Site = Annotated[int, Field(ge=0)]
+Limit = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Accuracy = TypeAliasType(
+    "Accuracy",
+    Annotated[
+        Fraction | Annotated[Many[Fraction], Field(min_length=1)] | None,
+        Field(description="A fraction, or one per seed."),
+    ],
+)
+
+
+class _Exact(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Open(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+def _number(q: Quantity) -> Any:
+    """Return the type of a quantity: a number in its range, or null. A cosine may be off by its rounding."""
+    rounding = 1e-6 if q.low == -1 else 0.0
+    low, high = (None if isinf(end) else end for end in (q.low - rounding, q.high + rounding))
+    number: Any = Annotated[float, Field(ge=low, le=high)]
+    return number | None
+
+
+def _of(name: str, types: dict[Quantity, Any]) -> type[BaseModel]:
+    fields = {q.name: (t, ... if q.required else None) for q, t in types.items()}
+    return report_1.model(name, _Exact, fields)
+
+
+_Values = _of("Values", {q: _number(q) for q in SCALARS})
+_PerLayer = _of("PerLayer", {q: Many[_number(q)] | None for q in PER_SITE})
+
+
+class Nonfinite(_Open):
+    """A state or gradient that is not finite: where, and in which batch or what was logged instead."""
+
+    kind: Literal["state", "gradient"]
+    site: Site | None
+    batch: Site | None = None
+    logged: str = ""
+
+
+class _Altered(_Open):
+    error: float | None = None
+    limit: float | None = None
+    sites: Many[Site] = []
+
+
+class _Doubted(_Open):
+    why: Text
+
+
+class _Said(_Exact):
+    code: Annotated[str, Field(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+    site: Site | None
+    values: dict[str, Any]
+    text: Text
+
+
+class _Step(_Exact):
+    step: Annotated[int, Field(ge=1, le=4)]
+    title: Text
+    text: Text
+    holds: bool | None
+
+
+class _Checked(_Exact):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "if": {"properties": {"flagged": {"type": "null"}}},
+            "then": {"properties": {"reason": {"minLength": 1}, "cause": {"minLength": 1}}},
+        }
+    )
+    check: Literal["D1", "D2", "D3", "a", "b", "c", "d"]
+    title: Text
+    value: float | None
+    limit: float
+    flags_when: Text
+    flagged: bool | None
+    reason: str
+    cause: Annotated[
+        Literal["", "not-given", "not-measured", "straddles", "task", "nonfinite", "altered", "partial"],
+        Field(description="Why it was not decided, or what a flag rests on instead of its value."),
+    ]
+    interval: Annotated[
+        Annotated[Many[float], Field(min_length=2, max_length=2)] | None,
+        Field(description="Paired 95 % interval over seeds, in percentage points."),
+    ]
+
+    @model_validator(mode="after")
+    def _why(self) -> _Checked:
+        if self.flagged is None and not (self.reason and self.cause):
+            raise ValueError("what is not decided should have a reason and a cause")
+        return self
+
+
+class _Run(_Open):
+    train_loss_delta: float | None = None
+    epochs: Site = 0
+    fired: Annotated[
+        dict[str, float | None], Field(description="First epoch at which each check flagged; null: never.")
+    ] = {}
+
+
+class _Thresholds(_Exact):
+    g_norm_floor: Limit
+    h_norm_explosion_ratio: Limit
+    stability_drift_ceiling: float
+    frozen_acc_margin_pp: float
+    cosine_error_limit: Limit = 0.05
+
+
+_CONDITIONS = {
+    **dict.fromkeys(("mode", "device", "dtype", "gradient_dtype", "probe_dtype", "torch", "loss", "statistics"), str),
+    **dict.fromkeys(("layer_index", "credit_site", "checkpoint"), str),
+    **dict.fromkeys(("batches", "samples", "distinct_samples", "stability_group"), Count),
+    **dict.fromkeys(("g_norm_batch_size", "g_norm_logged_batch_size"), Annotated[float, Field(ge=1)]),
+    "batch_size": Count | Annotated[Many[Count], Field(min_length=1)],
+    "probe_hash": Annotated[str, Field(pattern="^[0-9a-f]{16}$")],
+    "state_shape": Many[Count],
+    "pool": int | str | None,
+    "bp_frozen_acc": Accuracy,
+    "blocks_return": Literal["branch", "state", "unknown"],
+    "anatomy": Many[str],
+    "autocast": bool,
+}
+_Conditions = report_1.model("Conditions", _Open, {name: (t, None) for name, t in _CONDITIONS.items()})
+
+
+def _each_once(names: list[str]) -> list[str]:
+    if len(set(names)) < len(names):
+        raise ValueError("a check should stand there once")
+    return names
+
+
+def _told(text: str, **more: Any) -> Any:
+    return Field(description=text, **more)
+
+
+class Document(_Exact):
+    """A whole report."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "description": "Lists run over sites 0…L. What was not measured is null, and `reasons` says why. No number "
+            "is ever NaN or infinite."
+        }
+    )
+
+    schema_: Literal["walkback.report/2"] = Field(alias="schema")
+    method: str
+    edition: Literal["three-check", "four-diagnostic", "intrinsic"]
+    verdict: Literal["passes", "walked back", "undecided"]
+    failed: Annotated[Many[Literal["D1", "D2", "D3", "a", "b", "d"]], AfterValidator(_each_once)] = _told(
+        "The checks that walk the claim back.", json_schema_extra={"uniqueItems": True}
+    )
+    measurement_valid: bool | None = _told("Is the reference valid by the edition's own check?")
+    clamped_readable: bool | None = _told(
+        "Is the cosine as scripts compute it, with an epsilon of 1e-8, readable in this dtype?"
+    )
+    unclamped_exact: bool | None = _told(
+        "Is the cosine without a clamp the one that float64 gives? null where it was not asked."
+    )
+    depth_used: bool | None
+    submode: Literal["drift-dominated", "noise-dominated"] | None
+    nonfinite: Many[Nonfinite] = _told("Where states or gradients are not finite, first batch first.")
+    altered: _Altered | None = _told(
+        "How the network's own backward pass was found not to be the derivative of its loss."
+    )
+    doubted: _Doubted | None = _told(
+        "Why the backward pass could not be checked, where something could have altered it."
+    )
+    notes: Many[_Said] = _told("Everything said beside the numbers. Read code, site and values; text is for people.")
+    chain: Many[_Step] = _told("The walk-back chain in its four steps.", min_length=4, max_length=4)
+    findings: Many[_Checked] = Field(min_length=3, max_length=4)
+    headline_acc: Accuracy
+    frozen_baseline_acc: Accuracy
+    bp_acc: Accuracy = None
+    values: _Values  # type: ignore[valid-type]
+    per_layer: _PerLayer  # type: ignore[valid-type]
+    aggregates: dict[str, float | None] = _told("Γ in the orders of averaging in use.")
+    controls: dict[str, Many[float | None] | None]
+    run: _Run = _told("What is known of the training run.")
+    thresholds: _Thresholds
+    conditions: _Conditions = _told(  # type: ignore[valid-type]
+        "Under what was measured; more entries may be added."
+    )
+    reasons: dict[str, Text]
+
+
+# -- the schema ----------------------------------------------------------------------------------------------------
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of the format: what `schemas/report-2.json` holds."""
+    made = Document.model_json_schema()
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, "title": "A Walkback report"}
+    return {**head, **_whole(Document), "$defs": {"accuracy": _tidy(made["$defs"]["Accuracy"], {})}}
+
+
+def _whole(model: type[BaseModel]) -> dict[str, Any]:
+    made = model.model_json_schema()
+    defs = made.pop("$defs", {})
+    return _tidy(made, defs)
+
+
+def _tidy(node: Any, defs: Mapping[str, Any]) -> Any:
+    """Return a schema as people write it: models in their place, null beside its type, no titles, no defaults."""
+    if isinstance(node, list):
+        return [_tidy(one, defs) for one in node]
+    if not isinstance(node, dict):
+        return node
+    name = str(node.get("$ref", "")).rpartition("/")[2]
+    if name == "Accuracy":
+        return {"$ref": "#/$defs/accuracy"}
+    if name:
+        node = {
+            **{k: v for k, v in defs[name].items() if k != "description"},
+            **{k: v for k, v in node.items() if k != "$ref"},
+        }
+    repeated = {"title": str, "type": str if {"enum", "const"} & set(node) else ()}
+    # Where a title is a schema itself, it is a field of that name.
+    node = {
+        k: _tidy(v, defs)
+        for k, v in node.items()
+        if (k, v) != ("additionalProperties", True) and k != "default" and not isinstance(v, repeated.get(k, ()))
+    }
+    kinds = node.get("anyOf", [])
+    if len(kinds) == 2 and kinds[1] == {"type": "null"}:
+        kind = {**{k: v for k, v in node.items() if k != "anyOf"}, **kinds[0]}
+        return kind | ({"enum": [*kind["enum"], None]} if "enum" in kind else {"type": [kind["type"], "null"]})
+    return node
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_report(data: object, where: str = "the report") -> dict[str, Any]:
+    """Return the fields of a Report that a document of this format, or of the one before it, holds."""
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or schema not in (SCHEMA, report_1.SCHEMA):
+        raise FormatError(
+            f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
+            "Numbers that are not a report go through walkback.judge."
+        )
+    model, schema = (Document, SCHEMA) if schema == SCHEMA else (report_1.Document, report_1.SCHEMA)
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        # Numbers inside a part are judged by those who read them: some of a report is better than nothing.
+        wrong = [e for e in error.errors() if len(e["loc"]) == 1 or e["loc"][0] in ("notes", "findings", "chain")]
+        if wrong:
+            raise FormatError(_complaint(wrong[0], where, model, schema)) from None
+    given: dict[str, Any] = dict(data) if model is Document else report_1.as_report_2(data)
+    for name in ("failed", "chain", "findings", "nonfinite"):
+        given[name] = tuple(given[name])
+    given["notes"] = tuple(Note.of(note) for note in given["notes"])
+    return given
+
+
+_JSON = {"string": "a string", "object": "an object", "array": "a list"}
+
+
+def _complaint(wrong: Any, where: str, model: type[BaseModel], schema: str) -> str:
+    """Return what is wrong with a document: a part that is missing or of another kind, or a field inside one."""
+    *inside, name = wrong["loc"]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"])[1:]
+    kinds = _whole(model)["properties"].get(wrong["loc"][0], {})
+    kind = _JSON.get("string" if "enum" in kinds else str(kinds.get("type")))
+    missing = wrong["type"] == "missing"
+    if wrong["type"] == "extra_forbidden":
+        what = f"got an unexpected keyword argument {name!r}" + (f" in {place}" if inside else "")
+    elif not inside and kind and (missing or wrong["type"].endswith("_type")):
+        got = "nothing" if missing else type(wrong["input"]).__name__
+        return f"Expected {where} to be a whole report of {schema}, with {name} as {kind}, but got {got}."
+    elif missing:
+        what = f"{name!r} is missing" + (f": {place}" if inside else "")
+    else:
+        what = f"{place} is {shown(wrong['input'])}. {wrong['msg'].removeprefix('Value error, ')}"
+    return f"Expected {where} to have the fields of {schema}, but: {what}."
+
+
+if __name__ == "__main__":  # python -m walkback.report.formats.report_2 > src/walkback/schemas/report-2.json
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
