@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 # From the first to the last; what stands in one line may not import each other.
 ORDER = (
-    ("errors",),
+    ("errors", "version"),
     ("notes", "options", "entry", "progress"),
     ("network",),
     ("tracing",),

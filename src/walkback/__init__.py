@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from walkback.version import __version__ as __version__
 
 # The public names and where they live. torch loads with the first of them, not with `import walkback`.
 _HOMES = {

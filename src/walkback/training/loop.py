@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from walkback import __version__, nets, rules
+from walkback import nets, rules
 from walkback.api import diagnose, measure
 from walkback.data import Dataset, Split, load
 from walkback.data.dataset import checked
@@ -41,6 +41,7 @@ from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkp
 from walkback.training.precision import float64_check
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
+from walkback.version import __version__
 
 PROBE_BATCHES, PROBE_SIZE = 8, 128
 FRESH_DRAWS = 20
