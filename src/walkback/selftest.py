@@ -197,7 +197,7 @@ SHIPPED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def shipped_cases() -> list[Case]:
-    """The trained networks in the package, loaded as any bundle is; accuracy is taken anew on the test split."""
+    """Return the trained networks in the package, loaded as any bundle is; accuracy is taken anew on the test split."""
     found, device = [], torch.device("cpu")
     for rule, (three, four) in SHIPPED.items():
         bundle = load_bundle(BUNDLES / rule)

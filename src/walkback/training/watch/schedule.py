@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
@@ -134,6 +135,11 @@ class Schedule:
         every = f'"{needed}"' if needed == "epoch" and self.n == 1 else f'"{self.n} {needed}s"'
         often = f"{calls} call{'s' if calls > 1 else ''} of {other}()"
         return f"every={every} measures when {needed}() is called, but it was never called in {often}"
+
+    def warn_unheard(self) -> None:
+        """Warn of it, where a watch ends."""
+        if unheard := self.unheard():
+            warnings.warn(f"Nothing was measured on the way: {unheard}.", stacklevel=3)
 
     def state_dict(self, now: float) -> dict[str, Any]:
         """Return the counts, and the seconds as they are counted from `now` on."""

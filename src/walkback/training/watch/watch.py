@@ -8,11 +8,11 @@ accumulation, loss scaling, clipping and averaging of weights neither disturb it
 from __future__ import annotations
 
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Real
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,16 @@ from walkback.report.formats.logged import judge, position
 from walkback.report.report import Report
 from walkback.tracing.session import Credit
 from walkback.tracing.untouched import undrawn
-from walkback.training.watch.history import (
-    RESERVED,
-    Fired,
-    History,
-    Lost,
-    Printer,
-    Row,
-    append,
-    judged,
-    reopen,
-    repair,
-    row_of,
-    same_network,
-)
+from walkback.training.watch import history
+from walkback.training.watch.history import Fired, History, Lost, Printer, Row
 from walkback.training.watch.ranks import sharded, together
 from walkback.training.watch.schedule import Schedule
 from walkback.verdict.checks import DiagnosticThresholds, accuracies
 from walkback.verdict.editions import Claim, decide
+
+
+def _counter(name: str) -> Any:
+    return property(lambda self: getattr(self.schedule, name), lambda self, n: setattr(self.schedule, name, n))
 
 
 class Watch:
@@ -77,7 +69,7 @@ class Watch:
         total_steps: the same in steps.
         clock: seconds, for tests.
 
-    Call `step()` after every optimiser step and `epoch()` after every epoch (one of the two is enough), on every rank.
+    Call `step()` after every optimiser step and `epoch()` after every epoch (the one that `every` counts in is enough), on every rank.
     One batch is measured at once, so that a network that can't be read is an error before training, not after an epoch.
 
     >>> import walkback as wb
@@ -126,7 +118,7 @@ class Watch:
         self._how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
         self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
         self._log = None if log is None else Path(log)
-        self._sinks = (*(() if log is None else (partial(append, Path(log)),)), *to)
+        self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
         self._print = Printer() if live else None
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._everyone = clock, sharded(model)
@@ -136,18 +128,18 @@ class Watch:
         with undrawn(model):  # loaders, and loggers later on, draw from the random state
             # An iterator would be used up by the first measurement.
             self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
-            before, keep = ([], None) if self._log is None else together(partial(reopen, self._log))
+            before, keep = ([], None) if self._log is None else together(partial(history.reopen, self._log))
             spent, one, self._shapes = together(self._begin, self._everyone)
             self._go_on(before, self._log)
             if self._log is not None and keep is not None:
-                together(partial(repair, self._log, keep))
-        schedule = self.schedule
+                together(partial(history.repair, self._log, keep))
         if before:
-            schedule.epochs, schedule.steps = position(before[-1])
+            self.epochs, self.steps = position(before[-1])
+        schedule = self.schedule
         # The cost of a measurement is guessed from one batch at first, and then known.
-        schedule.spent, schedule.cost, schedule.last = spent, one * _length(self._batches), clock()
+        schedule.spent, schedule.cost, schedule.last = spent, one * max(1, length_hint(self._batches, 8)), clock()
         # With nobody left to call it, it is sure that what `every` waits for will not come.
-        self._warn = weakref.finalize(self, _say_unheard, schedule)
+        self._warn = weakref.finalize(self, schedule.warn_unheard)
 
     # -- while training ----------------------------------------------------------------------------------------
 
@@ -235,16 +227,7 @@ class Watch:
 
     # -- what it says ------------------------------------------------------------------------------------------
 
-    steps = property(
-        lambda self: self.schedule.steps,
-        lambda self, n: setattr(self.schedule, "steps", n),
-        doc="How many steps were taken.",
-    )
-    epochs = property(
-        lambda self: self.schedule.epochs,
-        lambda self, n: setattr(self.schedule, "epochs", n),
-        doc="How many epochs were done.",
-    )
+    steps, epochs = _counter("steps"), _counter("epochs")  # how many were taken or done
 
     @property
     def max_overhead(self) -> float | None:
@@ -268,10 +251,9 @@ class Watch:
     @property
     def fired(self) -> tuple[Fired, ...]:
         """The first time of every check that flagged, the earliest first, whether or not trust was `lost` by it."""
-        first: dict[str, Fired] = {}
-        for flag in (flag for flags, _ in self._judged for flag in flags):
-            first.setdefault(flag.check, flag)
-        return tuple(first.values())
+        flags = [flag for flags, _ in self._judged for flag in flags]
+        first = {flag.check: flag for flag in reversed(flags)}
+        return tuple(flag for flag in flags if first[flag.check] is flag)
 
     @property
     def history(self) -> History:
@@ -314,17 +296,17 @@ class Watch:
     def _note(self, numbers: Mapping[str, Any]) -> None:
         for name, value in numbers.items():
             number = value.item() if hasattr(value, "item") else value
-            if name in RESERVED or isinstance(number, bool) or not isinstance(number, Real):
+            if name in history.RESERVED or isinstance(number, bool) or not isinstance(number, Real):
                 raise InputError(
                     f"Expected numbers under names of your own, but got {name}={shown(value)}. Not among the names: "
-                    f"{', '.join(RESERVED)}."
+                    f"{', '.join(history.RESERVED)}."
                 )
             self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
 
     def _go_on(self, rows: Sequence[Row], whence: Path | str | None) -> None:
         """Begin with rows that were measured before; the first that is measured may stand before the last of them."""
         if rows:
-            same_network(rows[-1], self._shapes, whence)
+            history.same_network(rows[-1], self._shapes, whence)
         for row in rows:
             self._add(row)
         self._resumed = bool(rows)
@@ -350,15 +332,14 @@ class Watch:
         began = self._now()
         with quietly():
             m = measure(self.model, self._moved(), **self._how)
-        now = self._now()
+        now, schedule = self._now(), self.schedule
         totals = {name: total for name, total in self._totals.items() if total is not None}
         begin = {"epoch": self.epochs, "step": self.steps, **totals, **self._numbers}
-        took = now - began
-        end = {"seconds": took, "elapsed": now - self.schedule.start, "overhead": self.schedule.overhead(now, took)}
-        return row_of(m, (self.thresholds, self.edition), begin, end)
+        end = {"seconds": now - began, "elapsed": now - schedule.start, "overhead": schedule.overhead(now, now - began)}
+        return history.row_of(m, (self.thresholds, self.edition), begin, end)
 
     def _add(self, row: Row) -> None:
-        self._judged.append(judged(row, (self.thresholds, self.edition)))
+        self._judged.append(history.judged(row, (self.thresholds, self.edition)))
         self._rows.append(row)
 
     def _write(self, row: Row, live: Callable[[Row], object] | None = None) -> None:
@@ -408,19 +389,6 @@ def planned(
     if log is not None and Path(log).suffix.lower() != ".jsonl":
         raise InputError(f"Expected log to end in .jsonl, one row per line, but got {shown(str(log))}.")
     return schedule
-
-
-def _say_unheard(schedule: Schedule) -> None:
-    """Warn where the watch measured nothing on its own, since what `every` needs was never called."""
-    if unheard := schedule.unheard():
-        warnings.warn(f"Nothing was measured on the way: {unheard}.", stacklevel=3)
-
-
-def _length(batches: Iterable[Any]) -> int:
-    try:
-        return max(1, len(batches))  # type: ignore[arg-type]
-    except TypeError:
-        return 8  # the least that is asked for
 
 
 def _on(value: Any, device: torch.device) -> Any:
