@@ -69,8 +69,8 @@ class Watch:
         total_steps: the same in steps.
         clock: seconds, for tests.
 
-    Call `step()` after every optimiser step and `epoch()` after every epoch (the one that `every` counts in is enough), on every rank.
-    One batch is measured at once, so that a network that can't be read is an error before training, not after an epoch.
+    Call `step()` after every optimiser step and `epoch()` after every epoch, on every rank; the one that `every` counts
+    in is enough. One batch is measured at once: a network that can't be read is an error before training.
 
     >>> import walkback as wb
     >>> watch = Watch(wb.selftest.exploded(), wb.selftest.batches(8), every=10)
