@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+import subprocess
 import sys
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import walkback as wb
+from patience import PATIENCE
 from test_watch import BATCHES, Net, fresh, same
-from walkback.integrations import lightning_callback, trainer_callback
+from walkback.integrations import LightningWatch, TransformersWatch, lightning_callback, trainer_callback
 
 SAMPLES = [
     (x, y)
@@ -339,6 +345,138 @@ def test_a_hugging_face_model_is_watched_as_it_is(tmp_path):
     data = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels)]
     transformers.Trainer(model, args, train_dataset=data, callbacks=[callback]).train()
     assert [len(row["per_layer"]["g_norm"]) for row in callback.watch.history] == [3, 3]
+
+
+# -- pickled, and resumed ------------------------------------------------------------------------------------------
+
+
+def own_credit(trace):
+    """A credit that pickle finds by its name."""
+    return [h * 1e-3 for h in trace.states]
+
+
+def shown_rows(rows) -> list[dict]:
+    """Rows without what a clock says."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "elapsed", "overhead")} for row in rows]
+
+
+@pytest.mark.parametrize("kind", [LightningWatch, TransformersWatch])
+def test_the_classes_are_importable_and_their_instances_are_callbacks(kind):
+    callback = kind(BATCHES, 3, network="net", credit=own_credit, log="history.jsonl")
+    assert isinstance(callback, kind)
+    base = {"Callback": "lightning.pytorch", "TrainerCallback": "transformers"}[kind.base]
+    assert isinstance(callback, getattr(import_module(base), kind.base))
+    for copied in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+        assert type(copied) is type(callback)
+        assert (copied.every, copied.network, copied.options) == (3, "net", callback.options)
+        assert copied.state_key == callback.state_key
+        assert copied.state_dict() == {}
+    others = [kind(BATCHES, 4, network="net"), kind(BATCHES[1:], 3, network="net", credit=own_credit)]
+    assert len({c.state_key for c in (callback, *others)}) == 3
+
+
+def test_importing_them_needs_no_library():
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('lightning', 'pytorch_lightning', 'transformers')))\n"
+        "import walkback as wb\nfrom walkback.integrations import LightningWatch, TransformersWatch\n"
+        "for kind in (LightningWatch, TransformersWatch):\n"
+        "    try: kind([])\n    except wb.InputError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert done.stdout.count("to be installed, but it is not: pip install 'walkback[") == 2
+
+
+class Through(LightningWatch):
+    """Becomes a pickle and comes back at every step: nothing but what it holds may be needed."""
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        super().on_train_batch_end(trainer, pl_module, *args)
+        self.pickles = [*getattr(self, "pickles", []), pickle.dumps(self)]
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks.*ModelCheckpoint")
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
+@pytest.mark.parametrize(("every", "at"), [(3, 2), (3, 5), ("epoch", 4), ("epoch", 6)])
+def test_lightning_goes_on_from_a_checkpoint_as_if_nothing_had_happened(lightning, every, at, tmp_path):
+    """Stopped after `at` of 12 steps, four to an epoch: rows, accuracies and what fired are those of one training."""
+
+    module = module_of(lightning, explode_at=9)
+    for dropout in (m for m in module.modules() if isinstance(m, nn.Dropout)):
+        dropout.p = (
+            0.0  # a checkpoint of Lightning holds no random state, and a loader starts anew: all batches are one
+        )
+
+    def run(log=None, saving=(), **options):
+        watching = LightningWatch(BATCHES[:1], every, network="net", accuracy="train_acc", log=log, credit=own_credit)
+        trainer = lightning.Trainer(
+            callbacks=[watching, *saving], accelerator="cpu", logger=False, max_epochs=3, enable_progress_bar=False,
+            enable_model_summary=False, enable_checkpointing=bool(saving),
+        )  # fmt: skip
+        loader = torch.utils.data.DataLoader(4 * SAMPLES[:16], batch_size=16)
+        trainer.fit(copy.deepcopy(module), loader, **options)
+        return watching.watch
+
+    def rows(watch):
+        """Logged metrics are not in a checkpoint of the last step of an epoch either."""
+        return [row | ({"acc": None} if at == row["step"] else {}) for row in shown_rows(watch.history)]
+
+    kept = lightning.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=at, save_top_k=-1, filename="{step}")
+    whole = run(tmp_path / "log.jsonl", [kept])
+    assert whole.should_stop
+    for log in (None, tmp_path / "log.jsonl"):
+        again = run(log, ckpt_path=tmp_path / f"step={at}.ckpt", weights_only=True)
+        assert rows(again) == rows(whole)
+        assert (again.fired, again.lost) == (whole.fired, whole.lost)
+    assert rows(wb.Watch(fresh(), BATCHES[:1], log=tmp_path / "log.jsonl")) == rows(whole)
+
+
+def test_lightning_a_pickle_from_the_middle_of_a_training_goes_on(lightning, tmp_path):
+    callback = Through(BATCHES[:1], 3, network="net", accuracy="train_acc")
+    fit(lightning, module_of(lightning), [callback])
+    middle = pickle.loads(callback.pickles[4])  # after 5 of 8 steps
+    assert [row["step"] for row in middle.state_dict()["rows"]] == [3]
+    assert middle.state_dict()["schedule"]["steps"] == 5
+    assert "watch" not in vars(middle)
+    trainer = SimpleNamespace(max_epochs=2, estimated_stepping_batches=8, global_step=5, current_epoch=1, loggers=[])
+    trainer.callback_metrics = {"train_acc": torch.tensor(0.25)}
+    middle.on_train_start(trainer, module_of(lightning))
+    for trainer.global_step in (6, 7, 8):
+        middle.on_train_batch_end(trainer, None)
+    middle.on_train_epoch_end(trainer, None)
+    middle.on_train_end(trainer, None)
+    assert [row["step"] for row in middle.watch.history] == [3, 6, 8]
+    assert [row.get("acc") is not None for row in middle.watch.history] == [True, True, True]
+
+
+@pytest.mark.parametrize(("every", "at"), [(3, 2), (3, 5), ("epoch", 4), ("epoch", 6)])
+def test_the_trainer_goes_on_from_a_checkpoint_as_if_nothing_had_happened(every, at, tmp_path):
+    transformers = import_module("transformers")
+
+    def run(**resumed):
+        fresh()
+        model = ForTrainer(None)
+        callback = TransformersWatch(BATCHES[:1], every, network="net")
+        args = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=16, report_to=[], save_strategy="steps",
+            save_steps=at, logging_strategy="no", disable_tqdm=True, use_cpu=True, num_train_epochs=3, seed=1,
+            restore_callback_states_from_checkpoint=True,
+        )  # fmt: skip
+        data = [{"x": x, "labels": y} for x, y in SAMPLES]
+        trainer = transformers.Trainer(model, args, train_dataset=data, callbacks=[callback])
+        trainer.train(**resumed)
+        return callback
+
+    whole = run()
+    again = run(resume_from_checkpoint=str(tmp_path / f"checkpoint-{at}"))
+    assert len(whole.watch.history) == (4 if every == 3 else 3)
+    assert shown_rows(again.watch.history) == shown_rows(whole.watch.history)
+    # By hand, too: what state_dict returns is what the checkpoint holds.
+    by_hand = TransformersWatch(BATCHES[:1], every, network="net")
+    by_hand.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    state = SimpleNamespace(max_steps=12, num_train_epochs=3, global_step=12, epoch=3.0)
+    model = ForTrainer(None)
+    by_hand.on_train_begin(SimpleNamespace(max_steps=-1), state, None, model=model)
+    assert list(by_hand.watch.history) == list(whole.watch.history)
 
 
 # -- not installed -------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ from walkback.data import Dataset, Split
 from walkback.notes import Note
 from walkback.training import loop
 from walkback.training.bundle import load_bundle
-from walkback.training.loop import _all_learn, augment, build_net, seeded, train
+from walkback.training.loop import augment, build_net, seeded, train
+from walkback.training.setup import _all_learn
 from walkback.training.spec import Optimiser, RunSpec
 
 SMALL = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 3}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,7 +21,9 @@ from torch import Tensor, nn
 import walkback as wb
 from patience import PATIENCE
 from walkback import cli
-from walkback.training.watch import Fired, Watch, _on, scalars
+from walkback.training.watch import Fired, Watch, scalars
+from walkback.training.watch.schedule import Schedule
+from walkback.training.watch.watch import _on
 
 BATCHES = wb.selftest.batches(3, size=64)
 DATA = wb.selftest.batches(6, size=16, seed=5)
@@ -398,6 +402,92 @@ def test_auto_with_epochs_alone():
         watch.epoch()
     assert watch.overhead <= 0.02
     assert 0 < len(watch.history) < 20
+
+
+def test_a_schedule_needs_neither_a_clock_nor_a_network():
+    """The budget in closed form: the k-th measurement of c seconds is affordable from k·c/share − c on."""
+    share, cost, now, at = 0.1, 2.0, 0.0, []
+    schedule = Schedule("auto", share=share, cost=cost)
+    for _ in range(300):
+        now += 0.5
+        if schedule.step():
+            due, schedule.look = schedule.affordable(now)
+            if due:
+                at.append(now)
+                now += cost
+                schedule.spent, schedule.last = schedule.spent + cost, now
+    assert at == [k * cost / share - cost for k in range(1, len(at) + 1)]
+    assert len(at) == 8
+    assert schedule.overhead(now) == 8 * cost / now < share
+
+
+def test_a_state_makes_another_schedule_the_same_whatever_the_time():
+    first = Schedule.of("auto", 0.05, now=100.0)
+    first.cost = 1.0
+    for _ in range(7):
+        first.step()
+    first.epoch()
+    second = Schedule.of("auto", 0.05, now=0.0)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict(130.0))), 7.0)
+    assert (second.steps, second.epochs, second.calls) == (7, 1, {"steps": 7, "epochs": 1})
+    for later in (0.0, 3.0, 20.0):
+        assert second.affordable(7.0 + later) == first.affordable(130.0 + later)
+
+
+@pytest.mark.parametrize(("every", "called", "needed"), [("epoch", "step", "epoch"), (5, "epoch", "step")])
+def test_a_watch_that_never_hears_what_it_measures_at_says_so_once(every, called, needed):
+    words = rf"measures when {needed}\(\) is called, but it was never called in 3 calls of {called}\(\)"
+    for end in ("finish", "gone"):
+        watch = Watch(fresh(), BATCHES[:1], every)
+        for _ in range(3):
+            getattr(watch, called)()
+        assert re.search(words, str(watch))
+        with pytest.raises(wb.InputError, match=words):
+            watch.report()
+        with pytest.warns(UserWarning, match=words) as heard:  # noqa: PT031
+            if end == "finish":
+                watch.finish()
+            del watch
+            gc.collect()
+        assert len(heard) == 1
+
+
+@pytest.mark.parametrize("every", ["epoch", "4 steps", "auto"])
+def test_a_watch_that_hears_what_it_needs_is_quiet(every):
+    watch = Watch(fresh(), BATCHES[:1], every)
+    assert "never called" not in str(watch)
+    watch.step()
+    watch.epoch()
+    assert "never called" not in str(watch)
+    watch.finish()
+    del watch
+    gc.collect()
+
+
+def test_a_watch_goes_on_from_a_state(tmp_path):
+    """A loop of one's own: stopped after 5 of 9 steps, with a number that waits for the next row."""
+
+    def steps(watch, numbers):
+        for n in numbers:
+            scale(watch.model.blocks[1], 3e3 if n == 4 else 1.0)
+            watch.step(acc=0.1 * n)
+
+    whole = Watch(wb.selftest.network(depth=3), BATCHES[:1], 3)
+    steps(whole, range(1, 10))
+    first = Watch(wb.selftest.network(depth=3), BATCHES[:1], 3)
+    steps(first, range(1, 6))
+    state = json.loads(json.dumps(first.state_dict()))
+    second = Watch(first.model, BATCHES[:1], 3, log=tmp_path / "log.jsonl")
+    second.load_state_dict(state)
+    steps(second, range(6, 10))
+    told = ("epoch", "step", "acc", "per_layer", "values", "flagged", "walked_back")
+    assert [[row[k] for k in told] for row in second.history] == [[row[k] for k in told] for row in whole.history]
+    assert second.fired == whole.fired != ()
+    assert [row["step"] for row in lines_of(tmp_path / "log.jsonl")] == [6, 9]
+    with pytest.raises(wb.InputError, match="to be the history of this network"):
+        Watch(wb.selftest.network(depth=2), BATCHES[:1]).load_state_dict(state)
+    with pytest.raises(wb.InputError, match=r"Expected a state that Watch\.state_dict\(\) returned, but got"):
+        second.load_state_dict({"rows": []})
 
 
 # -- what is said first --------------------------------------------------------------------------------------------

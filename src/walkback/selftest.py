@@ -15,7 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from walkback.api import measure
+from walkback.data import load
 from walkback.errors import FormatError
+from walkback.training.bundle import load_bundle
+from walkback.training.rows import evaluate
+from walkback.training.setup import probe_batches
 
 WIDTH, CLASSES = 32, 10
 
@@ -192,11 +197,7 @@ SHIPPED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def shipped_cases() -> list[Case]:
-    """The trained networks in the package, loaded as any bundle is; accuracy is taken anew on the test split."""
-    from walkback.data import load
-    from walkback.training.bundle import load_bundle
-    from walkback.training.loop import evaluate, probe_batches
-
+    """Return the trained networks in the package, loaded as any bundle is; accuracy is taken anew on the test split."""
     found, device = [], torch.device("cpu")
     for rule, (three, four) in SHIPPED.items():
         bundle = load_bundle(BUNDLES / rule)
@@ -217,8 +218,6 @@ def closed_form_errors(seed: int = 0) -> dict[str, float]:
     With h_l = (I + W_l) h_{l-1} and logits V h_L, states and gradients are matrix products:
     g_l = (I + W_{l+1})ᵀ … (I + W_L)ᵀ Vᵀ (softmax − onehot).
     """
-    from walkback.api import measure
-
     rng = np.random.default_rng(seed)
     depth, width, n = 3, 8, 512
     stem, head = rng.normal(size=(width, 5)), rng.normal(size=(4, width))

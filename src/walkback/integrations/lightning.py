@@ -9,21 +9,13 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
-from walkback.integrations.library import library, part
-from walkback.training.watch import Row, Watch, check_options, scalars
+from walkback.integrations.library import WatchCallback
+from walkback.training.watch import Row, scalars
 
 _NAMESPACES = ("lightning.pytorch", "pytorch_lightning")
 
 
-def lightning_callback(
-    eval_batches: Iterable[Any],
-    every: str | int = "epoch",
-    *,
-    network: str | None = None,
-    accuracy: str | None = None,
-    stop: bool = False,
-    **options: Any,
-) -> Any:
+class LightningWatch(WatchCallback):
     """A Lightning callback that watches the network; its `.watch` is the Watch once training has started.
 
     Args:
@@ -37,62 +29,83 @@ def lightning_callback(
         options: keywords of `Watch`: credit, edition, thresholds, anatomy, loss, log, live, to, max_overhead, …
 
     Whatever the cadence, the last step is measured too. Rows also go to the trainer's own loggers, under walkback/…
+    Lightning's checkpoints hold the state of the watch: with `ckpt_path`, it goes on as training does.
     """
-    check_options(every, options)
 
-    class WatchCallback(*_bases()):  # type: ignore[misc]
-        watch: Watch
+    base, extra = "Callback", "lightning"
 
-        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            lengths = {"total_epochs": trainer.max_epochs, "total_steps": trainer.estimated_stepping_batches}
-            planned = {name: int(n) for name, n in lengths.items() if n is not None and 0 < n < math.inf}
+    @staticmethod
+    def modules() -> tuple[str, ...]:
+        """Return the namespaces in use: they are two packages with two classes, and who loaded both gets both."""
+        loaded = [name for name in _NAMESPACES if name in sys.modules]
+        there = loaded or [name for name in _NAMESPACES if find_spec(name.partition(".")[0]) is not None][:1]
+        return tuple(there or _NAMESPACES[:1])
 
-            def log(row: Row) -> None:
-                for logger in trainer.loggers:
-                    logger.log_metrics(scalars(row), step=trainer.global_step)
+    def __init__(
+        self,
+        eval_batches: Iterable[Any],
+        every: str | int = "epoch",
+        *,
+        network: str | None = None,
+        accuracy: str | None = None,
+        stop: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(eval_batches, every, network, stop, options)
+        self.accuracy = accuracy
+        self._metric: Any = None  # as it was when it was last looked at: Lightning keeps old ones, object and all
+        self._epoch: dict[str, Any] = {}  # of the last epoch: the step it ended at, its accuracy; was one ever logged?
 
-            how = {**planned, **options, "to": [*options.get("to", ()), log]}
-            self.watch = Watch(part(pl_module, network), eval_batches, every, **how)
-            self.watch.steps, self.watch.epochs = trainer.global_step, trainer.current_epoch
-            self._metric, self._since, self._new = None, trainer.global_step, {}
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Make the watch."""
+        lengths = {"total_epochs": trainer.max_epochs, "total_steps": trainer.estimated_stepping_batches}
+        planned = {name: int(n) for name, n in lengths.items() if n is not None and 0 < n < math.inf}
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            if trainer.global_step > self.watch.steps:  # not while gradients are still being accumulated
-                self.watch.step(trainer.global_step)
-                self._maybe_stop(trainer)
+        def log(row: Row) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(scalars(row), step=trainer.global_step)
 
-        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-            new = self._accuracy(trainer)
-            if self.watch.epoch(trainer.current_epoch + 1, **new) is None:
-                self.watch.amend(since=self._since, **new)
-            self._since, self._new = trainer.global_step, new
+        start = {"end": trainer.global_step, "acc": {}, "logged": False}
+        self._metric, self._epoch = None, self._state.get("epoch", start)
+        options = {**planned, **self.options, "to": [*self.options.get("to", ()), log]}
+        self._begin(pl_module, trainer.global_step, trainer.current_epoch, options)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """Count a step, but not while gradients are still being accumulated."""
+        if trainer.global_step > self.watch.steps:
+            self.watch.step(trainer.global_step)
             self._maybe_stop(trainer)
 
-        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            self.watch.finish(**(self._new if self._since == trainer.global_step else {}))
-            if accuracy is not None and self._metric is None:
-                names = ", ".join(trainer.callback_metrics) or "nothing"
-                warnings.warn(  # an error would cost a training that has ended well
-                    f"Expected accuracy to name a logged metric, but {accuracy!r} is not among: {names}.", stacklevel=2
-                )
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Count an epoch, with its accuracy."""
+        metric = None if self.accuracy is None else trainer.callback_metrics.get(self.accuracy)
+        new = {} if metric is None or metric is self._metric else {"acc": float(metric)}
+        self._metric = metric
+        if self.watch.epoch(trainer.current_epoch + 1, **new) is None:
+            self.watch.amend(since=self._epoch["end"], **new)
+        self._epoch = {"end": trainer.global_step, "acc": new, "logged": self._epoch["logged"] or bool(new)}
+        self._maybe_stop(trainer)
 
-        def _accuracy(self, trainer: Any) -> dict[str, float]:
-            """The metric, if it was logged since it was last looked at: Lightning keeps old ones, object and all."""
-            metric = None if accuracy is None else trainer.callback_metrics.get(accuracy)
-            if metric is None or metric is self._metric:
-                return {}
-            self._metric = metric
-            return {"acc": float(metric)}
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Measure the last step."""
+        self.watch.finish(**(self._epoch["acc"] if self._epoch["end"] == trainer.global_step else {}))
+        if self.accuracy is not None and not self._epoch["logged"]:
+            names = ", ".join(trainer.callback_metrics) or "nothing"
+            warnings.warn(  # an error would cost a training that has ended well
+                f"Expected accuracy to name a logged metric, but {self.accuracy!r} is not among: {names}.", stacklevel=2
+            )
 
-        def _maybe_stop(self, trainer: Any) -> None:
-            if stop and self.watch.should_stop:
-                trainer.should_stop = True
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the watch and of the last epoch."""
+        return super().state_dict() | ({"epoch": dict(self._epoch)} if self._epoch else {})
 
-    return WatchCallback()
+    def __getstate__(self) -> dict[str, Any]:
+        theirs = ("log", "log_dict")  # which the trainer puts there: they hold its module
+        return {k: v for k, v in super().__getstate__().items() if k not in theirs} | {"_metric": None}
+
+    def _maybe_stop(self, trainer: Any) -> None:
+        if self.stop and self.watch.should_stop:
+            trainer.should_stop = True
 
 
-def _bases() -> tuple[type, ...]:
-    """`Callback` of the namespace in use. They are two packages with two classes; who loaded both gets both."""
-    loaded = [name for name in _NAMESPACES if name in sys.modules]
-    there = loaded or [name for name in _NAMESPACES if find_spec(name.partition(".")[0]) is not None][:1]
-    return tuple(library(name, "lightning").Callback for name in there or _NAMESPACES[:1])
+lightning_callback = LightningWatch

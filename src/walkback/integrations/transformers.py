@@ -6,18 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from walkback.integrations.library import library, part
-from walkback.training.watch import Watch, check_options
+from walkback.integrations.library import WatchCallback
 
 
-def trainer_callback(
-    eval_batches: Iterable[Any],
-    every: str | int = "epoch",
-    *,
-    network: str | None = None,
-    stop: bool = False,
-    **options: Any,
-) -> Any:
+class TransformersWatch(WatchCallback):
     """A `TrainerCallback` that watches the network; its `.watch` is the Watch once training has started.
 
     Args:
@@ -28,41 +20,68 @@ def trainer_callback(
         options: keywords of `Watch`: credit, edition, thresholds, anatomy, loss, log, live, to, max_overhead, …
 
     Epochs are those that were finished. Whatever the cadence, the last step is measured too, unless the Trainer has
-    put the weights of its best checkpoint back before it could be.
+    put the weights of its best checkpoint back before it could be. The Trainer's checkpoints hold the state of the
+    watch: with `resume_from_checkpoint`, it goes on as training does.
     """
-    check_options(every, options)
 
-    class WatchCallback(library("transformers", "hf").TrainerCallback):
-        watch: Watch
+    base, extra = "TrainerCallback", "hf"
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            planned: dict[str, int] = {"total_steps": state.max_steps}
-            if args.max_steps <= 0:  # else the number of epochs is only a bound
-                planned["total_epochs"] = math.ceil(state.num_train_epochs)
-            self.watch = Watch(part(model, network), eval_batches, every, **{**planned, **options})
-            self.watch.steps, self.watch.epochs = state.global_step, _finished(state.epoch or 0.0)
+    @staticmethod
+    def modules() -> tuple[str, ...]:
+        """Return the one module that has the class."""
+        return ("transformers",)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.watch.step(state.global_step)
-            self._maybe_stop(control)
+    def __init__(
+        self,
+        eval_batches: Iterable[Any],
+        every: str | int = "epoch",
+        *,
+        network: str | None = None,
+        stop: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(eval_batches, every, network, stop, options)
 
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.watch.epoch(_finished(state.epoch))
-            if control.should_training_stop:  # here, since the best checkpoint may be loaded before on_train_end
-                self.watch.finish()
-            self._maybe_stop(control)
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Make the watch."""
+        planned: dict[str, int] = {"total_steps": state.max_steps}
+        if args.max_steps <= 0:  # else the number of epochs is only a bound
+            planned["total_epochs"] = math.ceil(state.num_train_epochs)
+        self._state = self._state or _kept(state).get(self.state_key, {})
+        self._begin(model, state.global_step, _finished(state.epoch or 0.0), {**planned, **self.options})
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if not (args.load_best_model_at_end and state.best_model_checkpoint):
-                self.watch.finish()
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count a step."""
+        self.watch.step(state.global_step)
+        self._after(state, control)
 
-        def _maybe_stop(self, control: Any) -> None:
-            if stop and self.watch.should_stop:
-                control.should_training_stop = True
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count an epoch, and measure the last step, since the best checkpoint may be loaded before on_train_end."""
+        self.watch.epoch(_finished(state.epoch))
+        if control.should_training_stop:
+            self.watch.finish()
+        self._after(state, control)
 
-    return WatchCallback()
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Measure the last step, if the weights are still those."""
+        if not (args.load_best_model_at_end and state.best_model_checkpoint):
+            self.watch.finish()
+
+    def _after(self, state: Any, control: Any) -> None:
+        _kept(state)[self.state_key] = self.state_dict()  # a checkpoint may be saved next
+        if self.stop and self.watch.should_stop:
+            control.should_training_stop = True
+
+
+def _kept(state: Any) -> dict[str, Any]:
+    """Return what the Trainer saves with its own state, by name; versions that save nothing get a dict to forget."""
+    kept = getattr(state, "stateful_callbacks", None)
+    return kept if isinstance(kept, dict) else {}
 
 
 def _finished(epoch: float) -> int:
-    """Whole epochs in the Trainer's count, which is a sum of fractions."""
+    """Return the whole epochs in the Trainer's count, which is a sum of fractions."""
     return math.floor(epoch + 1e-6)
+
+
+trainer_callback = TransformersWatch

@@ -10,7 +10,7 @@ Last, the credits of a training step are compared with those the same rule shows
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 
@@ -31,6 +31,7 @@ DRAWS = 64
 SAME = 1e-6  # 1 − cosine below which a direction is the exact one: rounding, whatever the scale
 NEAR = 0.999  # a cosine that is exact in effect, whoever made it
 FLOOR = 0.05  # scrambled networks have no symmetry that makes their mean exactly zero, as drawn feedback has
+Batch = tuple[Tensor, Tensor]
 APART = 0.01  # relative difference between the credit of a step and the measured one
 
 
@@ -117,25 +118,15 @@ class Certificate:
 
         A relaxation may come this close honestly, and so may backpropagation with a little noise.
         """
-        return tuple(
-            c.group
-            for c in self.groups
-            if c.group not in (*self.entitled, *self.hidden_backprop) and (c.cosine or 0) > NEAR
-        )
+        known = (*self.entitled, *self.hidden_backprop)
+        return tuple(c.group for c in self.groups if c.group not in known and (c.cosine or 0) > NEAR)
 
     def __str__(self) -> str:
         near, hidden = self.exact_in_effect, self.hidden_backprop
-        rows = [
-            (
-                c.group,
-                c.kind + (" + exact" if c.leaks else " ≈ exact" if c.group in near else ""),
-                "–" if c.cosine is None else f"{c.cosine:+.4f}",
-                "–" if c.leak is None else f"{c.leak:+.3f}",
-            )
-            for c in self.groups
-        ]
-        table = tabulate(rows, ("parameters", "credit", "cosine to exact", "exact share left"), disable_numparse=True)
-        lines = [self.rule, table]
+        f = lambda x, form: "–" if x is None else format(x, form)  # noqa: E731
+        ends = {c.group: " + exact" if c.leaks else " ≈ exact" if c.group in near else "" for c in self.groups}
+        rows = [(c.group, c.kind + ends[c.group], f(c.cosine, "+.4f"), f(c.leak, "+.3f")) for c in self.groups]
+        lines = [tabulate(rows, ("parameters", "credit", "cosine to exact", "exact share left"), disable_numparse=True)]
         if hidden:
             lines.append(f"hidden backpropagation in: {', '.join(hidden)}")
         elif not self.uncertified:
@@ -147,10 +138,10 @@ class Certificate:
             )
         if near:
             lines.append(f"exact in effect, which can be relaxation or disguised backpropagation: {', '.join(near)}")
-        return "\n".join([*lines, *map(str, self.two_faced)])
+        return "\n".join([self.rule, *lines, *map(str, self.two_faced)])
 
 
-def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = None, seed: int = 0) -> Certificate:
+def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 0) -> Certificate:
     """Which credit reaches which parameters of `net` when `rule` trains it. Neither is changed.
 
     Both are run in training mode, as training does.
@@ -221,8 +212,8 @@ def certify(rule: Rule, net: nn.Module, batch: tuple[Tensor, Tensor] | None = No
 
 def _refuse_frozen(parts: Parts, rule: Rule) -> None:
     """A step needs something that trains: anywhere for exact rules, in the stem and every block for local ones."""
-    groups = {"stem": parts.stem, **{f"block {i}": block for i, block in enumerate(parts.blocks, 1)}}
-    still = [name for name, module in groups.items() if not any(p.requires_grad for p in parameters_of(module))]
+    *groups, _ = _groups(parts).items()
+    still = [name for name, own in groups if not any(p.requires_grad for p in own)]
     nothing = len(still) == len(groups) and not parts.readout_parameters()
     if nothing or (still and not declares(rule, "exact")):
         raise InputError(
@@ -286,25 +277,24 @@ def _changes(ours: Tensor, draws: list[Tensor | None]) -> bool:
     return any(d is None or not torch.allclose(d, ours, rtol=1e-4) for d in draws)
 
 
-def _gradients(
-    parts: Parts, rule: Rule, batch: tuple[Tensor, Tensor], seed: int, exact: bool
-) -> dict[str, Tensor | None]:
-    groups = {"stem": [parts.stem], **{f"block {i}": [b] for i, b in enumerate(parts.blocks, 1)}}
-    groups["readout"] = list(parts.readout_modules)
-    for p in (p for modules in groups.values() for m in modules for p in parameters_of(m)):
+def _gradients(parts: Parts, rule: Rule, batch: Batch, seed: int, exact: bool) -> dict[str, Tensor | None]:
+    groups = _groups(parts)
+    for p in (p for own in groups.values() for p in own):
         p.grad = None
     torch.manual_seed(seed)  # the same dropout every time
     Step(parts, rule, exact)(*batch)
-    out: dict[str, Tensor | None] = {}
-    for name, modules in groups.items():
-        grads = [p.grad for m in modules for p in parameters_of(m) if p.grad is not None]
-        out[name] = torch.cat([widened(g.flatten()) for g in grads]) if grads else None
-    return out
+    grads = {name: [widened(p.grad.flatten()) for p in own if p.grad is not None] for name, own in groups.items()}
+    return {name: torch.cat(own) if own else None for name, own in grads.items()}
 
 
-def _two_faced(
-    rule: Rule, net: nn.Module, parts: Parts, batch: tuple[Tensor, Tensor], seed: int
-) -> tuple[TwoFaced, ...]:
+def _groups(parts: Parts) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters of the stem, of each block and of the readout."""
+    modules = {"stem": [parts.stem], **{f"block {i}": [b] for i, b in enumerate(parts.blocks, 1)}}
+    modules["readout"] = list(parts.readout_modules)
+    return {name: [p for m in group for p in parameters_of(m)] for name, group in modules.items()}
+
+
+def _two_faced(rule: Rule, net: nn.Module, parts: Parts, batch: Batch, seed: int) -> tuple[TwoFaced, ...]:
     """Sites whose credit in a step and in a measurement differ on the same states."""
     _mode(net, False)
     measured = _twin(rule, net)
@@ -329,21 +319,18 @@ def _two_faced(
     return tuple(out[site] for site in sorted(out))
 
 
-def _seeded(rule: Rule, trace: Trace, seed: int) -> Sequence[Tensor]:
+def _seeded(rule: Callable[[Trace], Sequence[Tensor]], trace: Trace, seed: int) -> Sequence[Tensor]:
     torch.manual_seed(seed)
     return rule(trace)
 
 
-def _step_credits(
-    twin: Rule, parts: Parts, batch: tuple[Tensor, Tensor], seed: int
-) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+def _step_credits(twin: Rule, parts: Parts, batch: Batch, seed: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """States and credits of one training step."""
     seen: list[tuple[Trace, list[Tensor]]] = []
     own = twin.credits
 
     def credits(trace: Trace) -> Sequence[Tensor]:
-        torch.manual_seed(seed)
-        seen.append((trace, list(own(trace))))
+        seen.append((trace, list(_seeded(own, trace, seed))))
         return seen[-1][1]
 
     twin.credits = credits
@@ -367,12 +354,8 @@ def _redraw(rule: Rule, own: set[int], generator: torch.Generator) -> bool:
     if rule.redraw(generator):
         return True
     # A constant is no feedback, and neither are the statistics of a normalisation.
-    buffers = [
-        b
-        for name, b in rule.named_buffers()
-        if b.is_floating_point() and id(b) not in own and not name.rpartition(".")[2].startswith("running_")
-    ]
-    buffers = [b for b in buffers if float(b.std(correction=0)) > 0]
+    named = [(n.rpartition(".")[2], b) for n, b in rule.named_buffers() if b.is_floating_point() and id(b) not in own]
+    buffers = [b for n, b in named if not n.startswith("running_") and float(b.std(correction=0)) > 0]
     for b in buffers:
         b.copy_(torch.randn(b.shape, generator=generator).to(b) * b.std(correction=0))
     return bool(buffers)

@@ -20,20 +20,16 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from walkback.errors import InputError, shown
+from walkback.network import values
 from walkback.network.anatomy import Anatomy, unwrap
-from walkback.network.values import (
-    modules_of,
-    named_buffers_of,
-    named_modules_of,
-    named_parameters_of,
-    parameters_of,
-    places,
-)
+from walkback.network.values import modules_of, named_buffers_of, named_parameters_of, parameters_of
 from walkback.tracing.untouched import random_state
 from walkback.verdict.checks import accuracies
 
 Build = Callable[[], nn.Module]
 Train = Callable[[nn.Module], Any]
+Parts = Anatomy | Mapping[str, Any] | None  # as `diagnose` takes them
+Reinit = Callable[[nn.Module], object] | None
 
 
 @dataclass(frozen=True)
@@ -77,13 +73,12 @@ class FrozenBaseline:
     controls: tuple[FrozenControl, ...]
 
     def __str__(self) -> str:
-        rows = [
+        return "\n".join(
             f"seed {c.seed}: accuracy {c.accuracy:.4f}, {c.frozen_parameters:,} numbers in blocks frozen (hash "
             f"{c.frozen_hash[:12]}), {c.trained_parameters:,} trained, blocks initialised by {c.blocks}"
             + (f"; tied to a block and frozen with it: {', '.join(c.tied)}" if c.tied else "")
             for c in self.controls
-        ]
-        return "\n".join(rows)
+        )
 
 
 def train_frozen(
@@ -91,8 +86,8 @@ def train_frozen(
     train: Train,
     *,
     seed: int | Sequence[int] = 0,
-    anatomy: Anatomy | Mapping[str, Any] | None = None,
-    reinit: Callable[[nn.Module], object] | None = None,
+    anatomy: Parts = None,
+    reinit: Reinit = None,
 ) -> FrozenBaseline:
     """See `frozen_baseline`."""
     for name, value in (("build", build), ("train", train)):
@@ -115,13 +110,7 @@ def train_frozen(
     return FrozenBaseline(values[0] if single else values, controls)
 
 
-def _control(
-    build: Build,
-    train: Train,
-    seed: int,
-    anatomy: Anatomy | Mapping[str, Any] | None,
-    reinit: Callable[[nn.Module], object] | None,
-) -> FrozenControl:
+def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Reinit) -> FrozenControl:
     with random_state(_devices()):
         other = _built(build, seed + 1)
         # The control starts where the user's run starts: seed, build, train. Nothing in between draws a number.
@@ -136,7 +125,9 @@ def _control(
         _refuse_learning(blocks, parameters)
         how = _randomise(model, parameters, _of_blocks(other, anatomy)[0], seed, anatomy, reinit)
         del other
-        rest = _copies({n: p for n, p in _parameters(model).items() if n not in parameters and p.requires_grad})
+        rest = _copies(
+            {n: p for n, p in named_parameters_of(unwrap(model)).items() if n not in parameters and p.requires_grad}
+        )
         if not parameters or not rest:
             raise InputError(
                 f"Expected blocks with parameters to freeze and something beside them to train, but there are "
@@ -148,7 +139,7 @@ def _control(
         frozen, statistics = _copies(parameters), _copies(buffers)
         with _watched(blocks, parameters, frozen):
             returned = train(model)
-        now = _parameters(model)
+        now = named_parameters_of(unwrap(model))
         _refuse_moved(frozen, now)
         _refuse_learning(blocks, parameters)
         accuracy, details = _accuracy(returned)
@@ -196,7 +187,7 @@ def _built(build: Build, seed: int) -> nn.Module:
     return model
 
 
-def _blocks(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None) -> tuple[nn.Module, ...]:
+def _blocks(model: nn.Module, anatomy: Parts) -> tuple[nn.Module, ...]:
     core = unwrap(model)
     parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
     return parts.blocks  # type: ignore[return-value]  # resolved
@@ -208,19 +199,17 @@ def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
     inside = {id(p) for block in blocks for p in parameters_of(block)}
     return tuple(
         f"{path}.{name}" if path else name
-        for path, module in named_modules_of(unwrap(model))
+        for path, module in values.named_modules_of(unwrap(model))
         if id(module) not in within
         for name, p in module._parameters.items()
         if id(p) in inside
     )
 
 
-def _of_blocks(
-    model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None
-) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
+def _of_blocks(model: nn.Module, anatomy: Parts) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
     """Parameters and buffers of the blocks, by their names in the network."""
     core = unwrap(model)
-    inside = {id(t) for block in _blocks(model, anatomy) for _, t in places(block)}
+    inside = {id(t) for block in _blocks(model, anatomy) for _, t in values.places(block)}
     parameters = {n: p for n, p in named_parameters_of(core).items() if id(p) in inside}
     return parameters, {n: b for n, b in named_buffers_of(core).items() if id(b) in inside}
 
@@ -230,8 +219,8 @@ def _randomise(
     parameters: Mapping[str, nn.Parameter],
     other: Mapping[str, nn.Parameter],
     seed: int,
-    anatomy: Anatomy | Mapping[str, Any] | None,
-    reinit: Callable[[nn.Module], object] | None,
+    anatomy: Parts,
+    reinit: Reinit,
 ) -> str:
     """See to it that the blocks are random; say what made them so.
 
@@ -266,10 +255,6 @@ def _randomise(
 def _fixed(p: Tensor, other: Tensor | None) -> bool:
     constant = p.numel() == 0 or bool((p == p.flatten()[0]).all())
     return not constant and other is not None and torch.equal(p, other)
-
-
-def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    return named_parameters_of(unwrap(model))
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -346,24 +331,15 @@ def _watched(
 def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:
     """Parameters that were not there to be frozen, and buffers that learn."""
     known = {id(p) for p in parameters.values()}
-    added = [
-        f"{n} of block {i}"
-        for i, block in enumerate(blocks, 1)
-        for n, p in named_parameters_of(block).items()
-        if id(p) not in known
-    ]
+    named = [(i, named_parameters_of(block), named_buffers_of(block)) for i, block in enumerate(blocks, 1)]
+    added = [f"{n} of block {i}" for i, own, _ in named for n, p in own.items() if id(p) not in known]
+    learning = [f"{n} of block {i}" for i, _, buffers in named for n, b in buffers.items() if b.requires_grad]
     if added:
         raise InputError(
             f"Expected train(model) to leave the blocks as they are, but it put {len(added)} new parameters into them, "
             f"the first {added[0]} (an adapter?): blocks that learn are no frozen control. Build the network with "
             "them, so that they are frozen too, or train it as it is given."
         )
-    learning = [
-        f"{n} of block {i}"
-        for i, block in enumerate(blocks, 1)
-        for n, b in named_buffers_of(block).items()
-        if b.requires_grad
-    ]
     if learning:
         raise InputError(
             f"Expected buffers in the blocks that are not trained, but {learning[0]} requires a gradient "

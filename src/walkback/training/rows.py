@@ -1,0 +1,170 @@
+"""What is measured of a run: a row after every epoch, and more after the last one."""
+
+from __future__ import annotations
+
+import copy
+import math
+import platform
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from walkback.api import measure
+from walkback.data import Dataset, Split
+from walkback.measures.precision import FLOAT64
+from walkback.measures.quantities import QUANTITIES, ROW_LISTS, ROW_SCALARS
+from walkback.notes import Note
+from walkback.rules.rule import Rule, refuse_inexact
+from walkback.training.setup import Run
+from walkback.version import __version__
+
+# Those that a report must have come first, as they do in every row that was written so far.
+_LISTS = sorted(ROW_LISTS, key=lambda name: not QUANTITIES[name].required)
+
+
+@torch.no_grad()
+def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) -> tuple[Tensor, float]:
+    """(N,) which samples are right, and the mean loss, in eval mode."""
+    mode = net.training
+    net.eval()
+    right, losses = [], []
+    for start in range(0, len(split), 1000):
+        x, y = data.prepare(split.x[start : start + 1000].to(device)), split.y[start : start + 1000].to(device)
+        logits = net(x)
+        right.append((logits.argmax(1) == y).cpu())
+        losses.append(F.cross_entropy(logits.cpu().double(), y.cpu(), reduction="none"))
+    net.train(mode)
+    return torch.cat(right), float(torch.cat(losses).mean())
+
+
+def measured_row(run: Run, epoch: int, train_loss: float | None) -> dict[str, Any]:
+    """Return the row of an epoch: losses, accuracy and what `measure` says on the probe set, in six digits."""
+    refuse_inexact(run.rule, run.net, *run.probe[0])  # what a rule gives may change while it trains
+    right, test_loss = evaluate(run.net, run.data, run.data.test, run.device)
+    m = measure(run.net, run.probe, credit=run.rule)
+    diverged = bool(m.nonfinite) or (train_loss is not None and not math.isfinite(train_loss))
+    row = {
+        "epoch": epoch,
+        "train_loss": _some(train_loss),
+        "test_loss": _some(test_loss),
+        "test_acc": float(right.double().mean()),
+        "per_layer": {k: getattr(m, k) for k in _LISTS},
+        "values": {k: getattr(m, k) for k in ROW_SCALARS},
+        "aggregates": m.aggregates,
+        "weights": weight_growth(run),
+        "reasons": {k: m.reasons[k] for k in (*_LISTS, *ROW_SCALARS, "aggregates") if k in m.reasons},
+    }
+    shapes = m.conditions["state_shapes"]
+    if any(shape != shapes[0] for shape in shapes):  # growth is taken within stages: whoever reads the row must know
+        row["conditions"] = {"state_shapes": shapes}
+    if diverged:
+        row["diverged"] = f"epoch {epoch}: {m.nonfinite[0].text if m.nonfinite else 'training loss not finite'}"
+        row["nonfinite"] = [{**note.values, "site": note.site} for note in m.nonfinite]
+    return _rounded(row)
+
+
+def _rounded(value: Any) -> Any:
+    """Six significant digits: a trajectory is read by people and kept for years."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
+
+
+@torch.no_grad()
+def weight_growth(run: Run) -> dict[str, Any]:
+    """Per block weight ‖w − w₀‖/‖w₀‖, and per block the product of its weights' norms, Frobenius and spectral."""
+    names = {id(p): name for name, p in run.net.named_parameters()}
+    growth: list[list[float | None]] = []
+    frobenius: list[float | None] = []
+    spectral: list[float | None] = []
+    for block in run.parts.blocks:
+        weights = [p for p in block.parameters() if p.ndim >= 2]
+        moved = []
+        for p in weights:
+            w0 = run.first_weights[names[id(p)]]
+            moved.append(_some(float((p.cpu() - w0).double().norm() / w0.double().norm())))
+        growth.append(moved)
+        frobenius.append(_some(math.prod(float(p.cpu().double().norm()) for p in weights)))
+        finite = all(bool(torch.isfinite(p).all()) for p in weights)
+        norms = [float(torch.linalg.matrix_norm(p.flatten(1), ord=2)) for p in weights] if finite else [math.nan]
+        spectral.append(_some(math.prod(norms)))
+    return {"growth": growth, "product_frobenius": frobenius, "product_spectral": spectral}
+
+
+def _some(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
+
+
+def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
+    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
+
+    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit_sites": [0]}, {"epoch": 2, "zero_credit_sites": [0, 1]}]
+    >>> [dict(note.values) for note in zero_credit_notes(rows)]
+    [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
+    """
+    trained = [row for row in rows if row["epoch"] > 0]
+    count = Counter(site for row in trained for site in row.get("zero_credit_sites", ()))
+    return [
+        Note(
+            "zero-credit-epochs",
+            None,
+            {"sites": sorted(s for s in count if count[s] == epochs), "epochs": epochs, "of": len(trained)},
+        )
+        for epochs in sorted(set(count.values()), reverse=True)
+    ]
+
+
+def fresh_null(
+    net: nn.Module, rule: Rule, probe: list[tuple[Tensor, Tensor]], generator: torch.Generator, draws: int = 20
+) -> dict[str, Any] | None:
+    """Return deep cosine and Γ with the feedback drawn anew, mean and standard deviation; None without feedback."""
+    stranger, found = copy.deepcopy(rule), []
+    for _ in range(draws):
+        with torch.no_grad():
+            if not stranger.redraw(generator):
+                return None
+        found.append(measure(net, probe, credit=stranger))
+    out: dict[str, Any] = {"draws": draws}
+    for name in ("gamma", "deep_cosine"):
+        values = [getattr(m, name) for m in found]
+        if None not in values:
+            out[name] = {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
+    return out
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a result was made on."""
+    return {
+        "walkback": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": _processor(),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def float64_check(net: nn.Module, probe: list[tuple[Tensor, Tensor]]) -> dict[str, Any] | None:
+    """Return per site 1 − cos(g, g in float64), and per block the share of f_l that h + f_l loses to rounding.
+
+    None where the network can't run in float64.
+    """
+    m = measure(net, probe, probes=("intrinsic",))
+    if m.conditions["intrinsic"]["method"] != FLOAT64:
+        return None
+    return {"gradient_off": m.float64_disagreement, "absorbed": m.absorption[1:]}

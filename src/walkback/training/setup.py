@@ -1,0 +1,155 @@
+"""RunSpec -> Run: the network, rule, optimiser and batches of a run, all of them drawn from (seed, purpose, epoch)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from walkback import nets, rules
+from walkback.data import Dataset
+from walkback.errors import InputError, cut, shown
+from walkback.rules.rule import Parts, Rule, declares, set_up
+from walkback.tracing.untouched import drawn_from
+from walkback.training.spec import RunSpec
+
+PROBE_BATCHES, PROBE_SIZE = 8, 128
+
+
+@dataclass
+class Run:
+    """The moving parts of a run."""
+
+    spec: RunSpec
+    data: Dataset
+    net: nn.Module
+    rule: Rule
+    parts: Parts
+    optimiser: torch.optim.Optimizer
+    first_weights: dict[str, Tensor]
+    probe: list[tuple[Tensor, Tensor]]
+    device: torch.device
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def drawn(self, epoch: int) -> AbstractContextManager[None]:
+        """Return a context in which dropout and noise, from the global generators, follow from seed and epoch too."""
+        return drawn_from(seeded(self.spec.seed, "global", epoch).initial_seed(), self.device)
+
+
+def seeded(seed: int, purpose: str, epoch: int = 0) -> torch.Generator:
+    """A generator of its own for each purpose and epoch."""
+    digest = hashlib.sha256(f"{seed}:{purpose}:{epoch}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def build_net(spec: RunSpec, data: Dataset) -> nn.Module:
+    """The network of a spec at its initialisation."""
+    with drawn_from(spec.seed):
+        return nets.build(spec.net, data.input_shape, data.classes, **spec.net_options)
+
+
+def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
+    """The rule of a spec, set up for a network on the CPU."""
+    generator = seeded(spec.seed, "rule")
+    with drawn_from(generator.initial_seed()):  # for a rule that does not draw from the generator it is given
+        rule = rules.make(spec.rule, **spec.rule_options)
+        rule.length = spec.credit_length
+        set_up(rule, net, data.prepare(data.train.x[:2]), data.classes, generator)
+    return rule
+
+
+def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """The fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run."""
+    size = min(PROBE_SIZE, len(data.test) // 2)
+    order = torch.randperm(len(data.test), generator=seeded(0, "probe"))[: PROBE_BATCHES * size]
+    x, y = data.prepare(data.test.x[order]).to(device), data.test.y[order].to(device)
+    return list(zip(x.split(size), y.split(size)))
+
+
+def usable(device: str | torch.device) -> torch.device:
+    """The device, or an InputError where this machine has none such."""
+    try:
+        one = torch.zeros(1, device=device)
+        one.item()  # which a device without values, such as meta, refuses
+        return one.device
+    except (RuntimeError, AssertionError) as error:
+        text = cut(str(error).splitlines()[0], 300)
+        raise InputError(
+            f"Expected a device of this machine (cpu, cuda, mps), but {shown(device)} is not: {text}"
+        ) from None
+
+
+def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
+    """The network and the rule of a spec, or an InputError where it can't be trained."""
+    if spec.augment and len(data.input_shape) != 3:
+        raise InputError(
+            f"Expected images (C, H, W) to flip and crop, but {spec.data} has inputs of shape {data.input_shape}. "
+            "Leave augment out."
+        )
+    if spec.scope == "frozen" and (spec.penalty or spec.credit_site == "reader"):
+        raise InputError("Expected neither penalty nor credit_site with frozen blocks: they have no local loss.")
+    if not spec.penalty and (spec.penalty_stem or spec.penalty_over != "sum"):
+        raise InputError("Expected penalty_over and penalty_stem together with a penalty, but it is 0.")
+    net = build_net(spec, data)
+    rule = build_rule(spec, data, net)
+    if declares(rule, "exact") and spec.credit_site == "reader":
+        raise InputError(f"Expected credit_site writer with {spec.rule}: each block gets its own gradient there.")
+    if declares(rule, "exact") and spec.credit_length != "raw":
+        raise InputError(
+            f"Expected credit_length raw with {spec.rule}: it differentiates end to end, without local credits."
+        )
+    _all_learn(net, rule)
+    return net, rule
+
+
+def _all_learn(net: nn.Module, rule: Rule) -> None:
+    parts = Parts.of(net)
+    reached = {id(p) for module in (parts.stem, *parts.blocks, *parts.readout_modules) for p in module.parameters()}
+    lost = [name for name, p in net.named_parameters() if p.requires_grad and id(p) not in reached]
+    if lost and not declares(rule, "exact"):
+        raise InputError(
+            f"Expected every weight in the stem, a block or the readout, where a local rule trains it, but {lost[0]} "
+            "is in none of them and would stay as it is. Put it into one, or set requires_grad to False."
+        )
+
+
+def start(spec: RunSpec, data: Dataset, device: torch.device) -> Run:
+    """Build everything that training moves, on the device."""
+    net, rule = build(spec, data)
+    first = {name: p.detach().clone() for name, p in net.named_parameters()}
+    net, rule = net.to(device), rule.to(device)
+    parts = Parts.of(net)
+    if spec.scope == "frozen":
+        for block in parts.blocks:
+            block.requires_grad_(False)
+    o = spec.optimiser
+    trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
+    optimiser = torch.optim.AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
+    return Run(spec, data, net, rule, parts, optimiser, first, probe_batches(data, device), device)
+
+
+def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """The training batches of an epoch, shuffled and augmented, normalised on the device."""
+    generator = seeded(spec.seed, "order", epoch)
+    order = torch.randperm(len(data.train), generator=generator)
+    size = spec.optimiser.batch_size
+    for start in range(0, len(order) - len(order) % size or len(order), size):
+        index = order[start : start + size]
+        x, y = data.train.x[index].to(device), data.train.y[index].to(device)
+        yield data.prepare(augment(x, generator) if spec.augment else x), y
+
+
+def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
+    """Random horizontal flip and crop after zero padding, per sample, (B, C, H, W) of any dtype."""
+    batch, _, height, width = x.shape
+    flip = (torch.rand(batch, generator=generator) < 0.5).to(x.device)
+    shift = torch.randint(2 * pad + 1, (batch, 2), generator=generator).to(x.device)
+    padded = F.pad(torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x), (pad,) * 4)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2 pad + 1, 2 pad + 1, H, W), a view
+    return windows[torch.arange(batch, device=x.device), :, shift[:, 0], shift[:, 1]]

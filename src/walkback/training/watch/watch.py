@@ -1,0 +1,399 @@
+"""A watch reads; it never takes part.
+
+It makes its own forward and backward pass, in eval mode, on its own batches and on the plain loss, so gradient
+accumulation, loss scaling, clipping and averaging of weights neither disturb it nor are disturbed: the model, its
+`.grad` and every random state are as they were. When it measures is `schedule`, what it keeps is `history`.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from operator import length_hint
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from walkback.api import measure
+from walkback.errors import InputError, shown
+from walkback.measures.accumulate import Measurements
+from walkback.network.anatomy import Anatomy
+from walkback.network.loss import Loss
+from walkback.network.values import buffers_of, parameters_of
+from walkback.progress import quietly
+from walkback.report.formats.logged import judge, position
+from walkback.report.report import Report
+from walkback.tracing.session import Credit
+from walkback.tracing.untouched import undrawn
+from walkback.training.watch import history
+from walkback.training.watch.history import Fired, History, Lost, Printer, Row
+from walkback.training.watch.ranks import sharded, together
+from walkback.training.watch.schedule import Schedule
+from walkback.verdict.checks import DiagnosticThresholds, accuracies
+from walkback.verdict.editions import Claim, decide
+
+
+def _counter(name: str) -> Any:
+    return property(lambda self: getattr(self.schedule, name), lambda self, n: setattr(self.schedule, name, n))
+
+
+class Watch:
+    """Measures a network every so often while it trains, in any loop.
+
+    Args:
+        model: the network in training (inside DDP, `torch.compile` and the like it is found); for averaged weights
+            (EMA), the averaged copy.
+        eval_batches: (inputs, labels) pairs, at least 8 disjoint, shuffled batches of about 128; a list or a loader.
+            They are moved to the model's device.
+        every: "epoch", "5 epochs", a number of steps, or "auto": as often as `max_overhead` allows.
+        max_overhead: the share of wall time that measuring may take; a measurement that would exceed it is left for
+            later. 0.02 with "auto"; None (no limit) with a fixed cadence.
+        credit: trace -> one credit per site, or a rule: cosines are measured too.
+        edition: whose checks lose trust: "three-check", "four-diagnostic" or "intrinsic".
+        thresholds: other limits than the published ones.
+        anatomy: parts to use instead of those `Anatomy.of` finds.
+        loss: (logits, labels) -> per-sample losses or their mean; cross-entropy by default.
+        chunk: at most so many samples at once, to save memory; the numbers are the same.
+        reference: where true gradients come from, as in `measure`: the network's own backward pass; "derived" from its
+            forward pass alone; or a plain twin, which must have the network's weights whenever it is measured.
+        log: a .jsonl file; every row is on disk before training goes on. A file that is there, of a network of the same
+            shape, is continued: `steps` and `epochs` go on from its last row.
+        live: print a row on standard error as soon as it is measured.
+        to: functions that take each row, such as those of `walkback.integrations`.
+        total_epochs: how long training is planned to be, so that `judge` can say what was left.
+        total_steps: the same in steps.
+        clock: seconds, for tests.
+
+    Call `step()` after every optimiser step and `epoch()` after every epoch, on every rank; the one that `every` counts
+    in is enough. One batch is measured at once: a network that can't be read is an error before training.
+
+    >>> import walkback as wb
+    >>> watch = Watch(wb.selftest.exploded(), wb.selftest.batches(8), every=10)
+    >>> for _ in range(20):
+    ...     _ = watch.step()
+    >>> [row["step"] for row in watch.history], watch.should_stop
+    ([10, 20], True)
+    >>> print(watch.fired[0])
+    D1 fired at step 10, layer 3: ... > 50
+    >>> print(watch.lost)
+    trust lost at step 10: D1, D2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eval_batches: Iterable[Any],
+        every: str | int = "epoch",
+        *,
+        max_overhead: float | None = None,
+        credit: Credit | None = None,
+        edition: str = "three-check",
+        thresholds: DiagnosticThresholds | None = None,
+        anatomy: Anatomy | Mapping[str, Any] | None = None,
+        loss: Loss | None = None,
+        chunk: int | None = None,
+        reference: nn.Module | str | None = None,
+        log: str | Path | None = None,
+        live: bool = False,
+        to: Sequence[Callable[[Row], object]] = (),
+        total_epochs: int | None = None,
+        total_steps: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
+        if isinstance(eval_batches, (Tensor, str, Path)) or not isinstance(eval_batches, Iterable):
+            raise InputError(
+                f"Expected eval_batches to be an iterable of batches, but got {type(eval_batches).__name__}. Wrap a "
+                "single batch in a list: [(x, y)]."
+            )
+        with undrawn(model):
+            self.schedule = planned(every, max_overhead, edition, thresholds, log, clock())
+        self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
+        self._how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
+        self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
+        self._log = None if log is None else Path(log)
+        self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
+        self._print = Printer() if live else None
+        self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
+        self._clock, self._everyone = clock, sharded(model)
+        self._numbers: dict[str, float | None] = {}  # the user's own, for the next row
+        self._rows: list[Row] = []
+        self._judged: list[tuple[tuple[Fired, ...], Lost | None]] = []  # of each row
+        with undrawn(model):  # loaders, and loggers later on, draw from the random state
+            # An iterator would be used up by the first measurement.
+            self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
+            before, keep = ([], None) if self._log is None else together(partial(history.reopen, self._log))
+            spent, one, self._shapes = together(self._begin, self._everyone)
+            self._go_on(before, self._log)
+            if self._log is not None and keep is not None:
+                together(partial(history.repair, self._log, keep))
+        if before:
+            self.epochs, self.steps = position(before[-1])
+        schedule = self.schedule
+        # The cost of a measurement is guessed from one batch at first, and then known.
+        schedule.spent, schedule.cost, schedule.last = spent, one * max(1, length_hint(self._batches, 8)), clock()
+        # With nobody left to call it, it is sure that what `every` waits for will not come.
+        self._warn = weakref.finalize(self, schedule.warn_unheard)
+
+    # -- while training ----------------------------------------------------------------------------------------
+
+    def step(self, number: int | None = None, **numbers: float) -> Row | None:
+        """Say that an optimiser step was taken. Measures if it is time for it, and then returns the row.
+
+        Args:
+            number: how many steps were taken in all; by default one more than before. Training that goes on from a
+                checkpoint older than the last row of its log must say it.
+            numbers: put into the next row: `acc` (a fraction), losses, learning rates.
+        """
+        return self._turn(self.schedule.step(number), numbers)
+
+    def epoch(self, number: int | None = None, **numbers: float) -> Row | None:
+        """Say that an epoch has ended. Measures if it is time for it, and then returns the row.
+
+        Args:
+            number: how many epochs were done in all; by default one more than before.
+            numbers: as in `step`.
+        """
+        return self._turn(self.schedule.epoch(number), numbers)
+
+    def measure(self, **numbers: float) -> Row:
+        """Measure now, whatever the cadence and its budget say."""
+        self._note(numbers)
+        with undrawn(self.model):  # also what loggers draw; what they keep on the network is theirs
+            return self._record()
+
+    def finish(self, **numbers: float) -> Row | None:
+        """Say that training has ended. Measures, and returns the row, unless the last row already stands there.
+
+        Then the numbers, if any, go into that row.
+        """
+        self._warn()
+        epoch, step = position(self._rows[-1]) if self._rows else (None, None)
+        # An epoch that ends without a step moves nothing; a row without steps stands where none were taken.
+        if step == self.steps and (step or epoch == self.epochs):
+            return self.amend(0, **numbers) if numbers else None
+        return self.measure(**numbers)
+
+    def amend(self, since: int = 0, **numbers: float) -> Row | None:
+        """Put numbers that were known too late, and those that wait for the next row, into the last row.
+
+        Args:
+            since: only if that row was measured after so many steps; else the numbers go nowhere, and None is returned.
+            numbers: as in `step`.
+
+        The row goes to the log and to the loggers again; read back, the log has it once.
+        """
+        self._note(numbers)
+        late, self._numbers = self._numbers, {}
+        if not late or not self._rows or (since and self._rows[-1]["step"] <= since):
+            return None
+        if late.items() <= self._rows[-1].items():
+            return self._rows[-1]  # it has them already
+        row = self._rows[-1] = {**self._rows[-1], **late}
+        with undrawn(self.model):
+            together(partial(self._write, row))
+        return row
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint of the training should keep: rows, counts and what waits for the next row.
+
+        It holds what JSON can hold. A new watch that loads it goes on as if training had never been interrupted.
+        """
+        state = self.schedule.state_dict(self._clock())
+        return {"rows": list(self._rows), "numbers": dict(self._numbers), "schedule": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of `state_dict`; rows that a log has of the time after it are measured again.
+
+        >>> import walkback as wb
+        >>> first, second = (Watch(wb.selftest.healthy(), wb.selftest.batches(2), every=3) for _ in range(2))
+        >>> _ = [first.step() for _ in range(4)]
+        >>> second.load_state_dict(first.state_dict())
+        >>> [row["step"] for row in map(lambda _: second.step(), range(2)) if row], [r["step"] for r in second.history]
+        ([6], [3, 6])
+        """
+        if not isinstance(state, Mapping) or not {"rows", "numbers", "schedule"} <= set(state):
+            raise InputError(f"Expected a state that Watch.state_dict() returned, but got {shown(state)}.")
+        self._rows, self._judged = [], []
+        self._go_on(state["rows"], "the state")
+        self._numbers = dict(state["numbers"])
+        self.schedule.load_state_dict(state["schedule"], self._clock())
+
+    # -- what it says ------------------------------------------------------------------------------------------
+
+    steps, epochs = _counter("steps"), _counter("epochs")  # how many were taken or done
+
+    @property
+    def max_overhead(self) -> float | None:
+        """The share of wall time that measuring may take; None for no limit."""
+        return self.schedule.share
+
+    @property
+    def lost(self) -> Lost | None:
+        """When the edition first walked the claim back on what can be told while training; None as long as it has not.
+
+        A check that fired is not yet trust that was lost: by "three-check", growth (D1) alone never loses it. Depth
+        utility (D3, d) is left out: an early accuracy against a control's last one says nothing.
+        """
+        return next((lost for _, lost in self._judged if lost is not None), None)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether trust was lost at some point of the history; what follows does not bring it back."""
+        return self.lost is not None
+
+    @property
+    def fired(self) -> tuple[Fired, ...]:
+        """The first time of every check that flagged, the earliest first, whether or not trust was `lost` by it."""
+        flags = [flag for flags, _ in self._judged for flag in flags]
+        first = {flag.check: flag for flag in reversed(flags)}
+        return tuple(flag for flag in flags if first[flag.check] is flag)
+
+    @property
+    def history(self) -> History:
+        """All rows, in the shape `judge` reads; `str()` of it is a table."""
+        return History(self._rows)
+
+    @property
+    def overhead(self) -> float:
+        """The share of wall time that measuring has taken since the watch was made."""
+        return self.schedule.overhead(self._clock())
+
+    def report(self, **claim: Any) -> Report:
+        """Return what `judge` says of the history: the last measurement, and when each check first fired.
+
+        Args:
+            claim: arguments of `judge`: headline_acc, frozen_baseline_acc, bp_acc, method_name, notes.
+        """
+        if not self._rows:
+            why = (unheard := self.schedule.unheard()) and f" ({unheard})"
+            raise InputError(
+                f"Expected at least one measurement, but nothing was measured yet{why}. Call measure() first."
+            )
+        return judge(self._rows, self.edition, self.thresholds, **claim)
+
+    def __str__(self) -> str:
+        fired = [str(f) for f in self.fired] or ["no check has fired"]
+        lost = [str(self.lost)] if self.lost else ["trust is not lost"] if self.fired else []
+        notes = [*(self._rows[-1]["advisories"] if self._rows else ()), *filter(None, [self.schedule.unheard()])]
+        told = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
+        return "\n".join([str(self.history), *told, f"measuring took {self.overhead:.1%} of the time"])
+
+    # -- inside ------------------------------------------------------------------------------------------------
+
+    def _turn(self, due: bool, numbers: Mapping[str, float]) -> Row | None:
+        self._note(numbers)
+        if due and self.max_overhead is not None:
+            due, self.schedule.look = together(lambda: self.schedule.affordable(self._clock()))
+        return self.measure() if due else None
+
+    def _note(self, numbers: Mapping[str, Any]) -> None:
+        for name, value in numbers.items():
+            number = value.item() if hasattr(value, "item") else value
+            if name in history.RESERVED or isinstance(number, bool) or not isinstance(number, Real):
+                raise InputError(
+                    f"Expected numbers under names of your own, but got {name}={shown(value)}. Not among the names: "
+                    f"{', '.join(history.RESERVED)}."
+                )
+            self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
+
+    def _go_on(self, rows: Sequence[Row], whence: Path | str | None) -> None:
+        """Begin with rows that were measured before; the first that is measured may stand before the last of them."""
+        if rows:
+            history.same_network(rows[-1], self._shapes, whence)
+        for row in rows:
+            self._add(row)
+        self._resumed = bool(rows)
+
+    def _record(self) -> Row:
+        schedule, began = self.schedule, self._now()
+        try:
+            row = together(self._measured, self._everyone)
+        finally:
+            schedule.spent += self._now() - began
+        began = self._clock()
+        self._numbers = {}
+        if self._resumed:  # measured again from an earlier point: what came after it does not stand
+            kept = sum(position(old) < position(row) for old in self._rows)
+            self._rows, self._judged, self._resumed = self._rows[:kept], self._judged[:kept], False
+        schedule.cost, schedule.last = row["seconds"], self._clock()
+        self._add(row)
+        together(partial(self._write, row, self._print))
+        schedule.spent += self._clock() - began
+        return row
+
+    def _measured(self) -> Row:
+        began = self._now()
+        with quietly():
+            m = measure(self.model, self._moved(), **self._how)
+        now, schedule = self._now(), self.schedule
+        totals = {name: total for name, total in self._totals.items() if total is not None}
+        begin = {"epoch": self.epochs, "step": self.steps, **totals, **self._numbers}
+        end = {"seconds": now - began, "elapsed": now - schedule.start, "overhead": schedule.overhead(now, now - began)}
+        return history.row_of(m, (self.thresholds, self.edition), begin, end)
+
+    def _add(self, row: Row) -> None:
+        self._judged.append(history.judged(row, (self.thresholds, self.edition)))
+        self._rows.append(row)
+
+    def _write(self, row: Row, live: Callable[[Row], object] | None = None) -> None:
+        for sink in (*self._sinks, *(() if live is None else (live,))):
+            sink(row)
+
+    def _moved(self) -> Iterator[Any]:
+        """Yield the batches, on the model's device."""
+        for batch in self._batches:
+            yield _on(batch, self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        """Where the model is now; it may have been moved since the watch was made."""
+        return next((t.device for t in (*parameters_of(self.model), *buffers_of(self.model))), torch.device("cpu"))
+
+    def _now(self) -> float:
+        """Return the time when everything that was asked of the device is done."""
+        device = self._device.type
+        if device != "cpu":
+            getattr(torch, device).synchronize()
+        return self._clock()
+
+    def _begin(self) -> tuple[float, float, list[list[int]]]:
+        """Return the seconds spent on one batch, those that it takes, and the shape of a state at each site."""
+        times, shapes = [self._now()], []
+        for _ in range(1 if self.max_overhead is None else 2):  # the first time loads code: it says little of the cost
+            first = next(iter(self._moved()), None)
+            with quietly():
+                m = measure(self.model, [] if first is None else [first], **self._how)
+            shapes = m.conditions["state_shapes"]
+            times.append(self._now())
+        return times[-1] - times[0], times[-1] - times[-2], shapes
+
+
+def planned(
+    every: str | int,
+    max_overhead: float | None = None,
+    edition: str = "three-check",
+    thresholds: DiagnosticThresholds | None = None,
+    log: str | Path | None = None,
+    now: float = 0.0,
+) -> Schedule:
+    """Return the schedule, after all that can be checked before there is a network; a mistake costs no epoch."""
+    schedule = Schedule.of(every, max_overhead, now)
+    decide(Measurements(), Claim(), thresholds or DiagnosticThresholds(), edition)
+    if log is not None and Path(log).suffix.lower() != ".jsonl":
+        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {shown(str(log))}.")
+    return schedule
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {k: _on(v, device) for k, v in value.items()}
+    return type(value)(_on(v, device) for v in value) if type(value) in (tuple, list) else value
