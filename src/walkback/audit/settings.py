@@ -171,7 +171,8 @@ def left_out(records: Records) -> tuple[str, ...]:
 # -- judging ---------------------------------------------------------------------------------------------------
 
 
-def _last(values: Sequence[Any]) -> Any:
+def last(values: Sequence[Any]) -> Any:
+    """Return the value of the last site, None where there is none."""
     return values[-1] if values else None
 
 
@@ -206,8 +207,8 @@ def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
 VALUES = {
     "acc": lambda r: r.accuracy,
     "gamma": lambda r: r.measurements.gamma,
-    "h_norm": lambda r: _last(r.measurements.h_norm),
-    "g_norm": lambda r: _last(r.measurements.g_norm),
+    "h_norm": lambda r: last(r.measurements.h_norm),
+    "g_norm": lambda r: last(r.measurements.g_norm),
     "growth": lambda r: r.measurements.growth,
     "stability": lambda r: r.measurements.stability,
     "deep_cosine": lambda r: r.measurements.deep_cosine,

@@ -12,12 +12,12 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from walkback import __version__
 from walkback.audit.records import Problem, Record, Records
 from walkback.audit.settings import RULES, Judged, alike, commands, how_long, judged_runs, other_optimiser
 from walkback.errors import InputError, WalkbackError
@@ -64,7 +64,7 @@ def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
             css=Markup(asset("base.css") + asset("page.css")),
             # Only these scripts may run, whatever else finds its way into the page.
             allowed=" ".join(f"'sha256-{_sha256(text)}'" for text in scripts.values()),
-            version=__version__,
+            version=version("walkback"),
             plotly_version=PLOTLY,
             **{name: Markup(text) for name, text in scripts.items()},
         )
