@@ -145,7 +145,7 @@ def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell |
     return [
         against("trained", stat([trained]), "cos", among(said, what)),
         count(draws),
-        Against("fresh", cell, null and null["mean"], among(said, f"fresh.{what}")),
+        Against("fresh", cell, null["mean"] if null else None, among(said, f"fresh.{what}")),
         Against("σ", apart, found.apart, among(said, f"sigma.{what}")),
     ]
 
