@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from walkback.report.panels import site_panels
 from walkback.report.report import Report
 from walkback.report.view import view
 
@@ -42,24 +43,20 @@ def document(report: Report) -> str:
 
 
 def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
-    layers = report.per_layer
     limits = {f["title"]: f["limit"] for f in report.findings}
-    h, g, cosine = (layers.get(name) or [] for name in ("h_norm", "g_norm", "cosine"))
-    steep = limits["scale stability"]
-    before = [None, *(None if x is None else steep * x for x in h[:-1])]
-    band = (layers.get("null_low") or [], layers.get("null_high") or [])
-    floor = [limits.get("reference validity")] * len(g)  # the intrinsic edition has none
-    said = "band: null" if all(band) else v["null"]
-    wanted = (
-        (h, "‖h‖ by site", f"dashes: {steep:g} × the site before, where D1 flags", panel("‖h‖", h, True, before)),
-        (g, "‖g‖ by site", "dashes: the floor" if _any(floor) else "without a floor", panel("‖g‖", g, True, floor)),
-        (cosine, "cosine by site", said, panel("cosine", cosine, band=band)),
-    )
-    return [{"svg": svg, "caption": f"{title}; {how}"} for known, title, how, svg in wanted if _any(known)]
-
-
-def _any(values: Numbers) -> bool:
-    return any(x is not None for x in values)
+    drawn = site_panels(report.per_layer, limits)
+    how = {
+        "‖h‖": f"dashes: {limits['scale stability']:g} × the site before, where D1 flags",
+        "‖g‖": "dashes: the floor" if limits.get("reference validity") is not None else "without a floor",
+        "cosine": v["null"] or "band: null",
+    }
+    return [
+        {
+            "svg": panel(p.name, p.values, p.log, p.dashes, p.band or ((), ())),
+            "caption": f"{p.name} by site; {how[p.name]}",
+        }
+        for p in drawn
+    ]
 
 
 # -- drawing -------------------------------------------------------------------------------------------------------

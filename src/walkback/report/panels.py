@@ -1,0 +1,59 @@
+"""‖h‖, ‖g‖ and cosine by site, as they are drawn: one source for the card of a report and the page of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Numbers = Sequence[float | None]
+
+
+class SitePanel(NamedTuple):
+    """One quantity by site, with what is drawn around it.
+
+    Args:
+        name: of the quantity.
+        values: one per site, None where it was not measured.
+        log: whether its axis is logarithmic.
+        limit: of its check, None where the edition has none.
+        dashes: where the check flags, one per site; empty without a limit.
+        band: (low, high) of the null, empty where it was not measured.
+        marks: the same quantity as scripts compute it, empty where that was not measured.
+    """
+
+    name: str
+    values: Numbers
+    log: bool = True
+    limit: float | None = None
+    dashes: Numbers = ()
+    band: tuple[Numbers, Numbers] | tuple[()] = ()
+    marks: Numbers = ()
+
+
+def site_panels(per_layer: Mapping[str, Numbers | None], limits: Mapping[str, float | None]) -> tuple[SitePanel, ...]:
+    """Return the panels of a report of which something was measured.
+
+    Args:
+        per_layer: of the report.
+        limits: title of a check -> its limit.
+
+    >>> panels = site_panels({"h_norm": [1.0, 3.0], "g_norm": [None, None]}, {"scale stability": 50.0})
+    >>> [(panel.name, panel.dashes) for panel in panels]
+    [('‖h‖', [None, 50.0])]
+    """
+    h, g, cosine, clamped, low, high = (
+        per_layer.get(name) or [] for name in ("h_norm", "g_norm", "cosine", "cosine_clamped", "null_low", "null_high")
+    )
+    steep, floor = limits.get("scale stability"), limits.get("reference validity")  # the intrinsic edition has no floor
+    before = [None, *(None if x is None or steep is None else steep * x for x in h[:-1])]
+    panels = (
+        SitePanel("‖h‖", h, limit=steep, dashes=before),
+        SitePanel("‖g‖", g, limit=floor, dashes=[] if floor is None else [floor] * len(g)),
+        SitePanel("cosine", cosine, log=False, band=(low, high) if low and high else (), marks=clamped),
+    )
+    return tuple(panel for panel in panels if measured(panel.values))
+
+
+def measured(values: Numbers) -> bool:
+    """Return whether there is a number among the values."""
+    return any(x is not None for x in values)
