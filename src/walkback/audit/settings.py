@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
@@ -152,34 +151,6 @@ def left_out(records: Records) -> tuple[str, ...]:
 def last(values: Sequence[Any]) -> Any:
     """Return the value of the last site, None where there is none."""
     return values[-1] if values else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
-
-
-def weight_growths(row: dict[str, Any]) -> list[float]:
-    """‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
-    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
-    return [] if None in blocks else blocks  # type: ignore[return-value]
-
-
-def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
-    """The product of the weight norms of every block; [] where one is not known."""
-    blocks = (row.get("weights") or {}).get(f"product_{norm}", [])
-    return [] if None in blocks else blocks
-
-
-def weight_growth(row: dict[str, Any]) -> float | None:
-    """‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
-    return _mean(weight_growths(row))
-
-
-def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
-    """The product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
-    blocks = norm_products(row, norm)
-    return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
 
 VALUES = {
@@ -353,9 +324,14 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
 
 def describe(spec: RunSpec) -> str:
     """A spec in a few words."""
-    said = [spec.net, *worded(spec.net_options), spec.data, RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]
-    said += ["frozen blocks"] if spec.scope == "frozen" else []
-    return ", ".join([*said, *penalty_words(spec), *spec.conventions, *other_optimiser(spec), *how_long(spec)])
+    rule = [RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]
+    return ", ".join(setting_words(spec, *rule, *(["frozen blocks"] if spec.scope == "frozen" else [])))
+
+
+def setting_words(spec: RunSpec, *rule: str) -> list[str]:
+    """Return everything but rule, scope and seed of a spec in words, `rule` after the data."""
+    said = [spec.net, *worded(spec.net_options), spec.data, *rule, *penalty_words(spec), *spec.conventions]
+    return [*said, *other_optimiser(spec), *how_long(spec)]
 
 
 def worded(options: Mapping[str, Any]) -> list[str]:

@@ -17,20 +17,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from walkback.audit.records import Problem, Record, Records
-from walkback.audit.settings import (
-    RULES,
-    Judged,
-    alike,
-    commands,
-    how_long,
-    judged_runs,
-    last,
-    other_optimiser,
-    penalty_words,
-    worded,
-)
-from walkback.errors import InputError, WalkbackError
+from walkback.audit.plans import counted
+from walkback.audit.records import Record, Records
+from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, last, setting_words, worded
+from walkback.errors import InputError
 from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
@@ -87,7 +77,6 @@ def page_data(records: Records) -> dict[str, Any]:
     Keys: `settings` is the verdict table, one entry per rule and setting; `runs` one per run; `missing` the controls
     D3 lacks, with the commands that would train them; `problems` what could not be read.
     """
-    records = _usable(records)
     if not records.runs:
         raise InputError(_nothing(records))
     groups = alike(records)
@@ -114,19 +103,6 @@ def page_data(records: Records) -> dict[str, Any]:
     )
 
 
-def _usable(records: Records) -> Records:
-    """Runs whose numbers can be read; the others join the problems."""
-    runs, problems = [], list(records.problems)
-    for run in records:
-        try:
-            _ = run.measurements, run.epochs  # read when they are asked for
-        except WalkbackError as error:
-            problems.append(Problem(run.path, str(error)))
-        else:
-            runs.append(run)
-    return records if len(runs) == len(records) else replace(records, runs=tuple(runs), problems=tuple(problems))
-
-
 def _nothing(records: Records) -> str:
     text = f"Expected finished runs under {records.folder}, but there are none"
     if records.problems:
@@ -140,19 +116,11 @@ def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]])
     words = Counter(s["verdict"]["word"] for s in settings)
     blind = sum(bool(s["verdict"]["qualifier"]) for s in settings)
     some = f" ({f'{blind} of them ' if blind < words[UNDECIDED] else ''}with depth not tested)" if blind else ""
-    named = (
-        (WALKED_BACK, "walked back"),
-        (UNDECIDED, f"undecided{some}"),
-        (PASSES, "pass" if words[PASSES] > 1 else PASSES),
-    )
-    said = [f"{words[word]} {text}" for word, text in named if words[word]]
+    texts = {WALKED_BACK: "walked back", UNDECIDED: f"undecided{some}", PASSES: "pass" if words[PASSES] > 1 else PASSES}
+    said = [f"{words[word]} {text}" for word, text in texts.items() if words[word]]
     controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
-    head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
-    return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    head = f"{counted(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
+    return f"{head}. {counted(len(runs) - controls, 'run')} and {counted(controls, 'frozen control')}."
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
@@ -171,8 +139,7 @@ def _rank(rule: str) -> tuple[int, str]:
 
 def _where(spec: RunSpec) -> str:
     """Everything but rule, scope and seed."""
-    said = [spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *spec.conventions]
-    return _text(" · ".join([*said, *other_optimiser(spec), *how_long(spec)]))
+    return _text(" · ".join(setting_words(spec)))
 
 
 def _text(text: str) -> str:
@@ -188,36 +155,37 @@ def _identity(run: Record) -> str:
     return f"run-{run.spec.digest}"
 
 
+def _links(runs: Iterable[Record]) -> list[dict[str, Any]]:
+    return [{"id": _identity(run), "seed": run.spec.seed} for run in runs]
+
+
 # -- the verdict table ---------------------------------------------------------------------------------------------
 
 
 def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
-    word = j.word("three-check") or ""
+    word, n = j.word("three-check") or "", len(j.runs)
+    failed = {edition: failed_words(j.failed(edition), n) for edition in j.verdicts}
     blind = "" if j.tested or word != UNDECIDED else "depth not tested"
     controls = [c for run in j.runs if (c := records.control(run)) is not None]
     return {
         "rule": _rule(spec),
         "setting": _where(spec),
-        "runs": [{"id": _identity(run), "seed": run.spec.seed} for run in j.runs],
+        "runs": _links(j.runs),
         "verdict": {**mark(word), "qualifier": blind, "order": _ORDER[word]},
-        "failed": _failed(j, "three-check") or blind,
-        "four": ": ".join(filter(None, (j.word("four-diagnostic"), _failed(j, "four-diagnostic")))),
+        "failed": failed["three-check"] or blind,
+        "four": ": ".join(filter(None, (j.word("four-diagnostic"), failed["four-diagnostic"]))),
         "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
         "depth": _depth_answer(j),
         "submodes": sorted({v.submode for v in four if v.submode}),
         "d1": _check(j, 0, "growth"),
         "d2": _check(j, 1, "g_norm"),
-        "d3": _depth(j.depth, j.paired[0], len(j.runs)),
-        "d3_bp": _depth(j.depth_bp, j.paired[1], len(j.runs)),
+        "d3": _depth(j.depth, j.paired[0], n),
+        "d3_bp": _depth(j.depth_bp, j.paired[1], n),
         "acc": _stat(j.stat("acc"), "acc"),
         "frozen": _stat(stat(c.accuracy for c in controls), "acc"),
-        "controls": [{"id": _identity(c), "seed": c.spec.seed} for c in controls],
+        "controls": _links(controls),
     }
-
-
-def _failed(j: Judged, edition: str) -> str:
-    return failed_words(j.failed(edition), len(j.runs))
 
 
 def _over(answers: Sequence[bool | None]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
-from walkback.replication.tables.build import depth_cell, depth_word, interval_text, verdict_cell
+from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
 from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.training.control import NO_LOCAL_LOSS, control_spec
 from walkback.training.spec import RunSpec
@@ -112,14 +112,8 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
         controls = [c for run in found if (c := records.control(run)) is not None] if _trained(found) else []
         rows.append(
             [
-                name,
-                Cell(str(len(found)), len(found)),
-                spread(j.stat("acc"), "acc"),
-                spread(stat(c.accuracy for c in controls), "acc"),
-                depth_cell(j),
-                depth_cell(j, "bp"),
-                spread(j.stat("gamma"), "cos"),
-                _by_site(found),
+                *(name, count(len(found)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
+                *(depth_cell(j), depth_cell(j, "bp"), spread(j.stat("gamma"), "cos"), _by_site(found)),
                 *(spread(j.stat(what), "norm") for what in ("h_norm", "g_norm", "growth")),
                 spread(j.stat("stability"), "cos"),
                 *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),

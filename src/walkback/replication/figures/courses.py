@@ -50,13 +50,13 @@ def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) 
 
 @st.paper_figure(30)
 def temporal_augmented(records: Records, width: st.Width) -> Figure:
-    """‖h_L‖, ‖g_L‖ and accuracy along training with flips and crops, one row per network."""
+    """‖h_L‖, ‖g_L‖ and accuracy along training with flips and crops by network; a star where a check first flags."""
     return _temporal(records, width, True)
 
 
 @st.paper_figure(40)
 def temporal_plain(records: Records, width: st.Width) -> Figure:
-    """‖h_L‖, ‖g_L‖ and accuracy along training without augmentation, one row per network."""
+    """‖h_L‖, ‖g_L‖ and accuracy along training without augmentation by network; a star where a check first flags."""
     return _temporal(records, width, False)
 
 

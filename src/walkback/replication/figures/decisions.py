@@ -109,7 +109,7 @@ _LABELS = {
 
 @st.paper_figure(80)
 def sensitivity(records: Records, width: st.Width) -> Figure:
-    """Where each threshold lies among the runs, the gap that separates them, and how far it can be moved."""
+    """Each threshold among the runs (filled: walked back), the gap that separates them, how far it can be moved."""
     table = st.numbers("sensitivity", records)
     rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
     shown = [v for v in st.variants(rows) if any(st.variant(r) == v for r in rows)]

@@ -24,7 +24,7 @@ SAID = {"BP": r"$a_l = (I + J_{l+1})^\top a_{l+1}$", "FA": r"$a_l = B_l\, a_{l+1
 
 @paper_figure(100)
 def backward_paths(records: Records, width: Width) -> Figure:
-    """The backward paths of BP, FA and DFA over a residual stream of two blocks."""
+    """The backward paths of BP, FA and DFA over a residual stream of two blocks; needs no runs."""
     del records  # nothing in it depends on results
     wide = width == "double"
     size = 6.0 if wide else 5.0

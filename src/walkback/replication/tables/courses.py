@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from statistics import geometric_mean
+from typing import Any, NamedTuple
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import (
-    RULES,
-    Setting,
-    lacking,
-    last,
-    norm_product,
-    norm_products,
-    select,
-    weight_growth,
-    weight_growths,
-)
+from walkback.audit.settings import RULES, Setting, lacking, last, select
 from walkback.measures.accumulate import deep_sites
 from walkback.replication.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.replication.tables.audits import networks
@@ -185,6 +176,34 @@ def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) ->
 
 def _accuracy_at(run: Record, epoch: int | None) -> float | None:
     return next((acc for e, acc, _ in run.epochs if e == epoch), None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = list(values)
+    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
+
+
+def weight_growths(row: dict[str, Any]) -> list[float]:
+    """‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
+    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
+    return [] if None in blocks else blocks  # type: ignore[return-value]
+
+
+def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
+    """The product of the weight norms of every block; [] where one is not known."""
+    blocks = (row.get("weights") or {}).get(f"product_{norm}", [])
+    return [] if None in blocks else blocks
+
+
+def weight_growth(row: dict[str, Any]) -> float | None:
+    """‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
+    return _mean(weight_growths(row))
+
+
+def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
+    """The product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
+    blocks = norm_products(row, norm)
+    return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
 
 @evidence_table(
