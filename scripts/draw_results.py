@@ -1,15 +1,18 @@
-"""Draws results/figures, counts results/coverage.md and lists results/runs.md: what `make evidence` commits.
+"""Draws results/figures, counts results/coverage.md, lists results/runs.md and names all in docs: for `make evidence`.
 
 python scripts/draw_results.py
 """
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from tabulate import tabulate
 
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import command
-from walkback.replication.figures import save_figures
+from walkback.replication.figures import FIGURES, save_figures
+from walkback.replication.found import Placed, markdown_list
 from walkback.replication.tables import TABLES, evidence
 from walkback.report.table import Table
 
@@ -20,6 +23,13 @@ def main() -> None:
     print(f"{len(saved.files)} figures: results/figures; not drawn: {', '.join(saved.not_drawn) or 'none'}")
     Path("results/coverage.md").write_text(coverage(records), encoding="utf-8")
     Path("results/runs.md").write_text(runs(records), encoding="utf-8")
+    for page, things in (("docs/evidence.md", TABLES), ("docs/figures.md", FIGURES)):
+        Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), things), encoding="utf-8")
+
+
+def listing(text: str, things: Mapping[str, Placed]) -> str:
+    """A page of the documentation whose list of tables or figures is that of their folder."""
+    return re.sub(r"\| name \| what it shows \|\n(\|.*\n)+", lambda _: markdown_list(things) + "\n", text, count=1)
 
 
 def coverage(records: Records) -> str:

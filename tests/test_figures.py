@@ -23,7 +23,8 @@ from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.style import RED, SKY, WIDTHS, look, missing_note
-from walkback.replication.tables import evidence
+from walkback.replication.found import markdown_list
+from walkback.replication.tables import TABLES, evidence
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -555,6 +556,11 @@ def test_the_page_on_figures_names_every_figure():
     text = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
     named = re.findall(r"^\| ([a-z, -]+) \|", text, re.MULTILINE)[1:]
     assert [name for row in named for name in row.split(", ")] == list(FIGURES)
+
+
+def test_the_pages_list_what_the_folders_hold():
+    for page, things in (("evidence.md", TABLES), ("figures.md", FIGURES)):  # `make evidence` writes both
+        assert f"\n{markdown_list(things)}\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_all_rules_of_the_world_are_known():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from walkback.audit.records import Records
 from walkback.replication.agree import RULES, agrees, agrees_any, answer, published
+from walkback.replication.found import in_folder, markdown_list
 from walkback.replication.published import FIGURES, KINDS, SOURCES, Figure, figures
+from walkback.replication.tables.build import Evidence
 
 
 def test_every_figure_has_a_known_kind_and_source():
@@ -76,3 +79,22 @@ def test_one_variant_is_enough_and_none_is_nothing():
     assert agrees_any(0.4, []) is None
     assert agrees_any(None, [ACC]) is None
     assert answer({"a": False, "b": None}) == "no"
+
+
+def test_a_table_is_one_new_file_and_no_other_edit(tmp_path, monkeypatch):
+    folder = tmp_path / "made_tables"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    head = "from walkback.replication.tables.build import count, evidence_table\n"
+    for name, place in (("late", 20), ("early", 10)):
+        (folder / f"{name}.py").write_text(
+            f'{head}@evidence_table({place}, "Runs", "n")\ndef {name}_runs(t):\n'
+            f'    """How many runs."""\n    t.row(count(len(t.records)))\n'
+        )
+    (folder / "again.py").write_text("from made_tables.late import late_runs as again\n")  # one table under two names
+    monkeypatch.syspath_prepend(tmp_path)
+    tables = in_folder("made_tables", [str(folder)], Evidence)
+    assert list(tables) == ["early-runs", "late-runs"]
+    listed = [line.split(" | ")[0] for line in markdown_list(tables).splitlines()[2:]]
+    assert listed == ["| early-runs", "| late-runs"]
+    assert tables["late-runs"](Records(tmp_path)).rows == (("0",),)

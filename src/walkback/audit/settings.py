@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
@@ -69,22 +69,12 @@ class Setting:
 
     def spec(self, seed: int) -> RunSpec:
         """The run of one seed, with the papers' options of its rule."""
-        return RunSpec(
-            net=self.net,
-            net_options=dict(self.net_options),
-            data=self.data,
-            rule=self.rule,
-            rule_options=self.rule_options,
-            scope=self.scope,
-            penalty=self.penalty,
-            epochs=self.epochs,
-            augment=self.augment,
-            credit_site=self.credit_site,
-            credit_length=self.credit_length,  # type: ignore[arg-type]  # a field of RunSpec, which checks it
-            penalty_over=self.penalty_over,
-            penalty_stem=self.penalty_stem,
-            seed=seed,
-        )
+        same = {name: getattr(self, name) for name in _SHARED}
+        return RunSpec(**same, net_options=dict(self.net_options), rule_options=self.rule_options, seed=seed)
+
+
+# Fields of a Setting that are those of its specs.
+_SHARED = tuple(f.name for f in fields(Setting) if f.name in RunSpec.model_fields and f.name != "net_options")
 
 
 def setting_of(spec: RunSpec) -> Setting | None:
@@ -99,21 +89,8 @@ def setting_of(spec: RunSpec) -> Setting | None:
 
 
 def _setting(spec: RunSpec) -> Setting:
-    return Setting(
-        spec.rule,
-        spec.net,
-        _options(spec),
-        spec.data,
-        spec.scope,
-        spec.penalty,
-        spec.epochs,
-        spec.augment,
-        spec.credit_site,
-        unit=spec.rule_options.get("unit") is True,
-        credit_length=spec.credit_length,
-        penalty_over=spec.penalty_over,
-        penalty_stem=spec.penalty_stem,
-    )
+    same = {name: getattr(spec, name) for name in _SHARED}
+    return Setting(**same, net_options=_options(spec), unit=spec.rule_options.get("unit") is True)
 
 
 def _options(spec: RunSpec) -> tuple[tuple[str, Any], ...]:
@@ -171,43 +148,16 @@ def left_out(records: Records) -> tuple[str, ...]:
 # -- judging ---------------------------------------------------------------------------------------------------
 
 
-def _last(values: Sequence[Any]) -> Any:
+def last(values: Sequence[Any]) -> Any:
+    """Return the value of the last site, None where there is none."""
     return values[-1] if values else None
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
-
-
-def weight_growths(row: dict[str, Any]) -> list[float]:
-    """‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
-    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
-    return [] if None in blocks else blocks  # type: ignore[return-value]
-
-
-def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
-    """The product of the weight norms of every block; [] where one is not known."""
-    blocks = (row.get("weights") or {}).get(f"product_{norm}", [])
-    return [] if None in blocks else blocks
-
-
-def weight_growth(row: dict[str, Any]) -> float | None:
-    """‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
-    return _mean(weight_growths(row))
-
-
-def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
-    """The product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
-    blocks = norm_products(row, norm)
-    return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
 
 VALUES = {
     "acc": lambda r: r.accuracy,
     "gamma": lambda r: r.measurements.gamma,
-    "h_norm": lambda r: _last(r.measurements.h_norm),
-    "g_norm": lambda r: _last(r.measurements.g_norm),
+    "h_norm": lambda r: last(r.measurements.h_norm),
+    "g_norm": lambda r: last(r.measurements.g_norm),
     "growth": lambda r: r.measurements.growth,
     "stability": lambda r: r.measurements.stability,
     "deep_cosine": lambda r: r.measurements.deep_cosine,
@@ -255,11 +205,7 @@ class Judged:
 
     def failed(self, edition: str) -> dict[str, int]:
         """Check -> on how many seeds it walks the claim back."""
-        found: dict[str, int] = {}
-        for verdict in self.verdicts[edition]:
-            for check in verdict.failed:
-                found[check] = found.get(check, 0) + 1
-        return dict(sorted(found.items()))
+        return dict(sorted(Counter(check for verdict in self.verdicts[edition] for check in verdict.failed).items()))
 
     @property
     def tested(self) -> bool:
@@ -378,13 +324,24 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
 
 def describe(spec: RunSpec) -> str:
     """A spec in a few words."""
-    said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items())]
-    said += [spec.data, RULES.get(spec.rule, spec.rule), *(f"{k} {v}" for k, v in spec.rule_options.items())]
-    said += ["frozen blocks"] if spec.scope == "frozen" else []
-    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    said += spec.conventions
-    said += other_optimiser(spec)
-    return ", ".join([*said, *how_long(spec)])
+    rule = [RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]
+    return ", ".join(setting_words(spec, *rule, *(["frozen blocks"] if spec.scope == "frozen" else [])))
+
+
+def setting_words(spec: RunSpec, *rule: str) -> list[str]:
+    """Return everything but rule, scope and seed of a spec in words, `rule` after the data."""
+    said = [spec.net, *worded(spec.net_options), spec.data, *rule, *penalty_words(spec), *spec.conventions]
+    return [*said, *other_optimiser(spec), *how_long(spec)]
+
+
+def worded(options: Mapping[str, Any]) -> list[str]:
+    """Return options as "name value" each."""
+    return [f"{name} {value}" for name, value in options.items()]
+
+
+def penalty_words(spec: RunSpec) -> list[str]:
+    """Return the penalty in words, nothing where there is none."""
+    return [f"λ {spec.penalty:g}"] if spec.penalty else []
 
 
 def how_long(spec: RunSpec) -> list[str]:
@@ -402,8 +359,12 @@ def other_optimiser(spec: RunSpec) -> list[str]:
     >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
     ['lr 0.008', 'schedule constant']
     """
+    return worded({k.replace("_", " "): v for k, v in _changed(spec.optimiser).items()})
+
+
+def _changed(optimiser: Optimiser) -> dict[str, Any]:
     default = Optimiser().model_dump()
-    return [f"{k.replace('_', ' ')} {v}" for k, v in spec.optimiser.model_dump().items() if v != default[k]]
+    return {name: value for name, value in optimiser.model_dump().items() if value != default[name]}
 
 
 def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
@@ -412,27 +373,19 @@ def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
     >>> command(RunSpec(rule="dfa", penalty=0.01), [42], Path("runs"))
     'walkback train --rule dfa --data cifar10 --epochs 100 --penalty 0.01 --seed 42 --out runs'
     """
+    options: dict[str, Any] = {"net": spec.net} if spec.net != "resmlp" else {}
+    options |= {"rule": spec.rule, "data": spec.data, "epochs": spec.epochs}
+    options |= {"scope": "frozen"} if spec.scope == "frozen" else {}
+    options |= {"penalty": repr(spec.penalty)} if spec.penalty else {}
+    conventions = ("penalty_over", "credit_site", "credit_length", "penalty_stem", "augment")
+    given = {name: getattr(spec, name) for name in conventions}
+    options |= {name: value for name, value in given.items() if value != RunSpec.model_fields[name].default}
+    options |= _changed(spec.optimiser)
+    more = {name: getattr(spec, name) for name in ("net_options", "rule_options")}
+    options |= {name: json.dumps(value) for name, value in more.items() if value}
     words = ["walkback", "train"]
-    if spec.net != "resmlp":
-        words += ["--net", spec.net]
-    words += ["--rule", spec.rule, "--data", spec.data, "--epochs", str(spec.epochs)]
-    if spec.scope == "frozen":
-        words += ["--scope", "frozen"]
-    if spec.penalty:
-        words += ["--penalty", repr(spec.penalty)]
-    for name in ("penalty_over", "credit_site", "credit_length"):
-        if getattr(spec, name) != RunSpec.model_fields[name].default:
-            words += [f"--{name.replace('_', '-')}", getattr(spec, name)]
-    words += ["--penalty-stem"] if spec.penalty_stem else []
-    if spec.augment:
-        words += ["--augment"]
-    default = Optimiser().model_dump()
-    for name, value in spec.optimiser.model_dump().items():
-        if value != default[name]:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    for name in ("net_options", "rule_options"):
-        if getattr(spec, name):
-            words += [f"--{name.replace('_', '-')}", json.dumps(getattr(spec, name))]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     line, out = shlex.join(words), shlex.quote(str(store))
     if len(seeds) == 1:
         return f"{line} --seed {seeds[0]} --out {out}"

@@ -205,20 +205,9 @@ def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None
                 name, sign = FIELDS[check]
                 scored = [(c.truth[question], c.values.get(check)) for c in known]
                 numbers = {"threshold": limits[name], **_threshold(scored, sign)}
-            found.append(
-                Score(
-                    question,
-                    check,
-                    hits,
-                    misses,
-                    passes,
-                    alarms,
-                    len(answers) - hits - misses - passes - alarms,
-                    _rate(hits, hits + misses),
-                    _rate(passes, passes + alarms),
-                    **numbers,
-                )
-            )
+            counts = (hits, misses, passes, alarms, len(answers) - hits - misses - passes - alarms)
+            rates = (_rate(hits, hits + misses), _rate(passes, passes + alarms))
+            found.append(Score(question, check, *counts, *rates, **numbers))
     return found
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite
 
@@ -136,9 +136,7 @@ def _strength(draw: np.random.RandomState, dtype: str) -> Strength:
         drift=float(draw.choice([0.0, draw.uniform(0, 8)])),
     )
     if dtype == "float16":  # its range ends at 65,504
-        anything = Strength(
-            anything.mix, anything.growth**0.5, anything.shrink**0.2, anything.alignment, anything.drift
-        )
+        anything = replace(anything, growth=anything.growth**0.5, shrink=anything.shrink**0.2)
     sort = draw.randint(3)
     if sort == 2:
         return anything

@@ -7,24 +7,25 @@ import csv
 import hashlib
 import io
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from walkback import __version__
-from walkback.audit.records import Problem, Record, Records
-from walkback.audit.settings import RULES, Judged, alike, commands, how_long, judged_runs, other_optimiser
-from walkback.errors import InputError, WalkbackError
-from walkback.replication.tables.build import depth_word, failed_words, flag_word
+from walkback.audit.plans import counted
+from walkback.audit.records import Record, Records
+from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, last, setting_words, worded
+from walkback.errors import InputError
+from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
-from walkback.report.latex import cell
+from walkback.report.longtable import longtable
+from walkback.report.panels import site_panels
 from walkback.report.report import Report
 from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.report.view import distance, mark, pairs, view
@@ -53,20 +54,19 @@ def page(records: Records, title: str = "Walk-back report") -> str:
 def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
     """What `page_data` gave, as HTML."""
     scripts = {"plotly": asset(f"plotly-cartesian-{PLOTLY}.min.js"), "script": asset("page.js")}
+    inside = {"data": _json(data), "css": asset("base.css") + asset("page.css"), **scripts}
     return (
         templates()
         .get_template("page.html")
         .render(
             title=title,
             d=data,
-            forests=_forests(data["settings"]),
-            data=Markup(_json(data)),
-            css=Markup(asset("base.css") + asset("page.css")),
+            ends=_ends(data["settings"]),
             # Only these scripts may run, whatever else finds its way into the page.
             allowed=" ".join(f"'sha256-{_sha256(text)}'" for text in scripts.values()),
-            version=__version__,
+            version=version("walkback"),
             plotly_version=PLOTLY,
-            **{name: Markup(text) for name, text in scripts.items()},
+            **{name: Markup(text) for name, text in inside.items()},
         )
     )
 
@@ -77,7 +77,6 @@ def page_data(records: Records) -> dict[str, Any]:
     Keys: `settings` is the verdict table, one entry per rule and setting; `runs` one per run; `missing` the controls
     D3 lacks, with the commands that would train them; `problems` what could not be read.
     """
-    records = _usable(records)
     if not records.runs:
         raise InputError(_nothing(records))
     groups = alike(records)
@@ -99,22 +98,9 @@ def page_data(records: Records) -> dict[str, Any]:
             "problems": [[_text(_below(p.path, records.folder)), _text(p.reason)] for p in records.problems],
             "thresholds": asdict(_LIMITS),
             "csv": _csv(settings),
-            "latex": _latex(_verdict_table(settings)),
+            "latex": longtable(_verdict_table(settings), _SHARES),
         }
     )
-
-
-def _usable(records: Records) -> Records:
-    """Runs whose numbers can be read; the others join the problems."""
-    runs, problems = [], list(records.problems)
-    for run in records:
-        try:
-            _ = run.measurements, run.epochs  # read when they are asked for
-        except WalkbackError as error:
-            problems.append(Problem(run.path, str(error)))
-        else:
-            runs.append(run)
-    return records if len(runs) == len(records) else replace(records, runs=tuple(runs), problems=tuple(problems))
 
 
 def _nothing(records: Records) -> str:
@@ -130,27 +116,18 @@ def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]])
     words = Counter(s["verdict"]["word"] for s in settings)
     blind = sum(bool(s["verdict"]["qualifier"]) for s in settings)
     some = f" ({f'{blind} of them ' if blind < words[UNDECIDED] else ''}with depth not tested)" if blind else ""
-    named = (
-        (WALKED_BACK, "walked back"),
-        (UNDECIDED, f"undecided{some}"),
-        (PASSES, "pass" if words[PASSES] > 1 else PASSES),
-    )
-    said = [f"{words[word]} {text}" for word, text in named if words[word]]
+    texts = {WALKED_BACK: "walked back", UNDECIDED: f"undecided{some}", PASSES: "pass" if words[PASSES] > 1 else PASSES}
+    said = [f"{words[word]} {text}" for word, text in texts.items() if words[word]]
     controls = sum(r["verdict"]["word"] == CONTROL for r in runs)
-    head = f"{_many(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
-    return f"{head}. {_many(len(runs) - controls, 'run')} and {_many(controls, 'frozen control')}."
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+    head = f"{counted(len(settings), 'setting')}: {', '.join(said)}" if settings else "No claim to judge"
+    return f"{head}. {counted(len(runs) - controls, 'run')} and {counted(controls, 'frozen control')}."
 
 
 # -- words ---------------------------------------------------------------------------------------------------------
 
 
 def _rule(spec: RunSpec) -> str:
-    options = [f"{k} {v}" for k, v in spec.rule_options.items()]
-    return _text(" · ".join([RULES.get(spec.rule, spec.rule), *options]))
+    return _text(" · ".join([RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]))
 
 
 def _rank(rule: str) -> tuple[int, str]:
@@ -162,11 +139,7 @@ def _rank(rule: str) -> tuple[int, str]:
 
 def _where(spec: RunSpec) -> str:
     """Everything but rule, scope and seed."""
-    said = [spec.net, *(f"{k} {v}" for k, v in spec.net_options.items()), spec.data]
-    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    said += spec.conventions
-    said += other_optimiser(spec)
-    return _text(" · ".join([*said, *how_long(spec)]))
+    return _text(" · ".join(setting_words(spec)))
 
 
 def _text(text: str) -> str:
@@ -182,37 +155,37 @@ def _identity(run: Record) -> str:
     return f"run-{run.spec.digest}"
 
 
+def _links(runs: Iterable[Record]) -> list[dict[str, Any]]:
+    return [{"id": _identity(run), "seed": run.spec.seed} for run in runs]
+
+
 # -- the verdict table ---------------------------------------------------------------------------------------------
 
 
 def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
-    word = j.word("three-check") or ""
+    word, n = j.word("three-check") or "", len(j.runs)
+    failed = {edition: failed_words(j.failed(edition), n) for edition in j.verdicts}
     blind = "" if j.tested or word != UNDECIDED else "depth not tested"
     controls = [c for run in j.runs if (c := records.control(run)) is not None]
     return {
         "rule": _rule(spec),
         "setting": _where(spec),
-        "runs": [{"id": _identity(run), "seed": run.spec.seed} for run in j.runs],
+        "runs": _links(j.runs),
         "verdict": {**mark(word), "qualifier": blind, "order": _ORDER[word]},
-        "failed": _failed(j, "three-check") or blind,
-        "four": f"{j.word('four-diagnostic')}{': ' if _failed(j, 'four-diagnostic') else ''}"
-        f"{_failed(j, 'four-diagnostic')}",
+        "failed": failed["three-check"] or blind,
+        "four": ": ".join(filter(None, (j.word("four-diagnostic"), failed["four-diagnostic"]))),
         "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
         "depth": _depth_answer(j),
         "submodes": sorted({v.submode for v in four if v.submode}),
         "d1": _check(j, 0, "growth"),
         "d2": _check(j, 1, "g_norm"),
-        "d3": _depth(j.depth, j.paired[0], len(j.runs)),
-        "d3_bp": _depth(j.depth_bp, j.paired[1], len(j.runs)),
+        "d3": _depth(j.depth, j.paired[0], n),
+        "d3_bp": _depth(j.depth_bp, j.paired[1], n),
         "acc": _stat(j.stat("acc"), "acc"),
         "frozen": _stat(stat(c.accuracy for c in controls), "acc"),
-        "controls": [{"id": _identity(c), "seed": c.spec.seed} for c in controls],
+        "controls": _links(controls),
     }
-
-
-def _failed(j: Judged, edition: str) -> str:
-    return failed_words(j.failed(edition), len(j.runs))
 
 
 def _over(answers: Sequence[bool | None]) -> dict[str, str]:
@@ -249,14 +222,13 @@ def _check(j: Judged, index: int, what: str) -> dict[str, Any]:
 def _depth(finding: Finding | None, paired: int, runs: int) -> dict[str, Any]:
     if finding is None or finding.value is None:
         reason = "no frozen control in the store" if finding is not None and not paired else ""
-        return {"result": mark("not tested"), "text": NONE, "value": None, "interval": None, "reason": reason,
-                "distance": "", "paired": paired, "limit": _LIMITS.frozen_acc_margin_pp}  # fmt: skip
-    interval = "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
+        nothing = {"text": NONE, "value": None, "interval": None, "distance": "", "limit": _LIMITS.frozen_acc_margin_pp}
+        return {"result": mark("not tested"), **nothing, "reason": reason, "paired": paired}
     some = "" if paired == runs else f"{paired} of {runs} seeds have their control"
     why = finding.reason if depth_word(finding) == "not tested" else ""
     return {
         "result": mark(depth_word(finding)),
-        "text": f"{number(finding.value, 'pp')} pp{interval}",
+        "text": f"{number(finding.value, 'pp')} pp{interval_text(finding)}",
         "value": finding.value,
         "interval": finding.interval,
         "limit": finding.limit,
@@ -275,15 +247,10 @@ def _verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
     """The same table for LaTeX."""
     rows = [
         [
-            s["rule"],
-            s["setting"],
-            str(len(s["runs"])),
+            *(s["rule"], s["setting"], str(len(s["runs"]))),
             s["verdict"]["word"] + (f": {s['failed']}" if s["failed"] else ""),
             *(f"{s[k]['text']} {s[k]['result']['word']}" for k in ("d1", "d2", "d3")),
-            s["valid"]["word"],
-            s["depth"]["word"],
-            s["acc"]["text"],
-            s["frozen"]["text"],
+            *(s["valid"]["word"], s["depth"]["word"], s["acc"]["text"], s["frozen"]["text"]),
         ]
         for s in settings
     ]
@@ -301,77 +268,34 @@ def _verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
     )
 
 
-# Of the width of a page in landscape, by column.
+# Of the width of a page in landscape, by column of the verdict table.
 _SHARES = (0.095, 0.128, 0.03, 0.105, 0.085, 0.1, 0.1, 0.057, 0.08, 0.11, 0.11)
-
-
-def _latex(shown: Table) -> list[list[str]]:
-    """[lines before the rows, the rows, lines after them]: a page that filters puts them together again.
-
-    A longtable: how many rows will be chosen is not known here, so LaTeX itself has to break them into pages.
-    """
-    columns = [rf">{{\raggedright\arraybackslash}}p{{\dimexpr {share:g}\linewidth-2\tabcolsep}}" for share in _SHARES]
-    heads = [r"  \toprule", _latex_row(shown.columns), r"  \midrule"]
-    before = [
-        r"% Needs \usepackage{array,booktabs,longtable,pdflscape} and a document of one column",
-        r"\begin{landscape}\footnotesize\setlength{\tabcolsep}{3pt}\setlength{\extrarowheight}{2pt}",
-        rf"\begin{{longtable}}{{{''.join(columns)}}}",
-        rf"  \caption{{{cell(shown.title)}.}}\label{{tab:{shown.name}}}\\",
-        *heads,
-        r"  \endfirsthead",
-        *heads,
-        r"  \endhead",
-        r"  \bottomrule",
-        r"  \endfoot",
-    ]
-    notes = ". ".join(cell(note) for note in shown.notes)
-    after = [r"\end{longtable}", rf"\noindent {notes}.", r"\end{landscape}"]
-    return [before, [_latex_row(row) for row in shown.rows], after]
-
-
-def _latex_row(cells: Iterable[str]) -> str:
-    r"""Cells as LaTeX; long names may be broken, since they have no spaces to break them at.
-
-    >>> print(_latex_row(["my_rules:sign", "[-4.8, -3.2]"]))
-      {}my\_\allowbreak{}rules:\allowbreak{}sign & [$-4.8$, $-3.2$] \\
-    """
-    broken = [re.sub(r"(:|/|\.|\\_)(?=[A-Za-z\\])", r"\1\\allowbreak{}", cell(text)) for text in cells]
-    # Braces: after the \\ of the row before, a bracket would open its optional argument.
-    return "  {}" + " & ".join(broken) + r" \\"
 
 
 def _csv(settings: Iterable[dict[str, Any]]) -> list[str]:
     """The table as numbers: its head and one line per row."""
-    rows = []
-    for s in settings:
-        row = {"rule": s["rule"], "setting": s["setting"], "seeds": " ".join(str(r["seed"]) for r in s["runs"])}
-        row |= {"verdict": s["verdict"]["word"], "failed": s["failed"], "verdict_four_diagnostic": s["four"]}
-        for name, key in (("growth", "d1"), ("g_norm_deepest", "d2")):
-            c = s[key]
-            row |= {f"{name}_mean": c["mean"], f"{name}_std": c["std"], f"{name}_limit": c["limit"]}
-            row |= {f"{name}_result": c["result"]["word"]}
-        for name, key in (("depth_margin_pp", "d3"), ("depth_margin_bp_stem_pp", "d3_bp")):
-            low, high = s[key]["interval"] or (None, None)
-            row |= {name: s[key]["value"], f"{name}_low": low, f"{name}_high": high, f"{name}_limit": s[key]["limit"]}
-            row |= {f"{name}_result": s[key]["result"]["word"], f"{name}_seeds": s[key]["paired"]}
-        row |= {"clamped_readable": s["valid"]["word"], "depth_used": s["depth"]["word"]}
-        for name, key in (("acc", "acc"), ("frozen_acc", "frozen")):
-            row |= {f"{name}_mean": s[key]["mean"], f"{name}_std": s[key]["std"], f"{name}_n": s[key]["n"]}
-        rows.append(row)
-    if not rows:
-        return []
-    return [_csv_line(list(rows[0])), *(_csv_line([_cell(v) for v in row.values()]) for row in rows)]
-
-
-def _cell(value: Any) -> Any:
+    rows = [_csv_row(s) for s in settings]
     # A spreadsheet would run a text that starts like a formula.
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
-
-
-def _csv_line(cells: Sequence[Any]) -> str:
+    cells = [[f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for v in row.values()] for row in rows]
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\0").writerows([list(row) for row in rows[:1]] + cells)
+    return text.getvalue().split("\0")[:-1]
+
+
+def _csv_row(s: dict[str, Any]) -> dict[str, Any]:
+    row = {"rule": s["rule"], "setting": s["setting"], "seeds": " ".join(str(r["seed"]) for r in s["runs"])}
+    row |= {"verdict": s["verdict"]["word"], "failed": s["failed"], "verdict_four_diagnostic": s["four"]}
+    for name, c in (("growth", s["d1"]), ("g_norm_deepest", s["d2"])):
+        row |= {f"{name}_{part}": c[part] for part in ("mean", "std", "limit")}
+        row |= {f"{name}_result": c["result"]["word"]}
+    for name, c in (("depth_margin_pp", s["d3"]), ("depth_margin_bp_stem_pp", s["d3_bp"])):
+        low, high = c["interval"] or (None, None)
+        row |= {name: c["value"], f"{name}_low": low, f"{name}_high": high, f"{name}_limit": c["limit"]}
+        row |= {f"{name}_result": c["result"]["word"], f"{name}_seeds": c["paired"]}
+    row |= {"clamped_readable": s["valid"]["word"], "depth_used": s["depth"]["word"]}
+    for name, c in (("acc", s["acc"]), ("frozen_acc", s["frozen"])):
+        row |= {f"{name}_{part}": c[part] for part in ("mean", "std", "n")}
+    return row
 
 
 # -- one run -------------------------------------------------------------------------------------------------------
@@ -388,7 +312,7 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    depth = report.findings[-1]
+    depth, limits = report.findings[-1], {f["title"]: f["limit"] for f in report.findings}
     untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
     shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     return {
@@ -404,7 +328,8 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         "acc": run.accuracy,
         "values": report.values,
         "per_layer": report.per_layer,
-        "limits": {f["title"]: f["limit"] for f in report.findings},
+        "limits": limits,
+        "panels": [panel._asdict() for panel in site_panels(report.per_layer, limits)],
         "aggregates": report.aggregates,
         "fresh": report.run.get("fresh_feedback"),
         "replay": _replay(run),
@@ -434,8 +359,8 @@ def _replay(run: Record) -> dict[str, Any]:
     return {
         "epoch": [epoch for epoch, _, _ in steps],
         "acc": [acc for _, acc, _ in steps],
-        "h_norm": [m.h_norm[-1] if m.h_norm else None for _, _, m in steps],
-        "g_norm": [m.g_norm[-1] if m.g_norm else None for _, _, m in steps],
+        "h_norm": [last(m.h_norm) for _, _, m in steps],
+        "g_norm": [last(m.g_norm) for _, _, m in steps],
         "growth": [m.growth for _, _, m in steps],
         "gamma": [m.gamma for _, _, m in steps],
         "fired": fired([(epoch, m) for epoch, _, m in steps], _LIMITS),
@@ -454,30 +379,11 @@ def _json(data: Any) -> str:
     return text
 
 
-def _forests(settings: Sequence[dict[str, Any]]) -> list[Markup]:
-    """Per row a small picture of the gain over frozen blocks with its interval, on one scale for all rows."""
+def _ends(settings: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Lowest and highest of all gains over frozen blocks with their intervals, of zero and the margin."""
     gains = [(s["d3"]["value"], *(s["d3"]["interval"] or ())) for s in settings if s["d3"]["value"] is not None]
     ends = [0.0, _LIMITS.frozen_acc_margin_pp, *(x for gain in gains for x in gain)]
-    low, high = min(ends), max(ends)
-
-    def x(value: float) -> str:
-        return f"{4 + 112 * (value - low) / (high - low):.1f}"
-
-    out = []
-    for s in settings:
-        value, interval = s["d3"]["value"], s["d3"]["interval"]
-        if value is None:
-            out.append(Markup(""))
-            continue
-        a, b = interval or (value, value)
-        out.append(
-            Markup(
-                f'<svg class="forest" viewBox="0 0 120 14" aria-hidden="true"><path class="axis" d="M{x(0)} 1V13"/>'
-                f'<path class="margin" d="M{x(s["d3"]["limit"])} 1V13"/><path d="M{x(a)} 7H{x(b)}"/>'
-                f'<circle cx="{x(value)}" cy="7" r="3.5"/></svg>'
-            )
-        )
-    return out
+    return min(ends), max(ends)
 
 
 def _sha256(text: str) -> str:

@@ -20,7 +20,7 @@ SOURCES = {
 }
 PUBLISHED_BATCH, LARGE_BATCH = 128, 1024
 
-# How a quantity is written and compared: see walkback.audit.agree.
+# How a quantity is written and compared: see walkback.replication.agree.
 KINDS = {
     "acc": "acc",
     "gamma": "cos",

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs
+from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.nets import NETS
-from walkback.replication.tables.build import depth_cell, depth_word, verdict_cell
+from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
 from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.training.control import NO_LOCAL_LOSS, control_spec
 from walkback.training.spec import RunSpec
@@ -98,9 +98,7 @@ def _rows(records: Records, runs: Sequence[Record]) -> list[tuple[str, tuple[Rec
 def _name(spec: RunSpec) -> str:
     rule = RULES.get(spec.rule, spec.rule)
     said = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
-    said += [f"{k} {v}" for k, v in spec.rule_options.items()]
-    said += [f"λ {spec.penalty:g}"] if spec.penalty else []
-    return ", ".join([*said, *spec.conventions])
+    return ", ".join([*said, *worded(spec.rule_options), *penalty_words(spec), *spec.conventions])
 
 
 # -- results --------------------------------------------------------------------------------------------------------
@@ -114,14 +112,8 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
         controls = [c for run in found if (c := records.control(run)) is not None] if _trained(found) else []
         rows.append(
             [
-                name,
-                Cell(str(len(found)), len(found)),
-                spread(j.stat("acc"), "acc"),
-                spread(stat(c.accuracy for c in controls), "acc"),
-                depth_cell(j),
-                depth_cell(j, "bp"),
-                spread(j.stat("gamma"), "cos"),
-                _by_site(found),
+                *(name, count(len(found)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
+                *(depth_cell(j), depth_cell(j, "bp"), spread(j.stat("gamma"), "cos"), _by_site(found)),
                 *(spread(j.stat(what), "norm") for what in ("h_norm", "g_norm", "growth")),
                 spread(j.stat("stability"), "cos"),
                 *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),
@@ -172,9 +164,8 @@ def _finding(name: str, j: Judged) -> str:
 def _depth(j: Judged) -> str:
     if j.depth is None or j.depth.value is None:
         return f"{MISSING}, no matched control was trained"
-    interval = "" if j.depth.interval is None else " [{:+.1f}, {:+.1f}]".format(*j.depth.interval)
     some = "" if j.paired[0] == len(j.runs) else f" on {j.paired[0]} of {len(j.runs)} seeds"
-    return f"{j.depth.value:+.1f} pp{interval} over frozen blocks{some}, {depth_word(j.depth)}"
+    return f"{j.depth.value:+.1f} pp{interval_text(j.depth)} over frozen blocks{some}, {depth_word(j.depth)}"
 
 
 def _said(value: Any, kind: str) -> str:
@@ -218,7 +209,7 @@ def _architecture(run: Record) -> str:
     known = signature(NETS[run.spec.net]).parameters if run.spec.net in NETS else {}
     defaults = {k: p.default for k, p in known.items() if p.default is not Parameter.empty}
     options = {**defaults, **run.spec.net_options}
-    return f"{run.spec.net} ({', '.join(f'{k} {v}' for k, v in options.items())})" if options else run.spec.net
+    return f"{run.spec.net} ({', '.join(worded(options))})" if options else run.spec.net
 
 
 def _rules(runs: Sequence[Record]) -> str:
@@ -227,7 +218,7 @@ def _rules(runs: Sequence[Record]) -> str:
     for run in runs:
         options = {**run.spec.rule_options, **(run.report.run.get("rule") or {})}
         name = RULES.get(run.spec.rule, run.spec.rule)
-        said[f"{name} ({', '.join(f'{k} {v}' for k, v in options.items())})" if options else name] = None
+        said[f"{name} ({', '.join(worded(options))})" if options else name] = None
     return "; ".join(said)
 
 
@@ -341,8 +332,7 @@ def _named(specs: Sequence[RunSpec]) -> str:
 
 def _called(spec: RunSpec) -> str:
     """A rule with its options."""
-    name = RULES.get(spec.rule, spec.rule)
-    return " ".join([name, *(f"{k} {v}" for k, v in spec.rule_options.items())])
+    return " ".join([RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)])
 
 
 def _title(spec: RunSpec) -> str:

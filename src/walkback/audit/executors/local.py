@@ -17,7 +17,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import walkback
 from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
 from walkback.audit.worker import BUSY, SPEAKS, tail
@@ -119,7 +118,7 @@ def _start(job: Job) -> subprocess.Popen[str]:
 
 def _home() -> str:
     """PYTHONPATH as it is, and where this package was found, if that is not where packages are installed."""
-    found, given = str(Path(walkback.__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+    found, given = str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")
     return given if found.endswith("-packages") else os.pathsep.join(filter(None, (given, found)))
 
 

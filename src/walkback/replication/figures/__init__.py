@@ -1,7 +1,8 @@
-"""The papers' figures from finished runs, ready for print: one function per figure, records in, matplotlib Figure out.
+"""The papers' figures from finished runs, ready for print, one function per figure: Records -> matplotlib Figure.
 
-Nothing is computed here: the numbers are those of `walkback.replication.tables`. A figure draws what there is and says in a
-small line what it has no runs of; with nothing to draw it raises an error that names what to train.
+Nothing is computed here: the numbers are those of `walkback.replication.tables`. A figure draws what there is and says
+in a small line what it has no runs of; with nothing to draw it raises an error that names what to train. The folder is
+the list of figures: every function under `style.paper_figure` in one of its files is one.
 """
 
 from __future__ import annotations
@@ -20,24 +21,10 @@ if find_spec("matplotlib") is None:
         "Expected matplotlib, which draws the figures, but it is not installed: pip install 'walkback[report]'"
     )
 
-from walkback.replication.figures.audits import cross_arch, per_layer, reporting_pair
-from walkback.replication.figures.courses import penalty, temporal_augmented, temporal_plain
-from walkback.replication.figures.decisions import cosine_rank, decision_utility, sensitivity
-from walkback.replication.figures.diagram import backward_paths
-from walkback.replication.figures.style import DPI, FORMATS, WIDTHS, Draw, Width, save_figure
+from walkback.replication.figures.style import DPI, FORMATS, WIDTHS, Drawing, Width, save_figure
+from walkback.replication.found import in_folder
 
-FIGURES: dict[str, Draw] = {
-    "reporting-pair": reporting_pair,
-    "per-layer": per_layer,
-    "temporal-augmented": temporal_augmented,
-    "temporal-plain": temporal_plain,
-    "penalty": penalty,
-    "cross-arch": cross_arch,
-    "decision-utility": decision_utility,
-    "sensitivity": sensitivity,
-    "cosine-rank": cosine_rank,
-    "backward-paths": backward_paths,
-}
+FIGURES: dict[str, Drawing] = in_folder(__name__, __path__, Drawing)
 
 
 class Saved(NamedTuple):

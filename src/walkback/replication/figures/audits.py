@@ -7,51 +7,26 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from walkback.audit.records import Records
-from walkback.replication.figures.style import (
-    GREY,
-    LIMITS,
-    Width,
-    canvas,
-    grid,
-    heading,
-    in_style,
-    key,
-    legend,
-    logarithmic,
-    look,
-    missing_note,
-    not_measured,
-    nothing,
-    numbers,
-    off_axis,
-    ours,
-    rule_order,
-    short,
-    threshold,
-    threshold_key,
-    variant,
-    variants,
-)
+from walkback.replication.figures import style as st
 from walkback.replication.tables.build import failed_words
 
 Row = dict[str, Any]
 PAIR = (("primary", "ResMLP d=256 L=4"), ("wide-shallow", "ResMLP d=512 L=2"))
 FROZEN = "frozen, "
 TALLEST = 7.4  # inches
-MATCHED = Line2D([], [], marker="|", ls="", ms=6, mew=1.4, color=GREY, label="frozen blocks, stem by the same rule")
-OVER_STRONGER = Line2D(
-    [], [], marker="o", ls="", mfc="white", ms=2.4, mew=0.6, color=GREY, label="gain over the control with the BP stem"
-)
-STRONGER = Line2D([], [], marker="x", ls="", ms=3.5, mew=0.8, color=GREY, label="frozen blocks, stem by BP")
+# Marks of the controls: the same keywords draw them and stand in the legend.
+MATCHED = {"marker": "|", "ms": 6, "mew": 1.4, "ls": "", "color": st.GREY}
+STRONGER = {"marker": "x", "ms": 3.5, "mew": 0.8, "ls": "", "color": st.GREY}
+OVER_STRONGER = {"marker": "o", "ms": 2.4, "mew": 0.6, "ls": "", "color": st.GREY, "mfc": "white"}
+SMALL = {"markerfacecolor": "white", "markersize": 2.4, "elinewidth": 0.5, "markeredgewidth": 0.6}
 
 
 def point(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
     """Mean ± standard deviation of a cell of a table on the line `y`; nothing where nothing was measured."""
     if cell is not None:
-        ax.errorbar(cell["mean"], y, xerr=cell["std"], **look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
+        ax.errorbar(cell["mean"], y, xerr=cell["std"], **st.look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
 
 
 def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
@@ -59,7 +34,7 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
     if cell is not None:
         low, high = cell["interval"] or (cell["value"], cell["value"])
         error = [[cell["value"] - low], [high - cell["value"]]]
-        ax.errorbar(cell["value"], y, xerr=error, **look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
+        ax.errorbar(cell["value"], y, xerr=error, **st.look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
 
 
 def verdict(cell: Any) -> str:
@@ -76,90 +51,77 @@ def verdict(cell: Any) -> str:
     return cell["verdict"] if cell["depth_tested"] else f"{cell['verdict']}*"
 
 
-@in_style
-def reporting_pair(records: Records, width: Width = "double") -> Figure:
+def _by_rule(rows: Iterable[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: st.rule_order(row["rule"]))
+
+
+def _is_control(row: Row) -> bool:
+    return row["rule"].startswith(FROZEN)
+
+
+@st.paper_figure(10)
+def reporting_pair(records: Records, width: st.Width) -> Figure:
     """Accuracy and Γ, the standard pair, beside what the pair does not say: the gain over frozen blocks."""
     groups: list[tuple[str, list[Row], dict[str, Row]]] = []
     absent: list[tuple[str, str]] = []
-    tables = [(numbers(name, records), label) for name, label in PAIR]
-    for table, label in tables:
-        rows = ours(table)
-        for v in variants(rows):
-            here = [row for row in rows if variant(row) == v]
-            trained = sorted((r for r in here if not r["rule"].startswith(FROZEN)), key=lambda r: rule_order(r["rule"]))
+    tables = [(st.numbers(name, records), label) for name, label in PAIR]
+    for table, network in tables:
+        rows = st.ours(table)
+        for v in st.variants(rows):
+            label, here = f"{network}, {v}", [row for row in rows if st.variant(row) == v]
+            trained = _by_rule(row for row in here if not _is_control(row))
             if trained:
-                groups.append((f"{label}, {v}", trained, {r["rule"]: r for r in here if r["rule"].startswith(FROZEN)}))
-            absent += [
-                (f"{label}, {v}", r["rule"])
-                for r in table.data
-                if r["figures"] == f"ours, {v}" and not r["n"] and not r["rule"].startswith(FROZEN)
-            ]
+                groups.append((label, trained, {row["rule"]: row for row in here if _is_control(row)}))
+            lacking = [r for r in table.data if r["figures"] == f"ours, {v}" and not r["n"] and not _is_control(r)]
+            absent += [(label, row["rule"]) for row in lacking]
         if not rows:
-            absent.append((label, ""))
+            absent.append((network, ""))
     if not groups:
-        raise nothing("the reporting pair", tables[0][0].missing)
-    seeds = [(label, r["rule"], r["n"]) for label, rows, _ in groups for r in rows]
-    wide = width == "double"
-    heights = [len(rows) for _, rows, _ in groups]
-    without = not_measured("Γ", [(label, r["rule"], r["Γ"]) for label, rows, _ in groups for r in rows])
-    note = missing_note(absent, seeds, _untested(r for _, rows, _ in groups for r in rows), without)
-    fig = canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note)
-    panels = grid(
-        fig,
-        len(groups),
-        3,
-        sharey="row",
-        sharex="col",
-        height_ratios=[n + 1 for n in heights],
-        width_ratios=(1, 1, 1.15),
-    )
-    limits = _gain_limits([r[c] for _, rows, _ in groups for r in rows for c in ("D3 pp", "D3 pp, BP stem")])
+        raise st.nothing("the reporting pair", tables[0][0].missing)
+    drawn = [(label, row) for label, rows, _ in groups for row in rows]
+    wide, heights = width == "double", [len(rows) for _, rows, _ in groups]
+    without = st.not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
+    seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
+    note = st.missing_note(absent, seeds, _untested(row for _, row in drawn), without)
+    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note)
+    shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
+    panels = st.grid(fig, len(groups), 3, sharey="row", sharex="col", **shares)
+    limits = _gain_limits([row[c] for _, row in drawn for c in ("D3 pp", "D3 pp, BP stem")])
     for i, ((label, rows, frozen), (left, middle, right)) in enumerate(zip(groups, panels)):
         for y, row in enumerate(rows):
             rule = row["rule"]
             point(left, row["acc"], y, rule, zorder=3)
             for name, mark in ((f"{FROZEN}{rule} stem", MATCHED), (f"{FROZEN}BP stem", STRONGER)):
                 if name in frozen:
-                    left.plot(
-                        frozen[name]["acc"]["mean"],
-                        y,
-                        marker=mark.get_marker(),
-                        ms=mark.get_markersize(),
-                        mew=mark.get_markeredgewidth(),
-                        color=GREY,
-                        ls="",
-                        zorder=2,
-                    )
+                    left.plot(frozen[name]["acc"]["mean"], y, **mark, zorder=2)
             point(middle, row["Γ"], y, rule)
-            gain(
-                right,
-                row["D3 pp, BP stem"],
-                y + 0.25,
-                rule,
-                markerfacecolor="white",
-                markersize=2.4,
-                elinewidth=0.5,
-                markeredgewidth=0.6,
-            )
+            gain(right, row["D3 pp, BP stem"], y + 0.25, rule, **SMALL)
             gain(right, row["D3 pp"], y - 0.1, rule)
-        left.set_yticks(range(len(rows)), [r["rule"] if wide else short(r["rule"]) for r in rows])
+        left.set_yticks(range(len(rows)), [st.short(row["rule"], wide) for row in rows])
         left.set_ylim(len(rows) - 0.4, -0.6)
         left.margins(x=0.12)
-        heading(left, label)
-        middle.axvline(0, color=GREY, lw=0.5)
+        st.heading(left, label)
+        middle.axvline(0, color=st.GREY, lw=0.5)
         right.set_xlim(limits)
-        threshold(right, "x", LIMITS.frozen_acc_margin_pp, "below", "" if i else "D3 flags below 2")
-        _beside(right, [(y, verdict(r["three-check"])) for y, r in enumerate(rows)])
+        st.threshold(right, "x", st.LIMITS.frozen_acc_margin_pp, "below", "" if i else "D3 flags below 2")
+        _beside(right, [(y, verdict(row["three-check"])) for y, row in enumerate(rows)])
     last = panels[-1]
     last[1].set_xlim(left=min(-0.1, last[1].get_xlim()[0]), right=1.1)
-    for ax, text in zip(last, _PAIR_LABELS if wide else _PAIR_LABELS_SHORT):
+    for ax, text in zip(last, _PAIR_LABELS[wide]):
         ax.set_xlabel(text)
-    legend(fig, [MATCHED, STRONGER, OVER_STRONGER], 3 if wide else 1)
+    keys = [
+        st.handle("frozen blocks, stem by the same rule", **MATCHED),
+        st.handle("frozen blocks, stem by BP", **STRONGER),
+        st.handle("gain over the control with the BP stem", **OVER_STRONGER),
+    ]
+    st.legend(fig, keys, 3 if wide else 1)
     return fig
 
 
-_PAIR_LABELS = ("test accuracy", r"$\Gamma$, mean cosine", "gain over frozen blocks (pp)")
-_PAIR_LABELS_SHORT = ("test\naccuracy", "$\\Gamma$, mean\ncosine", "gain over\nfrozen (pp)")
+_PAIR_LABELS = {
+    True: ("test accuracy", r"$\Gamma$, mean cosine", "gain over frozen blocks (pp)"),
+    False: ("test\naccuracy", "$\\Gamma$, mean\ncosine", "gain over\nfrozen (pp)"),
+}
 
 
 def _untested(rows: Iterable[Row]) -> str:
@@ -176,72 +138,53 @@ def _gain_limits(cells: Sequence[Any]) -> tuple[float, float]:
 def _beside(ax: Axes, words: Iterable[tuple[float, str]]) -> None:
     """Words to the right of a panel, each on its line."""
     for y, word in words:
-        ax.annotate(
-            word,
-            (1, y),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=5.5,
-            annotation_clip=False,
-        )
+        at = (1, y), (3, 0), ("axes fraction", "data")
+        st.words(ax, word, *at, va="center", fontsize=5.5, annotation_clip=False)
 
 
-@in_style
-def per_layer(records: Records, width: Width = "double") -> Figure:
+@st.paper_figure(20)
+def per_layer(records: Records, width: st.Width) -> Figure:
     """Cosine, gradient norm and growth of every site: what an average over layers hides."""
-    table = numbers("per-layer", records)
-    rows = ours(table)
+    table = st.numbers("per-layer", records)
+    rows = st.ours(table)
     if not rows:
-        raise nothing("the state of every layer", table.missing)
-    shown, rules = variants(rows), sorted({r["rule"] for r in rows}, key=rule_order)
-    absent = [(variant(r), r["rule"]) for r in table.data if not r["n"]]
-    norms = [(variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
-    ratios = [(variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
-    part = [
-        (variant(r), f"{r['rule']} ({r['cos']['n']} of {r['n']})") for r in rows if r["cos"] and r["cos"]["n"] < r["n"]
-    ]
-    some = "; ".join(dict.fromkeys(f"{where}: {told}" for where, told in part))
-    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
-    note = missing_note(absent, dict.fromkeys((variant(r), r["rule"], r["n"]) for r in rows), *off)
+        raise st.nothing("the state of every layer", table.missing)
+    shown, rules = st.variants(rows), sorted({r["rule"] for r in rows}, key=st.rule_order)
+    absent = [(st.variant(r), r["rule"]) for r in table.data if not r["n"]]
+    norms = [(st.variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
+    ratios = [(st.variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
+    part = [r for r in rows if r["cos"] and r["cos"]["n"] < r["n"]]
+    some = "; ".join(dict.fromkeys(f"{st.variant(r)}: {r['rule']} ({r['cos']['n']} of {r['n']})" for r in part))
+    off = (st.off_axis("‖g_l‖", norms), st.off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
+    note = st.missing_note(absent, dict.fromkeys((st.variant(r), r["rule"], r["n"]) for r in rows), *off)
     wide = width == "double"
-    fig = canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
-    panels = (
-        grid(fig, len(shown), 3, sharex=True, sharey="col")
-        if wide
-        else grid(fig, 3, len(shown), sharex=True, sharey="row")
-    )
+    fig = st.canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
+    shape = (len(shown), 3) if wide else (3, len(shown))
+    panels = st.grid(fig, *shape, sharex=True, sharey="col" if wide else "row")
     if not wide:
         panels = [list(column) for column in zip(*panels)]
-    floor = LIMITS.g_norm_floor
+    floor = st.LIMITS.g_norm_floor
     for v, (cosine, norm, growth) in zip(shown, panels):
         for name, ax in (("cos", cosine), ("‖g‖", norm), ("growth", growth)):
             for rule in rules:
-                found = [r for r in rows if r["rule"] == rule and variant(r) == v and r[name]]
+                found = [r for r in rows if r["rule"] == rule and st.variant(r) == v and r[name]]
                 if found:
-                    ax.errorbar(
-                        [r["site"] for r in found],
-                        [r[name]["mean"] for r in found],
-                        yerr=_within(found, name),
-                        **look(rule, elinewidth=0.6),
-                    )
-        heading(cosine, f"ResMLP d=256 L=4, {v}" if wide or len(shown) == 1 else v)
-        cosine.axhline(0, color=GREY, lw=0.5)
+                    line = [r["site"] for r in found], [r[name]["mean"] for r in found]
+                    ax.errorbar(*line, yerr=_within(found, name), **st.look(rule, elinewidth=0.6))
+        st.heading(cosine, f"ResMLP d=256 L=4, {v}" if wide or len(shown) == 1 else v)
+        cosine.axhline(0, color=st.GREY, lw=0.5)
         cosine.set(ylabel="cosine with $g_l$", ylim=(min(-0.15, cosine.get_ylim()[0]), 1.08))
-        logarithmic(norm, "y", r"$\|g_l\|$ (per sample ÷ 128)", [*_known(norms), floor / 3, floor * 3])
-        threshold(norm, "y", floor, "below")
-        logarithmic(growth, "y", r"growth $\|h_l\|/\|h_{l-1}\|$", [*_known(ratios), 1.0, 200.0])
-        threshold(growth, "y", LIMITS.h_norm_explosion_ratio, "above")
+        st.logarithmic(norm, "y", r"$\|g_l\|$ (per sample ÷ 128)", [*_known(norms), floor / 3, floor * 3])
+        st.threshold(norm, "y", floor, "below")
+        st.logarithmic(growth, "y", r"growth $\|h_l\|/\|h_{l-1}\|$", [*_known(ratios), 1.0, 200.0])
+        st.threshold(growth, "y", st.LIMITS.h_norm_explosion_ratio, "above")
         for ax in (cosine, norm, growth) if wide and v == shown[-1] else (growth,) if not wide else ():
             ax.set_xlabel("site $l$ (0: stem)")
         cosine.set_xticks(sorted({r["site"] for r in rows}))
-    if not wide:
-        for column in panels[1:]:
-            for ax in column:
-                ax.set_ylabel("")
-    limits = [threshold_key(r"D2 flags $\|g_L\|$ below 1e-7"), threshold_key("D1 flags growth above 50")]
-    legend(fig, [*(key(rule) for rule in rules), *limits], 4 if wide and len(rules) > 4 else 6 if wide else 2)
+    for ax in [] if wide else [ax for column in panels[1:] for ax in column]:
+        ax.set_ylabel("")
+    limits = [st.threshold_key(r"D2 flags $\|g_L\|$ below 1e-7"), st.threshold_key("D1 flags growth above 50")]
+    st.legend(fig, [*map(st.key, rules), *limits], 4 if wide and len(rules) > 4 else 6 if wide else 2)
     return fig
 
 
@@ -255,88 +198,65 @@ def _known(values: Iterable[tuple[str, str, float | None]]) -> list[float]:
 
 def _within(found: Sequence[Row], name: str) -> list[list[float]]:
     """Error bars that stay on a log axis: a standard deviation as large as its mean ends just above zero."""
-    down = [
-        min(r[name]["std"] or 0.0, 0.99 * abs(r[name]["mean"])) if name != "cos" else r[name]["std"] or 0.0
-        for r in found
-    ]
-    return [down, [r[name]["std"] or 0.0 for r in found]]
+    up = [row[name]["std"] or 0.0 for row in found]
+    ends = [float("inf") if name == "cos" else 0.99 * abs(row[name]["mean"]) for row in found]
+    return [[min(std, end) for std, end in zip(up, ends)], up]
 
 
-@in_style
-def cross_arch(records: Records, width: Width = "double") -> Figure:
+@st.paper_figure(60)
+def cross_arch(records: Records, width: st.Width) -> Figure:
     """Growth, reference and depth on every network: which checks carry over to which architecture."""
-    table = numbers("cross-arch", records)
-    rows = [r for r in ours(table) if not r["rule"].startswith("frozen")]
+    table = st.numbers("cross-arch", records)
+    rows = [r for r in st.ours(table) if not _is_control(r)]
     if not rows:
-        raise nothing("the networks side by side", table.missing)
+        raise st.nothing("the networks side by side", table.missing)
     groups: dict[str, list[Row]] = {}
     empty: list[tuple[str, str, str]] = []
     for row in table.data:
         if row["figures"] != "published" and not row["rule"].startswith("frozen"):
             name = f"{row['network']}, {'terminal LN' if row['terminal LN'] == 'yes' else 'no terminal LN'}"
-            said = name if "teacher" in name else f"{name}, {variant(row)}"
+            said = name if "teacher" in name else f"{name}, {st.variant(row)}"
             if row["n"]:
                 groups.setdefault(said, []).append(row)
             else:
                 empty.append((name, said, row["rule"]))
     absent = [(said, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, said, rule in empty]
-    seeds = [(name, r["rule"], r["n"]) for name, members in groups.items() for r in members]
-    ratios, norms = (
-        [(name, r["rule"], _mean(r[what])) for name, members in groups.items() for r in members]
-        for what in ("ρ", "‖g_L‖")
-    )
-    note = missing_note(absent, seeds, off_axis("ρ", ratios), off_axis("‖g_L‖", norms), _untested(rows))
+    drawn = [(name, row) for name, members in groups.items() for row in members]
+    ratios, norms = ([(name, row["rule"], _mean(row[what])) for name, row in drawn] for what in ("ρ", "‖g_L‖"))
+    off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms), _untested(rows))
+    note = st.missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
     lines: list[tuple[float, Row]] = []
     heads: list[tuple[float, str]] = []
     y = 0.0
     for name, members in groups.items():
         heads.append((y, name))
-        for row in sorted(members, key=lambda r: rule_order(r["rule"])):
-            y += 1
-            lines.append((y, row))
-        y += 1.4
+        lines += [(y + i, row) for i, row in enumerate(_by_rule(members), 1)]
+        y += len(members) + 1.4
     wide = width == "double"
-    fig = canvas(width, 0.5 + min(0.13 * (y + 1), TALLEST), note)  # both variants of all networks fit a page
-    ((growth, norm, depth),) = grid(fig, 1, 3, sharey=True)
+    fig = st.canvas(width, 0.5 + min(0.13 * (y + 1), TALLEST), note)  # both variants of all networks fit a page
+    ((growth, norm, depth),) = st.grid(fig, 1, 3, sharey=True)
     for at, row in lines:
         point(growth, row["ρ"], at, row["rule"])
         point(norm, row["‖g_L‖"], at, row["rule"])
         gain(depth, row["D3 pp"], at, row["rule"])
-    logarithmic(growth, "x", r"growth $\rho$", [*_known(ratios), 1.0, 200.0], 5 if wide else 3)
-    logarithmic(
-        norm,
-        "x",
-        r"$\|g_L\|$ (per sample ÷ 128)" if wide else "$\\|g_L\\|$ (per\nsample ÷ 128)",
-        [*_known(norms), LIMITS.g_norm_floor / 3, LIMITS.g_norm_floor * 3],
-        5 if wide else 2,
-    )
-    depth.set(
-        xlabel="gain over frozen blocks (pp)" if wide else "gain over\nfrozen (pp)",
-        xlim=_gain_limits([r["D3 pp"] for _, r in lines]),
-    )
-    growth.set_yticks([at for at, _ in lines], [r["rule"] if wide else short(r["rule"]) for _, r in lines])
+    floor = st.LIMITS.g_norm_floor
+    label = r"$\|g_L\|$ (per sample ÷ 128)" if wide else "$\\|g_L\\|$ (per\nsample ÷ 128)"
+    st.logarithmic(growth, "x", r"growth $\rho$", [*_known(ratios), 1.0, 200.0], 5 if wide else 3)
+    st.logarithmic(norm, "x", label, [*_known(norms), floor / 3, floor * 3], 5 if wide else 2)
+    depth.set(xlabel=_PAIR_LABELS[wide][2], xlim=_gain_limits([row["D3 pp"] for _, row in lines]))
+    growth.set_yticks([at for at, _ in lines], [st.short(row["rule"], wide) for _, row in lines])
     growth.set_ylim(y - 0.6, -0.9)
     said = (" flags above 50", " flags below 1e-7", " flags below 2") if wide else (" > 50", " < 1e-7", " < 2")
-    threshold(growth, "x", LIMITS.h_norm_explosion_ratio, "above", f"D1{said[0]}")
-    threshold(norm, "x", LIMITS.g_norm_floor, "below", f"D2{said[1]}")
-    threshold(depth, "x", LIMITS.frozen_acc_margin_pp, "below", f"D3{said[2]}")
+    st.threshold(growth, "x", st.LIMITS.h_norm_explosion_ratio, "above", f"D1{said[0]}")
+    st.threshold(norm, "x", floor, "below", f"D2{said[1]}")
+    st.threshold(depth, "x", st.LIMITS.frozen_acc_margin_pp, "below", f"D3{said[2]}")
     growth.set_zorder(1)  # names may run over the next panel
     growth.patch.set_visible(False)
+    bold = {"va": "center", "fontsize": 5.8, "fontweight": "bold", "annotation_clip": False, "zorder": 4}
     for at, text in heads:
         for ax in (growth, norm, depth):
             ax.axhspan(at - 0.55, at + 0.55, color="white", lw=0, zorder=1.5)
-        growth.annotate(
-            text,
-            (0, at),
-            xycoords=("axes fraction", "data"),
-            xytext=(2, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=5.8,
-            fontweight="bold",
-            annotation_clip=False,
-            zorder=4,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.6},
-        ).set_in_layout(False)
+        head = st.words(growth, text, (0, at), (2, 0), ("axes fraction", "data"), bbox=st.white(0.6), **bold)
+        head.set_in_layout(False)
     _beside(depth, [(at, verdict(row["three-check"])) for at, row in lines])
     return fig

@@ -9,48 +9,18 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Setting, commands, judged, lacking, select
-from walkback.replication.figures.style import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    LIMITS,
-    ORANGE,
-    PALE,
-    RED,
-    Width,
-    canvas,
-    grid,
-    heading,
-    in_style,
-    key,
-    legend,
-    logarithmic,
-    look,
-    missing_note,
-    nothing,
-    numbers,
-    off_axis,
-    on_log,
-    ours,
-    rule_order,
-    threshold,
-    threshold_key,
-    variant,
-    variants,
-)
+from walkback.replication.figures import style as st
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import VECTORS
 from walkback.replication.tables.courses import Moment, course, first_epochs
 from walkback.replication.tables.interventions import RESCUE, SHORT, SWEEP
 
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "", "markersize": 6, "markerfacecolor": "white"}
-FIRES = Line2D([], [], color=BLACK, label="first seed that D1 (left), D2 (middle) flags", **STAR)
+FIRES = st.handle("first seed that D1 (left), D2 (middle) flags", color=st.BLACK, **STAR)
 
 
 def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: Any) -> None:
@@ -78,19 +48,19 @@ def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) 
         ax.plot(epoch, edge, transform=ax.get_xaxis_transform(), clip_on=False, **style)
 
 
-@in_style
-def temporal_augmented(records: Records, width: Width = "double") -> Figure:
-    """‖h_L‖, ‖g_L‖ and accuracy along training with flips and crops, one row per network."""
+@st.paper_figure(30)
+def temporal_augmented(records: Records, width: st.Width) -> Figure:
+    """‖h_L‖, ‖g_L‖ and accuracy along training with flips and crops by network; a star where a check first flags."""
     return _temporal(records, width, True)
 
 
-@in_style
-def temporal_plain(records: Records, width: Width = "double") -> Figure:
-    """‖h_L‖, ‖g_L‖ and accuracy along training without augmentation, one row per network."""
+@st.paper_figure(40)
+def temporal_plain(records: Records, width: st.Width) -> Figure:
+    """‖h_L‖, ‖g_L‖ and accuracy along training without augmentation by network; a star where a check first flags."""
     return _temporal(records, width, False)
 
 
-def _temporal(records: Records, width: Width, augment: bool) -> Figure:
+def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
     groups: list[tuple[str, list[tuple[str, tuple[Record, ...]]]]] = []
     absent: list[tuple[str, str]] = []
     for label, base, norm, _ in networks(records):
@@ -107,7 +77,7 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
             absent.append((name, ""))
     if not groups:
         missing = commands(lacking(records, Setting("dfa", augment=augment), controls=False), records.store)
-        raise nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
+        raise st.nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
     wide = width == "double"
     seeds = [(label, rule, len(runs)) for label, here in groups for rule, runs in here]
     moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
@@ -115,11 +85,11 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
         what: [(*at, min((v.mean for m in ms if (v := getattr(m, what))), default=None)) for at, ms in moments.items()]
         for what in ("h_norm", "g_norm")
     }
-    off = (off_axis("‖h_L‖", means["h_norm"]), off_axis("‖g_L‖", means["g_norm"]))
+    off = (st.off_axis("‖h_L‖", means["h_norm"]), st.off_axis("‖g_L‖", means["g_norm"]))
     about = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
-    note = missing_note(absent, seeds, about, *off)
-    fig = canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note)
-    panels = grid(fig, len(groups), 3, sharey="col")
+    note = st.missing_note(absent, seeds, about, *off)
+    fig = st.canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note)
+    panels = st.grid(fig, len(groups), 3, sharey="col")
     norms = {
         what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values]
         for what in ("h_norm", "g_norm")
@@ -132,33 +102,37 @@ def _temporal(records: Records, width: Width, augment: bool) -> Figure:
             last = max(last, at[-1].epoch)
             every = max(1, len(at) // 5)
             for ax, what in ((h, "h_norm"), (g, "g_norm"), (acc, "acc")):
-                _line(ax, at, what, every, **look(rule, markersize=2.5))
-            _stars(h, runs, "a", "h_norm", look(rule)["color"])
-            _stars(g, runs, "b", "g_norm", look(rule)["color"])
-        heading(h, label)
-        logarithmic(h, "y", r"$\|h_L\|$", norms["h_norm"])
-        floor = LIMITS.g_norm_floor
-        logarithmic(g, "y", r"$\|g_L\|$", [*norms["g_norm"], floor / 3, floor * 3])
-        threshold(g, "y", floor, "below")
+                _line(ax, at, what, every, **st.look(rule, markersize=2.5))
+            _stars(h, runs, "a", "h_norm", st.look(rule)["color"])
+            _stars(g, runs, "b", "g_norm", st.look(rule)["color"])
+        st.heading(h, label)
+        st.logarithmic(h, "y", r"$\|h_L\|$", norms["h_norm"])
+        floor = st.LIMITS.g_norm_floor
+        st.logarithmic(g, "y", r"$\|g_L\|$", [*norms["g_norm"], floor / 3, floor * 3])
+        st.threshold(g, "y", floor, "below")
         acc.set(ylabel="accuracy", ylim=(0, min(1.0, 1.08 * top)))
         for ax in (h, g, acc):
             ax.set_xlim(-0.02 * last, 1.04 * last)
             ax.set_xticks([0, last // 2, last] if last > 1 else [0, 1])
     for ax in panels[-1]:
         ax.set_xlabel("epoch")
-    rules = sorted({rule for _, here in groups for rule, _ in here}, key=rule_order)
-    handles = [*(key(rule, markersize=2.5) for rule in rules), FIRES, threshold_key(r"D2 flags $\|g_L\|$ below 1e-7")]
-    legend(fig, handles, 8 if wide and len(rules) < 5 else 4 if wide else 2)
+    rules = sorted({rule for _, here in groups for rule, _ in here}, key=st.rule_order)
+    handles = [
+        *(st.key(rule, markersize=2.5) for rule in rules),
+        FIRES,
+        st.threshold_key(r"D2 flags $\|g_L\|$ below 1e-7"),
+    ]
+    st.legend(fig, handles, 8 if wide and len(rules) < 5 else 4 if wide else 2)
     return fig
 
 
 # Strength of the penalty -> its line.
 _LAMBDA = {
-    0.0: (BLACK, "o", "-"),
-    1e-4: (BLUE, "s", (0, (5, 1.5))),
-    1e-3: (GREEN, "D", (0, (1.2, 1.2))),
-    1e-2: (RED, "^", (0, (5, 1.2, 1.2, 1.2))),
-    1e-1: (ORANGE, "<", (0, (8, 2))),
+    0.0: (st.BLACK, "o", "-"),
+    1e-4: (st.BLUE, "s", (0, (5, 1.5))),
+    1e-3: (st.GREEN, "D", (0, (1.2, 1.2))),
+    1e-2: (st.RED, "^", (0, (5, 1.2, 1.2, 1.2))),
+    1e-1: (st.ORANGE, "<", (0, (8, 2))),
 }
 
 
@@ -166,32 +140,36 @@ def _power(value: float) -> str:
     return "0" if not value else f"$10^{{{round(log10(value))}}}$"
 
 
-@in_style
-def penalty(records: Records, width: Width = "double") -> Figure:
+@st.paper_figure(50)
+def penalty(records: Records, width: st.Width) -> Figure:
     """What λ‖f‖² does: it contains the stream, lifts the deep cosine only in part, and costs BP some accuracy."""
-    sweep, fresh = numbers("lambda-sweep", records), numbers("fresh-feedback", records)
-    rows = ours(sweep)
+    sweep, fresh = st.numbers("lambda-sweep", records), st.numbers("fresh-feedback", records)
+    rows = st.ours(sweep)
     if not rows:
-        raise nothing("the penalty intervention", sweep.missing)
-    shown = variants(rows)
-    absent = [(variant(r), f"{r['rule']} λ={r['λ']}") for r in sweep.data if r["figures"] != "published" and not r["n"]]
-    seeds = [(variant(r), f"{r['rule']} λ={r['λ']}", r["n"]) for r in rows]
+        raise st.nothing("the penalty intervention", sweep.missing)
+    shown = st.variants(rows)
+    absent = [
+        (st.variant(r), f"{r['rule']} λ={r['λ']}") for r in sweep.data if r["figures"] != "published" and not r["n"]
+    ]
+    seeds = [(st.variant(r), f"{r['rule']} λ={r['λ']}", r["n"]) for r in rows]
     wide = width == "double"
-    fig = canvas(width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), missing_note(absent, seeds))
-    panels = grid(fig, len(shown), 3) if wide else grid(fig, 3 * len(shown), 1)
+    fig = st.canvas(
+        width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), st.missing_note(absent, seeds)
+    )
+    panels = st.grid(fig, len(shown), 3) if wide else st.grid(fig, 3 * len(shown), 1)
     if not wide:
         flat = [row[0] for row in panels]
         panels = [flat[3 * i : 3 * i + 3] for i in range(len(shown))]
     for v, (left, middle, right) in zip(shown, panels):
-        here = [r for r in rows if variant(r) == v]
+        here = [r for r in rows if st.variant(r) == v]
         _dose(left, records, v == "augmented")
-        heading(left, f"ResMLP d=256 L=4, {v}, {SHORT} epochs")
+        st.heading(left, f"ResMLP d=256 L=4, {v}, {SHORT} epochs")
         nulls = [
             r["fresh feedback"]
             for r in fresh.data
             if r["rule"] == "DFA"
             and r["λ"] == f"{RESCUE:g}"
-            and variant(r) == v
+            and st.variant(r) == v
             and r["quantity"] == "deep cos"
             and r["fresh feedback"]
         ]
@@ -200,31 +178,26 @@ def penalty(records: Records, width: Width = "double") -> Figure:
     return fig
 
 
+def _texts(row: dict[str, Any]) -> dict[str, str]:
+    return {head: value for head, value in row.items() if isinstance(value, str)}
+
+
 def _dose(ax: Axes, records: Records, augment: bool) -> None:
     """‖h_L‖ of DFA along training for every strength."""
     ends = []
     for value in SWEEP["dfa"]:
         runs = select(records, Setting("dfa", penalty=value, epochs=SHORT, augment=augment))
         at = course(runs)
-        held = on_log(m.h_norm.mean for m in at if m.h_norm)
+        held = st.on_log(m.h_norm.mean for m in at if m.h_norm)
         if held:
             color, marker, line = _LAMBDA[value]
             ends += held
-            _line(
-                ax,
-                at,
-                "h_norm",
-                6,
-                color=color,
-                marker=marker,
-                linestyle=line,
-                markersize=2.5,
-                label=rf"$\lambda$ = {_power(value)}",
-            )
+            style = {"color": color, "marker": marker, "linestyle": line, "markersize": 2.5}
+            _line(ax, at, "h_norm", 6, **style, label=rf"$\lambda$ = {_power(value)}")
     if ends:
         above = max(ends) * (max(ends) / min(ends)) ** 0.4  # for the legend
-        logarithmic(ax, "y", r"DFA's $\|h_L\|$", [*ends, above])
-        ax.legend(loc="upper center", ncols=3, handlelength=2, columnspacing=0.8, borderaxespad=0.1, fontsize=5.2)
+        st.logarithmic(ax, "y", r"DFA's $\|h_L\|$", [*ends, above])
+        st.small_legend(ax, ncols=3, handlelength=2, columnspacing=0.8)
     else:
         _nothing_here(ax, "no ‖h_L‖ of a DFA run of 30 epochs")
     ax.set_xlabel("epoch")
@@ -232,7 +205,7 @@ def _dose(ax: Axes, records: Records, augment: bool) -> None:
 
 
 def _nothing_here(ax: Axes, text: str) -> None:
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", fontsize=5.5, color=GREY)
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", fontsize=5.5, color=st.GREY)
 
 
 def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[str, float]]) -> None:
@@ -240,33 +213,21 @@ def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[
     strengths = SWEEP["dfa"]
     handles: list[Any] = []
     for null in nulls:
-        ax.axhspan(null["mean"] - 2 * null["std"], null["mean"] + 2 * null["std"], color=PALE, lw=0, zorder=0)
-    for rule in sorted({r["rule"] for r in rows}, key=rule_order):
+        ax.axhspan(null["mean"] - 2 * null["std"], null["mean"] + 2 * null["std"], color=st.PALE, lw=0, zorder=0)
+    for rule in sorted({r["rule"] for r in rows}, key=st.rule_order):
         found = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
         if found:
-            ax.errorbar(
-                [x for x, _ in found],
-                [c["mean"] for _, c in found],
-                yerr=[c["std"] or 0 for _, c in found],
-                **look(rule, elinewidth=0.7),
-            )
-            handles.append(key(rule))
+            line = [x for x, _ in found], [c["mean"] for _, c in found]
+            ax.errorbar(*line, yerr=[c["std"] or 0 for _, c in found], **st.look(rule, elinewidth=0.7))
+            handles.append(st.key(rule))
     if nulls:
-        handles.append(Patch(color=PALE, lw=0, label="fresh feedback ± 2 std"))
-    ax.axhline(0, color=GREY, lw=0.5, zorder=1)
+        handles.append(Patch(color=st.PALE, lw=0, label="fresh feedback ± 2 std"))
+    ax.axhline(0, color=st.GREY, lw=0.5, zorder=1)
     ax.set_xticks(range(len(strengths)), [_power(s) for s in strengths])
     ax.set(xlabel=r"$\lambda$", ylabel="deep cosine", xlim=(-0.4, len(strengths) - 0.6), ylim=(-0.15, 1.65))
     ax.set_yticks([0, 0.5, 1])
     if handles:
-        ax.legend(
-            handles=handles,
-            loc="upper center",
-            ncols=2,
-            handlelength=2.4,
-            columnspacing=0.8,
-            borderaxespad=0.1,
-            fontsize=5.2,
-        )
+        st.small_legend(ax, handles, ncols=2, handlelength=2.4, columnspacing=0.8)
 
 
 def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augment: bool) -> None:
@@ -279,14 +240,14 @@ def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augmen
             cell = next((r["acc"] for r in rows if r["rule"] == rule and r["λ"] == strength), None)
             if cell:
                 fill = {} if face is None else {"markerfacecolor": face}
-                style = look(rule, linestyle="", elinewidth=0.7, **fill)
+                style = st.look(rule, linestyle="", elinewidth=0.7, **fill)
                 ax.errorbar(x + offset, cell["mean"], yerr=cell["std"], **style)
                 tops.append(cell["mean"])
                 drawn.add(strength)
         code = next(k for k, v in RULES.items() if v == rule)
         frozen = judged(records, Setting(code, scope="frozen", epochs=SHORT, augment=augment)).stat("acc")
         if frozen is not None:
-            ax.plot([x - 0.32, x + 0.32], [frozen.mean] * 2, color=GREY, lw=1.2, solid_capstyle="butt", zorder=1)
+            ax.plot([x - 0.32, x + 0.32], [frozen.mean] * 2, color=st.GREY, lw=1.2, solid_capstyle="butt", zorder=1)
             tops.append(frozen.mean)
             drawn.add("frozen")
     if not names:
@@ -294,23 +255,12 @@ def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augmen
         return
     ax.set_xticks(range(len(names)), names)
     span = max(tops) - min(tops) or 0.1
-    ax.set(
-        ylabel="test accuracy", xlim=(-0.6, len(names) - 0.4), ylim=(min(tops) - 0.15 * span, max(tops) + 0.75 * span)
-    )
+    ax.set(ylabel="test accuracy", xlim=(-0.6, len(names) - 0.4))
+    ax.set_ylim(min(tops) - 0.15 * span, max(tops) + 0.75 * span)
+    mark = {"marker": "o", "ls": "", "color": st.GREY}
     keys = {
-        "0": Line2D([], [], marker="o", ls="", color=GREY, label=r"$\lambda$ = 0"),
-        f"{RESCUE:g}": Line2D(
-            [], [], marker="o", ls="", color=GREY, mfc="white", label=rf"$\lambda$ = {_power(RESCUE)}"
-        ),
-        "frozen": Line2D([], [], color=GREY, lw=1.2, label="frozen blocks, same stem rule"),
+        "0": st.handle(r"$\lambda$ = 0", **mark),
+        f"{RESCUE:g}": st.handle(rf"$\lambda$ = {_power(RESCUE)}", **mark, mfc="white"),
+        "frozen": st.handle("frozen blocks, same stem rule", color=st.GREY, lw=1.2),
     }
-    ax.legend(
-        handles=[handle for what, handle in keys.items() if what in drawn],
-        loc="upper right",
-        handlelength=1.6,
-        borderaxespad=0.1,
-        fontsize=5.2,
-    )
-
-
-__all__ = ["penalty", "temporal_augmented", "temporal_plain"]
+    st.small_legend(ax, [keys[what] for what in keys if what in drawn], loc="upper right", handlelength=1.6)

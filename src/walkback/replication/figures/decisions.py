@@ -7,46 +7,20 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES, Setting, select
-from walkback.replication.figures.style import (
-    BLACK,
-    DASHED,
-    GREY,
-    LIMITS,
-    PALE,
-    RED,
-    SKY,
-    Width,
-    canvas,
-    grid,
-    heading,
-    in_style,
-    legend,
-    logarithmic,
-    look,
-    missing_note,
-    nothing,
-    numbers,
-    off_axis,
-    ours,
-    rule_order,
-    short,
-    variant,
-    variants,
-)
+from walkback.replication.figures import style as st
 from walkback.replication.tables.decisions import THRESHOLDS, Threshold, threshold_points
 from walkback.replication.tables.interventions import FUNCTIONAL
 from walkback.report.table import number
 
 # What a strategy says -> face, hatch, letter, colour of the letter: dark, light and hatched differ in greyscale.
 _MARKS = {
-    "fails": (RED, "", "fails", "white"),
+    "fails": (st.RED, "", "fails", "white"),
     "passes": ("#F4F4F4", "", "passes", "#444444"),
-    "undecided": ("#FFFFFF", "////", "?", BLACK),
+    "undecided": ("#FFFFFF", "////", "?", st.BLACK),
 }
 
 
@@ -57,7 +31,7 @@ def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[
             face, hatch, text, color = _MARKS[mark]
             ax.add_patch(Rectangle((x + 0.03, y + 0.06), 0.94, 0.88, fc=face, hatch=hatch, ec="#999999", lw=0.4))
             if word:
-                box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8} if mark == "undecided" else None
+                box = st.white(0.8) if mark == "undecided" else None
                 ax.text(x + 0.5, y + 0.5, text, ha="center", va="center", fontsize=5.2, color=color, bbox=box)
     ax.set(xlim=(0, len(columns)), ylim=(tall, 0))
     ax.set_xticks([x + 0.5 for x in range(len(columns))], columns)
@@ -67,36 +41,36 @@ def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[
     ax.spines[:].set_visible(False)
 
 
-@in_style
-def decision_utility(records: Records, width: Width = "double") -> Figure:
+@st.paper_figure(70)
+def decision_utility(records: Records, width: st.Width) -> Figure:
     """Which reporting strategy walks which result back, in both editions of the protocol."""
-    three, four = numbers("ablation", records), numbers("ablation-four", records)
-    rows = sorted(ours(three), key=variant)
-    rows_four = [r for r in ours(four) if r["rule"] in RULES.values()]
+    three, four = st.numbers("ablation", records), st.numbers("ablation-four", records)
+    rows = sorted(st.ours(three), key=st.variant)
+    rows_four = [r for r in st.ours(four) if r["rule"] in RULES.values()]
     if not rows:
-        raise nothing("decision utility", three.missing)
+        raise st.nothing("decision utility", three.missing)
     heads = ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")
-    shown = variants(rows)
+    shown = st.variants(rows)
     left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
     names = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
     words = {True: "fails", False: "passes", None: "undecided"}
     right = [(f"{r['rule']}{_said(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
     known = {r["network"] for r in rows}
     absent = [
-        (f"{r['network']}, {variant(r)}", r["rule"]) if r["network"] in known else (r["network"], "")
+        (f"{r['network']}, {st.variant(r)}", r["rule"]) if r["network"] in known else (r["network"], "")
         for r in three.data
         if not r["n"]
     ]
-    seeds = [(f"{r['network']}, {variant(r)}", r["rule"], r["n"]) for r in rows]
+    seeds = [(f"{r['network']}, {st.variant(r)}", r["rule"], r["n"]) for r in rows]
     wide, tall = width == "double", 0.155
-    note = missing_note(absent, seeds)
+    note = st.missing_note(absent, seeds)
     lines = max(len(left), len(right))
     if wide:
-        fig = canvas(width, 0.75 + tall * lines, note)
-        ((first, second),) = grid(fig, 1, 2, width_ratios=(4.6, 7))
+        fig = st.canvas(width, 0.75 + tall * lines, note)
+        ((first, second),) = st.grid(fig, 1, 2, width_ratios=(4.6, 7))
     else:
-        fig = canvas(width, 1.25 + tall * (len(left) + len(right)), note)
-        (first,), (second,) = grid(fig, 2, 1, height_ratios=(len(left) + 1, len(right) + 1))
+        fig = st.canvas(width, 1.25 + tall * (len(left) + len(right)), note)
+        (first,), (second,) = st.grid(fig, 2, 1, height_ratios=(len(left) + 1, len(right) + 1))
     _cells(first, ("S0\nacc", "S1\n+ Γ", "S2\n+ D1, D2", "S3\n+ D3"), left, lines if wide else len(left), True)
     four_heads = ("S0\nacc", "S1\n+ Γ", "S1\n+(a)", "S1\n+(b)", "S1\n+(c)", "S1\n+(d)", "full")
     _cells(second, four_heads, right, lines if wide else len(right), wide)
@@ -106,12 +80,12 @@ def decision_utility(records: Records, width: Width = "double") -> Figure:
         Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label={"fails": "walked back"}.get(name, name))
         for name, (face, hatch, *_) in _MARKS.items()
     ]
-    legend(fig, patches, 3)
+    st.legend(fig, patches, 3)
     return fig
 
 
 def _said(row: dict[str, Any], shown: Sequence[str]) -> str:
-    return f", {variant(row)}" if len(shown) > 1 else ""
+    return f", {st.variant(row)}" if len(shown) > 1 else ""
 
 
 def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
@@ -133,18 +107,18 @@ _LABELS = {
 }
 
 
-@in_style
-def sensitivity(records: Records, width: Width = "double") -> Figure:
-    """Where each threshold lies among the runs, the gap that separates them, and how far it can be moved."""
-    table = numbers("sensitivity", records)
+@st.paper_figure(80)
+def sensitivity(records: Records, width: st.Width) -> Figure:
+    """Each threshold among the runs (filled: walked back), the gap that separates them, how far it can be moved."""
+    table = st.numbers("sensitivity", records)
     rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
-    shown = [v for v in variants(rows) if any(variant(r) == v for r in rows)]
+    shown = [v for v in st.variants(rows) if any(st.variant(r) == v for r in rows)]
     if not rows:
-        raise nothing("threshold sensitivity", table.missing)
+        raise st.nothing("threshold sensitivity", table.missing)
     panels_of = [(v, t) for v in shown for t in THRESHOLDS if t.edition == "four-diagnostic"]
     at = {v: [Setting(rule, augment=v == "augmented") for rule in RULES] for v in shown}
     found = {(v, t.key): threshold_points(records, at[v], t) for v, t in panels_of}
-    known = {v: sorted({_rule(p.name) for t in THRESHOLDS for p in found[v, t.key]}, key=rule_order) for v in shown}
+    known = {v: sorted({_rule(p.name) for t in THRESHOLDS for p in found[v, t.key]}, key=st.rule_order) for v in shown}
     counts = [(v, RULES[s.rule], len(select(records, s))) for v in shown for s in at[v]]
     absent = [(v, name) for v, name, n in counts if not n]
     seeds = [(v, name, n) for v, name, n in counts if n]
@@ -158,24 +132,24 @@ def sensitivity(records: Records, width: Width = "double") -> Figure:
         ]
         for key in ("growth", "g_norm")
     }
-    off = (off_axis("ρ", lowest["growth"]), off_axis("‖g_L‖", lowest["g_norm"]))
-    fig = canvas(width, height, missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128.", *off))
-    flat = [ax for row in grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
+    off = (st.off_axis("ρ", lowest["growth"]), st.off_axis("‖g_L‖", lowest["g_norm"]))
+    fig = st.canvas(width, height, st.missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128.", *off))
+    flat = [ax for row in st.grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
-        here = {checks[r["check"]]: r for r in rows if variant(r) == v and r["check"] in checks}
+        here = {checks[r["check"]]: r for r in rows if st.variant(r) == v and r["check"] in checks}
         _strip(ax, found[v, t.key], known[v], t, here, wide)
         if t.key == "growth":
             ax.set_title(f"ResMLP d=256 L=4, {v}", loc="left", pad=10)
-    legend(
+    st.legend(
         fig,
         [
-            Line2D([], [], color=GREY, lw=0.7, ls=DASHED, label="threshold"),
-            Patch(color=PALE, lw=0, label="threshold ± 50 %"),
-            Line2D([], [], color=BLACK, marker="|", lw=0.8, ms=5, label="separation gap"),
-            Line2D([], [], color=SKY, lw=3, label="thresholds that change no verdict"),
+            st.handle("threshold", color=st.GREY, lw=0.7, ls=st.DASHED),
+            Patch(color=st.PALE, lw=0, label="threshold ± 50 %"),
+            st.handle("separation gap", color=st.BLACK, marker="|", lw=0.8, ms=5),
+            st.handle("thresholds that change no verdict", color=st.SKY, lw=3),
             *(
-                Line2D([], [], color=GREY, marker="o", ls="", label=word, **_FACES[failed])  # pyright: ignore[reportArgumentType]
+                st.handle(word, color=st.GREY, marker="o", ls="", **_FACES[failed])
                 for failed, word in ((True, "walked back"), (False, "passes"), (None, "undecided"))
                 if failed is not None or any(p.failed is None for points in found.values() for p in points)
             ),
@@ -203,54 +177,36 @@ def _strip(
 
     `rows` are those of the table, by edition.
     """
-    limit = getattr(LIMITS, t.field)
+    limit = getattr(st.LIMITS, t.field)
     row = rows.get(t.edition)
     for p in points:
-        ax.plot(p.value, names.index(_rule(p.name)), **look(_rule(p.name), linestyle="", **_FACES[p.failed]))
+        ax.plot(p.value, names.index(_rule(p.name)), **st.look(_rule(p.name), linestyle="", **_FACES[p.failed]))
     ends = [r[c] for r in rows.values() for c in ("verdicts hold from", "to") if r[c] is not None]
     values = [*(p.value for p in points), *ends]
     if t.kind == "norm":
-        logarithmic(ax, "x", _LABELS[t.key], [*values, limit / 3, limit * 3], 5 if wide else 3)
+        st.logarithmic(ax, "x", _LABELS[t.key], [*values, limit / 3, limit * 3], 5 if wide else 3)
     else:
         low, high = min([*values, 0.0]), max([*values, 2 * limit])
         ax.set(xlabel=_LABELS[t.key], xlim=(low - 0.08 * (high - low), high + 0.08 * (high - low)))
-    ax.axvspan(0.5 * limit, 1.5 * limit, color=PALE, lw=0, zorder=0)
-    ax.axvline(limit, color=GREY, lw=0.7, ls=DASHED, zorder=1)
-    ax.annotate(
-        number(limit, "norm"),
-        (limit, 1),
-        xycoords=("data", "axes fraction"),
-        xytext=(0, 1),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=5.2,
-        color="#555555",
-    )
+    ax.axvspan(0.5 * limit, 1.5 * limit, color=st.PALE, lw=0, zorder=0)
+    ax.axvline(limit, color=st.GREY, lw=0.7, ls=st.DASHED, zorder=1)
+    st.over(ax, number(limit, "norm"), limit, 1)
     bottom = len(names) + 0.5
     worst, best = (row and row[c] for c in ("worst healthy", "healthiest failure"))
     if row and worst and best and row["gap"] is not None:  # no ratio to zero
         ends = sorted((worst["value"], best["value"]))
-        ax.plot(ends, [bottom] * 2, color=BLACK, marker="|", lw=0.8, ms=5)
+        ax.plot(ends, [bottom] * 2, color=st.BLACK, marker="|", lw=0.8, ms=5)
         unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""
         text = f"{number(row['gap'], 'norm' if t.kind == 'norm' else 'pp' if t.kind == 'pp' else 'acc')}{unit}"
         text = text.lstrip("+") if row["gap"] > (1 if t.kind == "norm" else 0) else f"overlap {text}"
         middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else sum(ends) / 2
-        ax.annotate(
-            text,
-            (middle, bottom),
-            xytext=(0, 1.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=5.2,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
-        )
+        style = {"ha": "center", "va": "bottom", "fontsize": 5.2, "bbox": st.white(0.5)}
+        st.words(ax, text, (middle, bottom), (0, 1.5), **style)
     bars = [bottom + 1.0, bottom + 1.9]
     for edition, y in zip(_EDITIONS, bars):
         if edition in rows:
             _bar(ax, rows[edition]["verdicts hold from"], rows[edition]["to"], y)
-    ax.set_yticks([*range(len(names)), *bars], [*(n if wide else short(n) for n in names), *_EDITIONS.values()])
+    ax.set_yticks([*range(len(names)), *bars], [*(st.short(n, wide) for n in names), *_EDITIONS.values()])
     ax.set_ylim(bars[-1] + 0.6, -0.7)
 
 
@@ -258,70 +214,53 @@ def _bar(ax: Axes, low: float | None, high: float | None, y: float) -> None:
     """From `low` to `high`; a side without an end runs to the frame, with an arrow there."""
     left, right = ax.get_xlim()
     ends = (left if low is None else low, right if high is None else high)
-    ax.plot(ends, [y] * 2, color=SKY, lw=3, solid_capstyle="butt", label="_bar")
+    ax.plot(ends, [y] * 2, color=st.SKY, lw=3, solid_capstyle="butt", label="_bar")
     for end, x, arrow in ((low, left, "<"), (high, right, ">")):
         if end is None:
-            ax.plot(x, y, color=SKY, marker=arrow, ms=4.5, ls="", clip_on=False, zorder=3)
+            ax.plot(x, y, color=st.SKY, marker=arrow, ms=4.5, ls="", clip_on=False, zorder=3)
     ax.set_xlim(left, right)
 
 
 # -- rankings --------------------------------------------------------------------------------------------------
 
 
-@in_style
-def cosine_rank(records: Records, width: Width = "double") -> Figure:
+@st.paper_figure(90)
+def cosine_rank(records: Records, width: st.Width) -> Figure:
     """The ranking of four rules by deep cosine against what their credit does: crossing lines are disagreement."""
-    table = numbers("matched-penalty", records)
+    table = st.numbers("matched-penalty", records)
     texts = [dict(zip(table.columns, row)) for row in table.rows]
     columns = ["deep cos", *(FUNCTIONAL[what][0] for what in FUNCTIONAL)]
     data = [(row, text) for row, text in zip(table.data, texts) if str(row["figures"]).startswith("ours")]
     rules = [(row, text) for row, text in data if row["rule"] in RULES.values() and row["n"]]
-    shown = [v for v in variants(r for r, _ in rules) if sum(variant(r) == v for r, _ in rules) > 1]
+    shown = [v for v in st.variants(r for r, _ in rules) if sum(st.variant(r) == v for r, _ in rules) > 1]
     if not shown:
-        raise nothing("rankings of at least two rules", table.missing)
-    absent = [(variant(row), row["rule"]) for row, _ in data if row["rule"] in RULES.values() and not row["n"]]
-    seeds = [(variant(r), r["rule"], r["n"]) for r, _ in rules]
+        raise st.nothing("rankings of at least two rules", table.missing)
+    absent = [(st.variant(row), row["rule"]) for row, _ in data if row["rule"] in RULES.values() and not row["n"]]
+    seeds = [(st.variant(r), r["rule"], r["n"]) for r, _ in rules]
     wide = width == "double"
-    fig = canvas(width, 0.3 + (2.0 if wide else 1.9) * len(shown), missing_note(absent, seeds))
-    for v, (ax,) in zip(shown, grid(fig, len(shown), 1)):
-        here = {row["rule"]: (row, text) for row, text in rules if variant(row) == v}
-        ranks = next(t for r, t in data if r["rule"] == "ranking" and variant(r) == v)
-        taus = next(r for r, _ in data if r["rule"].startswith("τ") and variant(r) == v)
+    fig = st.canvas(width, 0.3 + (2.0 if wide else 1.9) * len(shown), st.missing_note(absent, seeds))
+    for v, (ax,) in zip(shown, st.grid(fig, len(shown), 1)):
+        here = {row["rule"]: (row, text) for row, text in rules if st.variant(row) == v}
+        ranks = next(t for r, t in data if r["rule"] == "ranking" and st.variant(r) == v)
+        taus = next(r for r, _ in data if r["rule"].startswith("τ") and st.variant(r) == v)
         orders = {c: ranks[c].split(" > ") for c in columns if " > " in ranks[c]}
-        for rule in sorted(here, key=rule_order):
+        for rule in sorted(here, key=st.rule_order):
             spots = [(x, orders[c].index(rule) + 1) for x, c in enumerate(columns) if c in orders and rule in orders[c]]
-            ax.plot(*zip(*spots), **look(rule, markersize=5, zorder=2))
+            ax.plot(*zip(*spots), **st.look(rule, markersize=5, zorder=2))
             for x, y in spots:
                 said = here[rule][1][columns[x]].partition(" ±")[0].replace("-", "−")
-                ax.annotate(
-                    said,
-                    (x, y),
-                    xytext=(0, 4.5),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=5,
-                    color="#333333",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4, "alpha": 0.85},
-                )
-            for x, side, align in ((spots[0], -1, "right"), (spots[-1], 1, "left")):
-                ax.annotate(
-                    rule if wide else short(rule),
-                    x,
-                    xytext=(7 * side, 0),
-                    textcoords="offset points",
-                    ha=align,
-                    va="center",
-                    fontsize=6 if wide else 5.5,
-                    color=look(rule)["color"],
-                )
+                style = {"ha": "center", "va": "bottom", "fontsize": 5, "color": "#333333"}
+                st.words(ax, said, (x, y), (0, 4.5), bbox=st.white(0.4, alpha=0.85), **style)
+            for spot, side, align in ((spots[0], -1, "right"), (spots[-1], 1, "left")):
+                style = {"ha": align, "va": "center", "fontsize": 6 if wide else 5.5, "color": st.look(rule)["color"]}
+                st.words(ax, st.short(rule, wide), spot, (7 * side, 0), **style)
         heads = [_HEADS[c] if wide else _HEADS[c].replace("e, ", "e,\n").replace("g l", "g\nl") for c in columns]
         under = ["" if taus[c] is None else f"\nτ = {taus[c]:+.2f}".replace("-", "−") for c in columns]
         ax.set_xticks(range(len(columns)), [h + u for h, u in zip(heads, under)])
         ax.set_yticks(range(1, len(here) + 1))
         room = 0.6 if wide else 0.75
         ax.set(xlim=(-room, len(columns) - 1 + room), ylim=(len(here) + 0.4, 0.45), ylabel="rank (1: best)")
-        heading(ax, f"λ = 0.01, {v}")
+        st.heading(ax, f"λ = 0.01, {v}")
         ax.spines["bottom"].set_visible(False)
         ax.tick_params(axis="x", length=0)
     return fig

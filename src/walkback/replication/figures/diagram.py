@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from walkback.audit.records import Records
-from walkback.replication.figures.style import BLACK, GREY, Width, canvas, grid, in_style, legend, look
+from walkback.replication.figures.style import BLACK, GREY, Width, canvas, grid, legend, look, paper_figure
 
 Place = tuple[float, float]
 SITES = (1.0, 3.0, 5.0)  # heights of h_0, h_1, h_2
@@ -22,9 +22,9 @@ LIGHT = "#F4F4F4"
 SAID = {"BP": r"$a_l = (I + J_{l+1})^\top a_{l+1}$", "FA": r"$a_l = B_l\, a_{l+1}$", "DFA": r"$a_l = B_l^\top e$"}
 
 
-@in_style
-def backward_paths(records: Records, width: Width = "double") -> Figure:
-    """The backward paths of BP, FA and DFA over a residual stream of two blocks."""
+@paper_figure(100)
+def backward_paths(records: Records, width: Width) -> Figure:
+    """The backward paths of BP, FA and DFA over a residual stream of two blocks; needs no runs."""
     del records  # nothing in it depends on results
     wide = width == "double"
     size = 6.0 if wide else 5.0

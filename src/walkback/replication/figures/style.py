@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import lru_cache, wraps
+from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil, isfinite, log10
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from walkback.audit.records import Records
@@ -59,14 +61,8 @@ STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "xtick.major.size": 2.5,
-    "ytick.major.size": 2.5,
-    "xtick.minor.size": 1.5,
-    "ytick.minor.size": 1.5,
+    **{f"{axis}tick.major.{part}": size for axis in "xy" for part, size in (("width", 0.6), ("size", 2.5))},
+    **{f"{axis}tick.minor.{part}": size for axis in "xy" for part, size in (("width", 0.4), ("size", 1.5))},
     "lines.linewidth": 1.0,
     "lines.markersize": 3.5,
     "pdf.fonttype": 42,  # fonts embedded as TrueType: journals refuse Type 3
@@ -80,18 +76,33 @@ def styled() -> AbstractContextManager[None]:
     return matplotlib.style.context(["default", STYLE])
 
 
-Draw = Callable[[Records, Width], Figure]
+@dataclass(frozen=True)
+class Drawing:
+    """One figure of the papers: Records -> Figure, in our look whoever calls it. `place` orders the figures."""
 
+    name: str
+    about: str
+    place: int
+    draw: Callable[[Records, Width], Figure]
 
-def in_style(draw: Draw) -> Draw:
-    """A figure is drawn in our look whoever calls it."""
-
-    @wraps(draw)
-    def drawn(records: Records, width: Width = "double") -> Figure:
+    def __call__(self, records: Records, width: Width = "double") -> Figure:
+        """Return the figure of these runs, for one column or two."""
         with styled():
-            return draw(records, width)
+            return self.draw(records, width)
 
-    return drawn
+
+def paper_figure(place: int) -> Callable[[Callable[[Records, Width], Figure]], Drawing]:
+    """Make a function a figure, named after it and described by the first line of its docstring.
+
+    Args:
+        place: where it stands among the figures; they count in tens.
+    """
+
+    def made(draw: Callable[[Records, Width], Figure]) -> Drawing:
+        about = (draw.__doc__ or "").strip().splitlines()[0]
+        return Drawing(draw.__name__.replace("_", "-"), about, place, draw)
+
+    return made
 
 
 def look(rule: str, **more: Any) -> dict[str, Any]:
@@ -106,7 +117,18 @@ def look(rule: str, **more: Any) -> dict[str, Any]:
 
 def key(rule: str, **more: Any) -> Line2D:
     """A rule's entry in a legend."""
-    return Line2D([], [], label=rule, **look(rule, **more))
+    return handle(rule, **look(rule, **more))
+
+
+def handle(text: str, **style: Any) -> Line2D:
+    """A line or mark in a legend."""
+    return Line2D([], [], label=text, **style)
+
+
+def small_legend(ax: Axes, handles: Sequence[Any] | None = None, **options: Any) -> None:
+    """A legend inside a panel."""
+    given = {} if handles is None else {"handles": list(handles)}
+    ax.legend(**given, **{"loc": "upper center", "borderaxespad": 0.1, "fontsize": 5.2, **options})
 
 
 def canvas(width: Width, height: float, note: str = "") -> Figure:
@@ -144,16 +166,25 @@ def legend(fig: Figure, handles: Sequence[Any], columns: int) -> None:
 def heading(ax: Axes, text: str) -> None:
     """A title over a row of panels: it may run over its neighbours, which a plain title would push away."""
     ax.set_title(" ", loc="left")
-    ax.annotate(
-        text,
-        (0, 1),
-        xycoords="axes fraction",
-        xytext=(0, 3.5),
-        textcoords="offset points",
-        va="bottom",
-        fontsize=7,
-        annotation_clip=False,
-    ).set_in_layout(False)
+    words(ax, text, (0, 1), (0, 3.5), "axes fraction", va="bottom", fontsize=7, annotation_clip=False).set_in_layout(
+        False
+    )
+
+
+def words(ax: Axes, text: str, at: Any, offset: tuple[float, float], coords: Any = "data", **more: Any) -> Annotation:
+    """Write a text some points away from a place."""
+    return ax.annotate(text, at, xycoords=coords, xytext=offset, textcoords="offset points", **more)
+
+
+def over(ax: Axes, text: str, x: float, offset: float) -> None:
+    """Write a small text above the frame, over x."""
+    style = {"ha": "center", "va": "bottom", "fontsize": 5.2, "color": "#555555"}
+    words(ax, text, (x, 1), (0, offset), ("data", "axes fraction"), **style)
+
+
+def white(pad: float, **more: Any) -> dict[str, Any]:
+    """Return a white box behind a text."""
+    return {"facecolor": "white", "edgecolor": "none", "pad": pad, **more}
 
 
 def on_log(values: Iterable[float]) -> list[float]:
@@ -188,17 +219,7 @@ def threshold(ax: Axes, which: Literal["x", "y"], at: float, flags: Literal["abo
     span(*ends, color=PALE, lw=0, zorder=0)
     line(at, color=GREY, lw=0.7, ls=DASHED, zorder=1)
     if text:
-        ax.annotate(
-            text,
-            (at, 1),
-            xycoords=("data", "axes fraction"),
-            xytext=(0, 1.5),
-            textcoords="offset points",
-            ha="center",
-            va="bottom",
-            fontsize=5.2,
-            color="#555555",
-        )
+        over(ax, text, at, 1.5)
 
 
 def threshold_key(text: str) -> Patch:
@@ -300,13 +321,13 @@ def nothing(name: str, missing: Sequence[str]) -> InputError:
     return InputError(f"Expected finished runs to draw {name} from, but there are none.{advice}")
 
 
-def short(rule: str) -> str:
-    """A rule's name for a narrow figure.
+def short(rule: str, wide: bool = False) -> str:
+    """A rule's name for a narrow figure; as it is for a wide one.
 
-    >>> short("State Bridge")
-    'SB'
+    >>> short("State Bridge"), short("State Bridge", wide=True)
+    ('SB', 'State Bridge')
     """
-    return {"State Bridge": "SB", "Credit Bridge": "CB"}.get(rule, rule)
+    return rule if wide else {"State Bridge": "SB", "Credit Bridge": "CB"}.get(rule, rule)
 
 
 def rule_order(rule: str) -> int:

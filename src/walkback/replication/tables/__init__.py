@@ -1,12 +1,12 @@
-"""The papers' evidence from finished runs: one function per table, records in, Table out.
+"""The papers' evidence from finished runs, one function per table: Records -> Table.
 
 Ours stands beside what is published, with a column "agrees?" whose rule is in the notes. A table works on what is
-there: what is missing is shown as – and listed with the command that would train it.
+there: what is missing is shown as – and listed with the command that would train it. The folder is the list of tables:
+every function under `build.evidence_table` in one of its files is one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,60 +14,15 @@ from walkback.audit.records import Records
 from walkback.audit.settings import left_out
 from walkback.errors import InputError, shown
 from walkback.registry import closest
-from walkback.replication.tables.audits import (
-    cifar100,
-    credit_site,
-    cross_arch,
-    linear_probe,
-    per_layer,
-    primary,
-    sub_modes,
-    unit_credit,
-    wide_shallow,
-)
-from walkback.replication.tables.courses import early_epochs, mechanism, temporal
-from walkback.replication.tables.decisions import ablation, ablation_four, extended_ablation, sensitivity
-from walkback.replication.tables.interventions import (
-    capacity,
-    fresh_feedback,
-    lambda_sweep,
-    matched_penalty,
-    triangulation,
-)
-from walkback.replication.tables.rule_ablations import rule_ablations
-from walkback.replication.tables.summary import two_modes, validations
+from walkback.replication.found import in_folder
+from walkback.replication.tables.build import Evidence
 from walkback.report.table import Table
 
-TABLES: dict[str, Callable[[Records], Table]] = {
-    "primary": primary,
-    "per-layer": per_layer,
-    "ablation": ablation,
-    "ablation-four": ablation_four,
-    "extended-ablation": extended_ablation,
-    "temporal": temporal,
-    "sensitivity": sensitivity,
-    "sub-modes": sub_modes,
-    "mechanism": mechanism,
-    "early-epochs": early_epochs,
-    "lambda-sweep": lambda_sweep,
-    "capacity": capacity,
-    "fresh-feedback": fresh_feedback,
-    "triangulation": triangulation,
-    "matched-penalty": matched_penalty,
-    "wide-shallow": wide_shallow,
-    "cross-arch": cross_arch,
-    "cifar100": cifar100,
-    "credit-site": credit_site,
-    "unit-credit": unit_credit,
-    "rule-ablations": rule_ablations,
-    "linear-probe": linear_probe,
-    "two-modes": two_modes,
-    "validations": validations,
-}
+TABLES: dict[str, Evidence] = in_folder(__name__, __path__, Evidence)
 
 
 def evidence(name: str, records: Records) -> Table:
-    """The table of a name of TABLES.
+    """Return the table of a name of TABLES.
 
     >>> from pathlib import Path
     >>> evidence("cifar100", Records(Path("runs"))).columns[:3]
@@ -77,19 +32,19 @@ def evidence(name: str, records: Records) -> Table:
         raise InputError(f"Expected one of {', '.join(TABLES)} or all, but got {shown(name)}.{closest(name, TABLES)}")
     made = TABLES[name](records)
     ended = [f"{run.path.name} in epoch {len(run.rows)} of {run.spec.epochs}" for run in records if run.diverged]
-    said = (
-        [f"diverged, and counted with what they were then, wherever they belong: {'; '.join(ended)}"] if ended else []
-    )
-    return replace(made, notes=(*made.notes, *said))
+    if not ended:
+        return made
+    note = f"diverged, and counted with what they were then, wherever they belong: {'; '.join(ended)}"
+    return replace(made, notes=(*made.notes, note))
 
 
 def describe(name: str) -> str:
-    """One line about a table."""
-    return (TABLES[name].__doc__ or "").strip().splitlines()[0]
+    """Return one line about a table."""
+    return TABLES[name].about
 
 
 def front_page(tables: list[Table], records: Records) -> str:
-    """The front page of a folder of tables, as Markdown."""
+    """Return the front page of a folder of tables, as Markdown."""
     lines = [
         "# Evidence",
         "",
@@ -97,13 +52,9 @@ def front_page(tables: list[Table], records: Records) -> str:
         "",
     ]
     lines += [f"- [{table.name}]({table.name}.md): {describe(table.name)}" for table in tables]
-    if records.problems:
-        lines += ["", "Not read:", ""]
-        lines += [f"- {_below(p.path, records)}: {p.reason}" for p in records.problems]
-    rest = left_out(records)
-    if rest:
-        lines += ["", "In no table:", ""]
-        lines += [f"- {name}" for name in rest]
+    problems = [f"- {_below(p.path, records)}: {p.reason}" for p in records.problems]
+    for head, items in (("Not read", problems), ("In no table", [f"- {name}" for name in left_out(records)])):
+        lines += ["", f"{head}:", "", *items] if items else []
     return "\n".join(lines)
 
 

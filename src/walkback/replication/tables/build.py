@@ -1,20 +1,30 @@
-"""From settings and published figures to a table: ours, one row per setting, and what is published below."""
+"""From settings and published figures to a table: ours, one row per setting, and what is published beside or below.
+
+A table is a function under `@evidence_table`, which states its place, title, columns and notes, in any file of this
+folder. The function fills a Draft; `walkback.replication.tables` finds it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import Judged, Setting, commands, judged, lacking, select, shorter
-from walkback.replication.agree import ANY, RULES, agrees_any, answer, published
+from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, select, shorter
+from walkback.replication.agree import ANY, agrees_any, answer, published
+from walkback.replication.agree import RULES as AGREES_WHEN
 from walkback.replication.published import Figure
-from walkback.report.table import NONE, Cell, Stat, Table, spread, table
-from walkback.verdict.checks import Finding
+from walkback.report.table import NONE, Cell, Stat, Table, spread, stat, table
+from walkback.training.spec import RunSpec
+from walkback.verdict.checks import DiagnosticThresholds, Finding, reference_validity
 from walkback.verdict.editions import UNDECIDED
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
+THREE = ("bp", "fa", "dfa")
 VECTORS = ("teacher", "teacher-linear")  # nothing to flip or crop
+FLOOR = DiagnosticThresholds().g_norm_floor
+AGREES = "agrees?"  # among the notes: here stands what the column means for the quantities that were compared
 DEPTH = (
     "D3 is the gain over the matched control (same network, data, epochs, seed; stem by the same rule, blocks frozen) "
     "with its 95 % interval: paired t over seeds, for one seed the binomial error of the paired predictions; it is "
@@ -25,18 +35,152 @@ VERDICT = "a rule passes only where every seed does; (k/n) says on how many of t
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
 
 
+# -- a table while it is filled --------------------------------------------------------------------------------
+
+
+class Against(NamedTuple):
+    """A cell of ours with the published figures beside it: two columns.
+
+    Args:
+        name: under which "agrees?" names it; not judged where it is empty.
+        value: what is compared.
+    """
+
+    name: str
+    cell: Cell | str
+    value: float | str | None
+    said: Sequence[Figure]
+
+
+def against(name: str, ours: Stat | None, kind: str, said: Sequence[Figure]) -> Against:
+    """Set mean ± std of ours beside what is published."""
+    return Against(name, spread(ours, kind), ours and ours.mean, said)
+
+
+def among(said: Iterable[Figure], what: str) -> list[Figure]:
+    """Return the figures of one quantity."""
+    return [f for f in said if f.what == what]
+
+
+def count(n: int) -> Cell:
+    """Return a number of runs as a cell."""
+    return Cell(str(n), n)
+
+
+@dataclass
+class Draft:
+    """A table while it is filled: its rows, the runs it lacks, and the kinds of quantities it compares."""
+
+    records: Records
+    title: str
+    columns: list[str]
+    notes: list[str]
+    rows: list[list[Cell | str]] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    specs: list[RunSpec] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+
+    def row(self, *cells: Cell | str | Against) -> None:
+        """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
+        filled: list[Cell | str] = []
+        for cell in cells:
+            filled += [cell.cell, published(cell.said)] if isinstance(cell, Against) else [cell]
+        if len(filled) < len(self.columns):
+            filled.append(answer(self.agreeing(cell for cell in cells if isinstance(cell, Against))))
+        self.rows.append(filled)
+
+    def agreeing(self, pairs: Iterable[Against]) -> dict[str, bool | None]:
+        """Return whether each of ours agrees, and remember which kinds of quantities were compared."""
+        found = {}
+        for pair in pairs:
+            self.kinds |= {f.kind for f in pair.said}
+            if pair.name:
+                found[pair.name] = agrees_any(pair.value, pair.said)
+        return found
+
+    def lack(self, setting: Setting, controls: bool = True) -> None:
+        """List what a setting lacks under Missing, its controls too where they are asked for."""
+        self.specs += lacking(self.records, setting, controls)
+
+    def runs(self, setting: Setting) -> tuple[Record, ...]:
+        """Return the runs of a setting; those of its three seeds that are not there are missing."""
+        self.lack(setting, controls=False)
+        return select(self.records, setting)
+
+    def judged(self, setting: Setting, controls: bool = True) -> Judged:
+        """Return a setting judged; runs and controls that are not there are missing."""
+        self.lack(setting, controls)
+        return judged(self.records, setting)
+
+    def variants(self, settings: Iterable[Setting]) -> list[bool]:
+        """See `variants`."""
+        return variants(self.records, settings)
+
+    def primary(self) -> Iterator[tuple[bool, str, Setting]]:
+        """Yield (augmented?, name, setting) of the six rules of the primary audit, by variant."""
+        for flag in self.variants(map(Setting, RULES)):
+            yield from ((flag, name, Setting(rule, augment=flag)) for rule, name in RULES.items())
+
+    def table(self, name: str) -> Table:
+        """Return the finished table."""
+        notes = [text for note in self.notes for text in (rules(self.kinds) if note == AGREES else [note])]
+        missing = [*self.missing, *commands(self.specs, self.records.store)]
+        return table(name, self.title, self.columns, self.rows, notes, missing)
+
+
 @dataclass(frozen=True)
-class Column:
-    """A quantity of a judged setting, and the published one it is compared with."""
+class Evidence:
+    """One table of the papers' evidence: Records -> Table. `place` orders the tables."""
 
-    head: str
-    kind: str
-    value: Callable[[Judged], Stat | Finding | str | None]
-    what: str = ""
+    name: str
+    about: str
+    place: int
+    title: str
+    columns: tuple[str, ...]
+    notes: tuple[str, ...]
+    fill: Callable[[Draft], None]
+
+    def __call__(self, records: Records) -> Table:
+        """Return the table made of these runs."""
+        draft = Draft(records, self.title, list(self.columns), list(self.notes))
+        self.fill(draft)
+        return draft.table(self.name)
 
 
-def _stat(head: str, kind: str, what: str) -> Column:
-    return Column(head, kind, lambda j: j.stat(what), what)
+def evidence_table(place: int, title: str, columns: str, *notes: str) -> Callable[[Callable[[Draft], None]], Evidence]:
+    """Make a function that fills a Draft a table, named after it and described by the first line of its docstring.
+
+    Args:
+        place: where it stands among the tables; they count in tens.
+        columns: the heads, as "rule | acc".
+        notes: how to read it; AGREES among them is replaced by the rules of agreement.
+    """
+
+    def made(fill: Callable[[Draft], None]) -> Evidence:
+        about = (fill.__doc__ or "").strip().splitlines()[0]
+        return Evidence(fill.__name__.replace("_", "-"), about, place, title, tuple(columns.split(" | ")), notes, fill)
+
+    return made
+
+
+def rules(kinds: Iterable[str]) -> list[str]:
+    """Return the notes that say what "agrees?" means for these kinds of quantities."""
+    known = set(kinds)
+    said = [text for kind, text in AGREES_WHEN.items() if kind in known]
+    if not said:
+        return ["nothing is published to compare with"]
+    return [f"agrees?: {'; '.join(said)}; {ANY}", *([DAGGER] if "norm" in known else [])]
+
+
+def variants(records: Records, settings: Iterable[Setting]) -> list[bool]:
+    """Return with augmentation, without, or both: what there are runs of; with it where there are none."""
+    settings = list(settings)
+    if all(s.data in VECTORS for s in settings):
+        return [False]
+    return [a for a in (True, False) if any(select(records, replace(s, augment=a)) for s in settings)] or [True]
+
+
+# -- cells of a judged setting ---------------------------------------------------------------------------------
 
 
 def depth_cell(j: Judged, stem: str = "rule") -> Cell:
@@ -45,9 +189,14 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
     if finding is None or finding.value is None:
         return Cell(NONE)
     raw = {"value": finding.value, "interval": finding.interval, "flagged": finding.flagged, "reason": finding.reason}
-    interval = "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
-    return Cell(f"{finding.value:+.1f}{interval} {depth_word(finding)}{some}", {**raw, "n": paired})
+    text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{some}"
+    return Cell(text, {**raw, "n": paired})
+
+
+def interval_text(finding: Finding) -> str:
+    """Return the interval of a finding with a space before it, empty where there is none."""
+    return "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
 
 
 def depth_word(finding: Finding) -> str:
@@ -80,10 +229,6 @@ def verdict_cell(j: Judged, edition: str) -> Cell:
     return Cell(text, {"verdict": word, "failed": j.failed(edition), "n": n, "depth_tested": j.tested})
 
 
-def _verdict(head: str, edition: str, what: str) -> Column:
-    return Column(head, "verdict", lambda j: edition, what)
-
-
 def flag_word(flags: Sequence[bool | None]) -> str | None:
     """Over seeds: flags (with a count where not all do), ok, or None where nothing was measured."""
     known = [f for f in flags if f is not None]
@@ -92,48 +237,64 @@ def flag_word(flags: Sequence[bool | None]) -> str | None:
     return "ok" if not any(known) else "flags" if all(known) else f"flags ({sum(known)}/{len(known)})"
 
 
+def by_seed(runs: Iterable[Record]) -> dict[int, Record]:
+    """Return seed -> run."""
+    return {run.spec.seed: run for run in runs}
+
+
+def valid_cell(at: Sequence) -> Cell:
+    """Return of how many of these measurements the reference is above the floor of D2."""
+    valid = sum(reference_validity("D2", m, FLOOR).flagged is False for m in at)
+    return Cell(f"{valid}/{len(at)}", valid) if at else Cell(NONE)
+
+
+# -- tables of judged settings ---------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """A quantity of a judged setting: its cell, what of it is compared, and with which published quantity."""
+
+    cell: Callable[[Judged], Cell]
+    value: Callable[[Judged], float | str | None]
+    what: str = ""
+    note: str = ""
+
+
+def _stat(what: str, kind: str) -> Column:
+    return Column(lambda j: spread(j.stat(what), kind), lambda j: (s := j.stat(what)) and s.mean, what)
+
+
+def _verdict(edition: str, what: str) -> Column:
+    def word(j: Judged) -> str | None:
+        return None if (said := j.word(edition)) == UNDECIDED else said
+
+    return Column(lambda j: verdict_cell(j, edition), word, what, VERDICT)
+
+
+def _word(word: Callable[[Judged], str | None], what: str = "") -> Column:
+    return Column(lambda j: Cell(NONE) if (said := word(j)) is None else Cell(said, said), word, what)
+
+
 COLUMNS = {
-    "acc": _stat("acc", "acc", "acc"),
-    "gamma": _stat("Γ", "cos", "gamma"),
-    "h_norm": _stat("‖h_L‖", "norm", "h_norm"),
-    "g_norm": _stat("‖g_L‖", "norm", "g_norm"),
-    "growth": _stat("ρ", "norm", "growth"),
-    "stability": _stat("stability", "cos", "stability"),
-    "deep_cosine": _stat("deep cos", "cos", "deep_cosine"),
-    "perturbation": _stat("ρ_pert", "cos", "perturbation"),
-    "depth": Column("D3 pp", "depth", lambda j: j.depth, "margin"),
-    "depth_bp": Column("D3 pp, BP stem", "depth", lambda j: j.depth_bp),
-    "three": _verdict("three-check", "three-check", "verdict.three"),
-    "four": _verdict("four-diagnostic", "four-diagnostic", "verdict.four"),
-    "scale": Column("D1", "flag", lambda j: flag_word(j.flagged(0)), "flag.growth"),
-    "reference": Column("D2", "flag", lambda j: flag_word(j.flagged(1)), "flag.reference"),
-    "epochs": Column("epochs", "text", lambda j: str(j.runs[0].spec.epochs) if j.runs else None),
+    "acc": _stat("acc", "acc"),
+    "Γ": _stat("gamma", "cos"),
+    "‖h_L‖": _stat("h_norm", "norm"),
+    "‖g_L‖": _stat("g_norm", "norm"),
+    "ρ": _stat("growth", "norm"),
+    "stability": _stat("stability", "cos"),
+    "deep cos": _stat("deep_cosine", "cos"),
+    "ρ_pert": _stat("perturbation", "cos"),
+    "D3 pp": Column(depth_cell, lambda j: j.depth and j.depth.value, "margin", DEPTH),
+    "D3 pp, BP stem": Column(lambda j: depth_cell(j, "bp"), lambda j: None),
+    "three-check": _verdict("three-check", "verdict.three"),
+    "four-diagnostic": _verdict("four-diagnostic", "verdict.four"),
+    "D1": _word(lambda j: flag_word(j.flagged(0)), "flag.growth"),
+    "D2": _word(lambda j: flag_word(j.flagged(1)), "flag.reference"),
+    "epochs": _word(lambda j: str(j.runs[0].spec.epochs) if j.runs else None),
 }
 
 
-def _cell(column: Column, j: Judged) -> Cell:
-    value = column.value(j)
-    if column.kind == "depth":
-        return depth_cell(j, "rule" if column.what else "bp")
-    if column.kind == "verdict":
-        return verdict_cell(j, str(value))
-    if isinstance(value, Stat):
-        return spread(value, column.kind)
-    return Cell(NONE) if value is None else Cell(str(value), value)
-
-
-def _comparable(column: Column, j: Judged) -> float | str | None:
-    value = column.value(j)
-    if column.kind == "verdict":
-        word = j.word(str(value))
-        return None if word == UNDECIDED else word
-    if isinstance(value, Finding):
-        return value.value
-    return value.mean if isinstance(value, Stat) else value
-
-
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One group of rows: a setting under its labels, and what is published of it."""
 
     labels: tuple[str, ...]
@@ -141,75 +302,30 @@ class Entry:
     figures: tuple[Figure, ...] = ()
 
 
-def variants(records: Records, settings: Iterable[Setting]) -> list[bool]:
-    """With augmentation, without, or both: what there are runs of; with it where there are none."""
-    settings = list(settings)
-    if all(s.data in VECTORS for s in settings):
-        return [False]
-    return [a for a in (True, False) if any(select(records, replace(s, augment=a)) for s in settings)] or [True]
-
-
-def audit(
-    name: str,
-    title: str,
-    records: Records,
-    heads: Sequence[str],
-    entries: Sequence[Entry],
-    columns: Sequence[str],
-    notes: Iterable[str] = (),
-    augment: Sequence[bool] | None = None,
-) -> Table:
-    """A table of judged settings.
+def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = None) -> None:
+    """Fill a table of judged settings, whose columns after "n" are heads of COLUMNS.
 
     Args:
-        heads: names of the entries' labels.
-        columns: keys of COLUMNS.
         augment: the variants to show; by default those of which a network has runs.
     """
-    chosen = [COLUMNS[key] for key in columns]
-    rows, missing, compared = [], [], set()
+    chosen = {head: COLUMNS[head] for head in t.columns[t.columns.index("n") + 1 : -1]}
     for entry, after in zip(entries, [*entries[1:], None]):
         alike = [e.setting for e in entries if _network(e.setting) == _network(entry.setting)]
+        theirs = {head: tuple(among(entry.figures, c.what)) if c.what else () for head, c in chosen.items()}
         shown: dict[str, tuple[Figure, ...]] | None = None
-        for flag in augment if augment is not None else variants(records, alike):
+        for flag in augment if augment is not None else t.variants(alike):
             setting = replace(entry.setting, augment=flag)
-            j = judged(records, setting)
-            missing += lacking(records, setting, controls="depth" in columns or "three" in columns)
-            said = {c.head: of_length(_of(entry, c), setting, j.runs) for c in chosen if c.what}
-            found = {c.head: agrees_any(_comparable(c, j), said[c.head]) for c in chosen if c.what}
-            compared |= {f.kind for c in chosen for f in _of(entry, c)}
-            rows.append([*entry.labels, OURS[flag], _n(len(j.runs)), *(_cell(c, j) for c in chosen), answer(found)])
+            j = t.judged(setting, controls=bool({"D3 pp", "three-check"} & chosen.keys()))
+            said = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
+            found = t.agreeing(Against(h, "", c.value(j), said[h]) for h, c in chosen.items() if c.what)
+            cells = [c.cell(j) for c in chosen.values()]
+            t.row(*entry.labels, OURS[flag], count(len(j.runs)), *cells, answer(found))
             shown = said if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
         same = after is not None and after.figures == entry.figures
-        if any(_of(entry, c) for c in chosen) and not same:
-            cells = [published(shown.get(c.head, ()) if shown else ()) for c in chosen]
+        if any(theirs.values()) and not same:
             labels = (*entry.labels[:-1], "frozen") if entry.setting.scope == "frozen" else entry.labels
-            rows.append([*labels, "published", NONE, *cells, NONE])
-    below = [*notes]
-    if any(c.kind == "depth" for c in chosen):
-        below.append(DEPTH)
-    if any(c.kind == "verdict" for c in chosen):
-        below.append(VERDICT)
-    below += rules(compared)
-    heads = [*heads, "figures", "n", *(c.head for c in chosen), "agrees?"]
-    return table(name, title, heads, rows, below, commands(missing, records.store))
-
-
-def _n(n: int) -> Cell:
-    return Cell(str(n), n)
-
-
-def rules(kinds: Iterable[str]) -> list[str]:
-    """The notes that say what "agrees?" means for these kinds of quantities."""
-    known = set(kinds)
-    said = [text for kind, text in RULES.items() if kind in known]
-    if not said:
-        return ["nothing is published to compare with"]
-    return [f"agrees?: {'; '.join(said)}; {ANY}", *([DAGGER] if "norm" in known else [])]
-
-
-def _of(entry: Entry, column: Column) -> tuple[Figure, ...]:
-    return tuple(f for f in entry.figures if f.what == column.what) if column.what else ()
+            t.row(*labels, "published", NONE, *(published((shown or {}).get(head, ())) for head in chosen), NONE)
+    t.notes += [*dict.fromkeys(c.note for c in chosen.values() if c.note), AGREES]
 
 
 def of_length(said: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
@@ -223,7 +339,6 @@ def _network(setting: Setting) -> tuple[object, ...]:
     return setting.net, setting.net_options, setting.data
 
 
-def compare(label: Sequence[str | Cell], ours: Cell, value: float | str | None, figures: Sequence[Figure]) -> list:
-    """A row of a long table: labels, ours, published, agrees?."""
-    found = agrees_any(value, figures)
-    return [*label, ours, published(figures), {True: "yes", False: "no", None: NONE}[found]]
+def accuracies(runs: Iterable[Record]) -> Stat | None:
+    """Return the test accuracies of runs."""
+    return stat(run.accuracy for run in runs)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from walkback.audit.records import Records
-from walkback.audit.settings import OWN, RULES, Judged, Setting, commands, judged, lacking, shorter
-from walkback.replication.agree import agrees_any, answer, published
+from walkback.audit.settings import OWN, RULES, Judged, Setting, judged, shorter
+from walkback.replication.agree import answer
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.audits import WIDE_SHALLOW
-from walkback.replication.tables.build import OURS, rules, variants
-from walkback.replication.tables.interventions import SHORT, SWEEP
-from walkback.report.table import NONE, Cell, Table, number, table
+from walkback.replication.tables.build import AGREES, OURS, THREE, Against, Draft, count, evidence_table
+from walkback.replication.tables.interventions import SWEEP, penalised
+from walkback.report.table import NONE, Cell, number
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK
 
@@ -23,16 +23,8 @@ STRATEGY = (
     "S0, accuracy: fails where it is not 2 pp above chance; S1, with Γ: fails too where Γ is not positive; S2, with "
     "D1 and D2: fails too where both flag on a seed; S3, with D3: the three-check verdict"
 )
-FOUR = (
-    "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone, where it flags on a "
-    "seed; full: (a), (b) or (d), which is the four-diagnostic verdict"
-)
 UNTESTED = "undecided (D3 not tested)"
 NO_GAMMA = "Γ not measured"
-MISSED = (
-    "missed: passes under this strategy and fails under the full protocol; undecided: so does D3, so whether "
-    "there is anything to catch is open"
-)
 
 
 def pair(j: Judged) -> tuple[bool, bool | None] | None:
@@ -66,42 +58,31 @@ def caught(said: dict[str, str] | None) -> str | None:
     return next((name for name in STRATEGIES if said[name] == "fails"), said["S3"])
 
 
-def ablation(records: Records) -> Table:
+@evidence_table(
+    30,
+    "Decision utility: which reporting strategy first catches a failure (three-check)",
+    "network | rule | figures | n | S0 acc | S1 + Γ | S2 + D1 and D2 | S3 + D3 | first caught by | published | agrees?",
+    STRATEGY,
+    "CIFAR-10, 100 epochs",
+    AGREES,
+)
+def ablation(t: Draft) -> None:
     """Decision utility, three-check: the first reporting strategy that catches a failure."""
-    cases = [("ResMLP d=256 L=4", Setting(rule), "ablation") for rule in RULES]
-    cases += [
-        ("ResMLP d=512 L=2", Setting(rule, net_options=WIDE_SHALLOW), "ablation-wide-shallow")
-        for rule in ("bp", "fa", "dfa")
-    ]
-    rows, missing, kinds = [], [], set()
-    for network, setting, where in cases:
-        alike = [s for name, s, _ in cases if name == network]
-        for flag in variants(records, alike):
-            at = replace(setting, augment=flag)
-            missing += lacking(records, at)
-            j, said = judged(records, at), figures(where, setting.rule, what="flag.caught")
-            kinds |= {f.kind for f in said}
+    wide = [Setting(rule, net_options=WIDE_SHALLOW) for rule in THREE]
+    for network, settings, where in (
+        ("ResMLP d=256 L=4", [*map(Setting, RULES)], "ablation"),
+        ("ResMLP d=512 L=2", wide, "ablation-wide-shallow"),
+    ):
+        flags = t.variants(settings)
+        for setting, flag in ((setting, flag) for setting in settings for flag in flags):
+            j = t.judged(replace(setting, augment=flag))
             ours = strategies(j)
             cells = [ours[name] for name in STRATEGIES] if ours else [NONE] * 4
             if ours and ours["S3"] == UNDECIDED and not j.tested:
                 cells[3] = UNTESTED
-            first = caught(ours)
-            comparable = None if first == UNDECIDED else first
-            found = agrees_any(comparable, said)
-            n = Cell(str(len(j.runs)), len(j.runs))
-            yes = {True: "yes", False: "no", None: NONE}[found]
-            rows.append([network, RULES[setting.rule], OURS[flag], n, *cells, first or NONE, published(said), yes])
-    return table(
-        "ablation",
-        "Decision utility: which reporting strategy first catches a failure (three-check)",
-        (
-            "network | rule | figures | n | S0 acc | S1 + Γ | S2 + D1 and D2 | S3 + D3 | first caught by | "
-            "published | agrees?"
-        ),
-        rows,
-        [STRATEGY, "CIFAR-10, 100 epochs", *rules(kinds)],
-        commands(missing, records.store),
-    )
+            first, said = caught(ours), figures(where, setting.rule, what="flag.caught")
+            beside = Against("caught", first or NONE, None if first == UNDECIDED else first, said)
+            t.row(network, RULES[setting.rule], OURS[flag], count(len(j.runs)), *cells, beside)
 
 
 CASES = (
@@ -113,43 +94,38 @@ CASES = (
 )
 
 
-def extended_ablation(records: Records) -> Table:
+@evidence_table(
+    50,
+    "Extended decision-utility ablation: what each strategy does with five cases",
+    f"strategy | figures | {' | '.join(name for name, _, _ in CASES)} | agrees?",
+    STRATEGY,
+    "missed: passes under this strategy and fails under the full protocol; undecided: so does D3, so whether "
+    "there is anything to catch is open",
+    "published: 004, Table 5, ResMLP of 100 epochs and ViT-Mini of 30: runs of fewer are not compared",
+    AGREES,
+)
+def extended_ablation(t: Draft) -> None:
     """004's Table 5 in kind: strategies down, cases across."""
-    rows, missing = [], []
     said = [figures(where, setting.rule, what="flag.caught")[0] for _, setting, where in CASES]
-    found = {}
-    for flag in variants(records, [s for _, s, _ in CASES]):
-        at = [replace(setting, augment=flag) for _, setting, _ in CASES]
-        missing += [spec for setting in at for spec in lacking(records, setting)]
-        found[flag] = [judged(records, setting) for setting in at]
+    t.kinds |= {f.kind for f in said}
+    found = {
+        flag: [t.judged(replace(setting, augment=flag)) for _, setting, _ in CASES]
+        for flag in t.variants(s for _, s, _ in CASES)
+    }
     for strategy, label in zip(STRATEGIES, ("S0: acc", "S1: + Γ", "S2: + D1 and D2", "S3: + D3")):
         theirs = [_published_mark(figure, strategy) for figure in said]
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
-            open_ = (None, NO_GAMMA, UNDECIDED, UNTESTED)
             same = {
-                name: None if a in open_ or shorter(setting, j.runs) else a == b
+                name: None if a in (None, NO_GAMMA, UNDECIDED, UNTESTED) or shorter(setting, j.runs) else a == b
                 for (name, setting, _), j, a, b in zip(CASES, cases, ours, theirs)
             }
-            rows.append([label, OURS[flag], *(a or NONE for a in ours), answer(same)])
-        rows.append([label, "published", *theirs, NONE])
+            t.row(label, OURS[flag], *(a or NONE for a in ours), answer(same))
+        t.row(label, "published", *theirs, NONE)
     for flag, cases in found.items():
-        rows.append(["n", OURS[flag], *(Cell(str(len(j.runs)), len(j.runs)) for j in cases), NONE])
-        lengths = [j.runs[0].spec.epochs if j.runs else None for j in cases]
-        rows.append(["epochs", OURS[flag], *(Cell(NONE if e is None else str(e), e) for e in lengths), NONE])
-    return table(
-        "extended-ablation",
-        "Extended decision-utility ablation: what each strategy does with five cases",
-        ["strategy", "figures", *(name for name, _, _ in CASES), "agrees?"],
-        rows,
-        [
-            STRATEGY,
-            MISSED,
-            "published: 004, Table 5, ResMLP of 100 epochs and ViT-Mini of 30: runs of fewer are not compared",
-            *rules(f.kind for f in said),
-        ],
-        commands(missing, records.store),
-    )
+        t.row("n", OURS[flag], *(count(len(j.runs)) for j in cases), NONE)
+        lengths = [count(j.runs[0].spec.epochs) if j.runs else Cell(NONE) for j in cases]
+        t.row("epochs", OURS[flag], *lengths, NONE)
 
 
 def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | None:
@@ -170,47 +146,35 @@ def _published_mark(figure: Figure, strategy: str) -> str:
     return "caught" if STRATEGIES.index(strategy) >= STRATEGIES.index(str(figure.value)) else "missed"
 
 
-def ablation_four(records: Records) -> Table:
+@evidence_table(
+    40,
+    "Decision utility: which diagnostic catches what on its own (four-diagnostic), ResMLP d=256 L=4, CIFAR-10",
+    "rule | figures | n | S0 | S1 | +(a) | +(b) | +(c) | +(d) | full | agrees?",
+    "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone, where it flags on a "
+    "seed; full: (a), (b) or (d), which is the four-diagnostic verdict",
+    "WB: walked back; ? undecided: D3 straddles its margin or has no control, or Γ was not measured",
+    "published: 001",
+    AGREES,
+)
+def ablation_four(t: Draft) -> None:
     """Decision utility, four-diagnostic: each diagnostic alone on top of accuracy and Γ."""
-    rows, missing, kinds = [], [], set()
-    names = ("S0", "S1", "a", "b", "c", "d", "full")
-    for flag in variants(records, [Setting(rule) for rule in RULES]):
+    names, words = ("S0", "S1", "a", "b", "c", "d", "full"), {True: "WB", False: NONE, None: "?"}
+    for flag in t.variants(map(Setting, RULES)):
         marks: list[dict[str, bool | None]] = []
         for rule, label in RULES.items():
-            setting = Setting(rule, augment=flag)
-            missing += lacking(records, setting)
-            j = judged(records, setting)
-            said = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
+            j = t.judged(Setting(rule, augment=flag))
             ours = _four(j)
-            n = Cell(str(len(j.runs)), len(j.runs))
-            found = {}
-            for name in names:
-                kinds |= {f.kind for f in said[name]}
-                mark = None if ours is None or ours[name] is None else "WB" if ours[name] else NONE
-                found[name] = None if mark is None else agrees_any(mark, said[name])
-            cells = [_mark_four(None if ours is None else ours[name], ours is None) for name in names]
-            rows.append([label, OURS[flag], n, *cells, answer(found)])
+            said = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
+            known = {name: words[ours[name]] for name in names if ours[name] is not None} if ours else {}
+            found = t.agreeing(Against(name, "", known.get(name), said[name]) for name in names)
+            cells = [Cell(words[ours[name]], ours[name]) if ours else Cell("no runs") for name in names]
+            t.row(label, OURS[flag], count(len(j.runs)), *cells, answer(found))
             if any(said.values()):
-                rows.append([label, "published", NONE, *(str(said[name][0].value) for name in names), NONE])
-            if ours is not None:
-                marks.append(ours)
-        rows.append(["walked back", OURS[flag], NONE, *(_total([m[name] for m in marks]) for name in names), NONE])
-    theirs = {name: figures("ablation-four", what=f"flag.{name}") for name in names}
-    total = [f"{sum(f.value == 'WB' for f in theirs[name])}/{len(theirs[name])}" for name in names]
-    rows.append(["walked back", "published", NONE, *total, NONE])
-    return table(
-        "ablation-four",
-        "Decision utility: which diagnostic catches what on its own (four-diagnostic), ResMLP d=256 L=4, CIFAR-10",
-        ["rule", "figures", "n", "S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full", "agrees?"],
-        rows,
-        [
-            FOUR,
-            "WB: walked back; ? undecided: D3 straddles its margin or has no control, or Γ was not measured",
-            "published: 001",
-            *rules(kinds),
-        ],
-        commands(missing, records.store),
-    )
+                t.row(label, "published", NONE, *(str(said[name][0].value) for name in names), NONE)
+            marks += [ours] if ours else []
+        t.row("walked back", OURS[flag], NONE, *(_total([m[name] for m in marks]) for name in names), NONE)
+    theirs = [[f.value for f in figures("ablation-four", what=f"flag.{name}")] for name in names]
+    t.row("walked back", "published", NONE, *(f"{values.count('WB')}/{len(values)}" for values in theirs), NONE)
 
 
 def _four(j: Judged) -> dict[str, bool | None] | None:
@@ -234,18 +198,11 @@ def _total(flags: Sequence[bool | None]) -> Cell:
     return Cell(f"{back}/{len(flags) - undecided}{more}", {"walked back": back, "undecided": undecided})
 
 
-def _mark_four(flag: bool | None, absent: bool) -> Cell:
-    if absent:
-        return Cell("no runs")
-    return Cell({True: "WB", False: NONE, None: "?"}[flag], flag)
-
-
 # -- thresholds ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """A limit and what it is laid on: `larger` says that larger values are worse."""
+class Threshold(NamedTuple):
+    """A limit and the quantity it bounds: `larger` says that larger values are worse."""
 
     check: str
     edition: str
@@ -267,51 +224,40 @@ THRESHOLDS = (
 FACTORS = (0.1, 0.5, 0.67, 1.5, 2.0, 10.0)
 
 
-def sensitivity(records: Records) -> Table:
+@evidence_table(
+    70,
+    "Threshold sensitivity: how far a threshold moves before a verdict changes",
+    "runs | figures | check | n | threshold | worst healthy | published healthy | healthiest failure | "
+    "published failure | gap | published gap | verdicts hold from | to | "
+    f"{' | '.join(f'changed at ×{f:g}' for f in FACTORS)} | under ±50 % | published ±50 % | agrees?",
+    "primary: six rules, ResMLP d=256 L=4, CIFAR-10, 100 epochs; penalised: the runs of the penalty sweep",
+    "healthy and failure: runs (for the margin: rules over their seeds) that the edition trusts and walks "
+    "back, by whatever check; undecided ones are neither; for (c), which decides no verdict, those it does "
+    "not flag and flags",
+    "gap: the ratio of the healthiest failure to the worst healthy one, for the margin the difference in pp, "
+    "for stability the difference; under 1 (under 0) they overlap: this check alone can't tell them apart",
+    "verdicts hold from … to: moving this threshold alone, every verdict of the edition stays as it is (for "
+    "(c): every sub-mode; for the margin: D3 stays tested, which it is not where BP itself gains less); "
+    "changed: how many verdicts do not",
+    "the published gap of growth (11 to 694) does not square with the published means of 96 and 237",
+    AGREES,
+)
+def sensitivity(t: Draft) -> None:
     """How far each threshold can be moved before a verdict changes, and how far apart failures and the rest are."""
-    rows, missing, kinds = [], [], set()
-    groups: list[tuple[str, list[Setting], Sequence[Threshold]]] = [
-        ("primary", [Setting(rule) for rule in RULES], THRESHOLDS),
-        (
-            "penalised",
-            [Setting(rule, penalty=p, epochs=SHORT) for rule, ps in SWEEP.items() for p in ps if p],
-            [t for t in THRESHOLDS if t.key == "margin"],
-        ),
-    ]
-    for name, settings, thresholds in groups:
-        for flag in variants(records, settings):
-            at = [replace(s, augment=flag) for s in settings]
+    swept = [penalised(rule, λ) for rule, strengths in SWEEP.items() for λ in strengths if λ]
+    for name, settings, thresholds in (
+        ("primary", [*map(Setting, RULES)], THRESHOLDS),
+        ("penalised", swept, [limit for limit in THRESHOLDS if limit.key == "margin"]),
+    ):
+        for flag in t.variants(settings):
+            at = [replace(setting, augment=flag) for setting in settings]
             for setting in at:
-                missing += lacking(records, setting)
+                t.lack(setting)
             for threshold in thresholds:
-                rows.append([name, OURS[flag], *_sweep(records, at, threshold, kinds)])
-    return table(
-        "sensitivity",
-        "Threshold sensitivity: how far a threshold moves before a verdict changes",
-        (
-            "runs | figures | check | n | threshold | worst healthy | published healthy | healthiest failure | "
-            "published failure | gap | published gap | verdicts hold from | to | "
-            f"{' | '.join(f'changed at ×{f:g}' for f in FACTORS)} | under ±50 % | published ±50 % | agrees?"
-        ),
-        rows,
-        [
-            "primary: six rules, ResMLP d=256 L=4, CIFAR-10, 100 epochs; penalised: the runs of the penalty sweep",
-            "healthy and failure: runs (for the margin: rules over their seeds) that the edition trusts and walks "
-            "back, by whatever check; undecided ones are neither; for (c), which decides no verdict, those it does "
-            "not flag and flags",
-            "gap: the ratio of the healthiest failure to the worst healthy one, for the margin the difference in pp, "
-            "for stability the difference; under 1 (under 0) they overlap: this check alone can't tell them apart",
-            "verdicts hold from … to: moving this threshold alone, every verdict of the edition stays as it is (for "
-            "(c): every sub-mode; for the margin: D3 stays tested, which it is not where BP itself gains less); "
-            "changed: how many verdicts do not",
-            "the published gap of growth (11 to 694) does not square with the published means of 96 and 237",
-            *rules(kinds),
-        ],
-        commands(missing, records.store),
-    )
+                t.row(name, OURS[flag], *_sweep(t.records, at, threshold))
 
 
-def _sweep(records: Records, settings: Sequence[Setting], t: Threshold, kinds: set[str]) -> list:
+def _sweep(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Cell | str | Against]:
     default = DiagnosticThresholds()
     limit = getattr(default, t.field)
     points = threshold_points(records, settings, t)
@@ -327,7 +273,7 @@ def _sweep(records: Records, settings: Sequence[Setting], t: Threshold, kinds: s
         return tuple(v.verdict for j in found for v in j.verdicts[t.edition])
 
     now = outcome(limit)
-    low, high = hold(outcome, limit, _breaks(records, settings, t, points), t.kind == "norm")
+    ends = hold(outcome, limit, _breaks(records, settings, t, points), t.kind == "norm")
     changed = [sum(a != b for a, b in zip(outcome(limit * f), now)) for f in FACTORS]
     failing = {p: p.flagged if t.key == "stability" else p.failed for p in points}
     healthy, failed = ([p for p in points if failing[p] is fails] for fails in (False, True))
@@ -338,38 +284,19 @@ def _sweep(records: Records, settings: Sequence[Setting], t: Threshold, kinds: s
         more, less = (best.value, worst.value) if t.larger else (worst.value, best.value)
         gap = more - less if t.kind != "norm" else more / less if less > 0 else None
     holds = None if not points else "holds" if not changed[1] and not changed[3] else "changes"
-    said = {
-        "healthy": figures("sensitivity", "", what=f"{t.key}.healthy"),
-        "failing": figures("sensitivity", "", what=f"{t.key}.failing"),
-        "gap": figures("sensitivity", "", what=f"gap.{t.key}"),
-        "holds": figures("sensitivity", "", what=f"flag.{t.key}"),
-    }
     # Published for the four diagnostics, for (d) of the penalised runs.
-    if t.edition == "three-check" or (t.key == "margin") != bool(settings[0].penalty):
-        said = dict.fromkeys(said, ())
-    kinds |= {f.kind for group in said.values() for f in group}
-    found = {
-        "healthy": agrees_any(worst.value if worst else None, said["healthy"]),
-        "failure": agrees_any(best.value if best else None, said["failing"]),
-        "gap": agrees_any(gap, said["gap"]),
-        "±50 %": agrees_any(holds, said["holds"]),
-    }
+    compared = t.edition == "four-diagnostic" and (t.key == "margin") == bool(settings[0].penalty)
+    parts = (f"{t.key}.healthy", f"{t.key}.failing", f"gap.{t.key}", f"flag.{t.key}")
+    said = [figures("sensitivity", "", what=what) if compared else () for what in parts]
+    unlimited = "no end" if points else NONE
     return [
-        t.check,
-        Cell(str(n), n),
-        Cell(number(limit, t.kind), limit),
-        _named(worst, t.kind),
-        published(said["healthy"]),
-        _named(best, t.kind),
-        published(said["failing"]),
-        Cell(NONE) if gap is None else Cell(number(gap, t.kind), gap),
-        published(said["gap"]),
-        _end(low, t.kind, bool(points)),
-        _end(high, t.kind, bool(points)),
-        *(Cell(str(c) if n else NONE, c if n else None) for c in changed),
-        holds or NONE,
-        published(said["holds"]),
-        answer(found),
+        *(t.check, count(n), Cell(number(limit, t.kind), limit)),
+        Against("healthy", _named(worst, t.kind), worst and worst.value, said[0]),
+        Against("failure", _named(best, t.kind), best and best.value, said[1]),
+        Against("gap", Cell(NONE) if gap is None else Cell(number(gap, t.kind), gap), gap, said[2]),
+        *(Cell(unlimited) if end is None or not points else Cell(number(end, t.kind), end) for end in ends),
+        *(count(c) if n else Cell(NONE) for c in changed),
+        Against("±50 %", holds or NONE, holds, said[3]),
     ]
 
 
@@ -442,9 +369,3 @@ def hold(
 
 def _named(point: Point | None, kind: str) -> Cell:
     return Cell(NONE) if point is None else Cell(f"{number(point.value, kind)} ({point.name})", point._asdict())
-
-
-def _end(value: float | None, kind: str, known: bool) -> Cell:
-    if not known:
-        return Cell(NONE)
-    return Cell("no end", None) if value is None else Cell(number(value, kind), value)

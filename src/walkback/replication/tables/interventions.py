@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
+from typing import Any, NamedTuple
 
-from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, SEEDS, VALUES, Setting, commands, judged, lacking, select
+from walkback.audit.records import Record
+from walkback.audit.settings import RULES, SEEDS, VALUES, Setting
 from walkback.measures.accumulate import Measurements, deep_sites, mean
-from walkback.replication.agree import agrees_any, answer, published
+from walkback.replication.agree import answer, published
 from walkback.replication.published import Figure, figures
-from walkback.replication.tables.build import OURS, Entry, audit, compare, depth_cell, rules, variants
+from walkback.replication.tables.build import (
+    AGREES,
+    OURS,
+    Against,
+    Draft,
+    Entry,
+    accuracies,
+    against,
+    among,
+    audit,
+    by_seed,
+    count,
+    depth_cell,
+    evidence_table,
+    valid_cell,
+)
 from walkback.replication.tables.courses import early_runs
-from walkback.report.table import NONE, Cell, Stat, Table, number, spread, stat, table
-from walkback.verdict.checks import DiagnosticThresholds, reference_validity
+from walkback.report.table import NONE, Cell, Stat, number, stat
 
 SHORT, RESCUE = 30, 1e-2  # epochs and λ of the interventions
 SWEEP = {"dfa": (0.0, 1e-4, 1e-3, 1e-2, 1e-1), "fa": (0.0, 1e-4, 1e-2), "bp": (0.0, 1e-2)}
 
 
-def lambda_sweep(records: Records) -> Table:
+def penalised(rule: str, penalty: float = RESCUE, augment: bool = False) -> Setting:
+    """Return the setting of an intervention: a rule under a penalty, for 30 epochs."""
+    return Setting(rule, penalty=penalty, epochs=SHORT, augment=augment)
+
+
+@evidence_table(
+    110,
+    "Penalty sweep: λ‖f_l‖² on ResMLP d=256 L=4, CIFAR-10, 30 epochs",
+    "rule | λ | figures | n | acc | D3 pp | D3 pp, BP stem | ‖h_L‖ | ‖g_L‖ | ρ | deep cos | ρ_pert | three-check | "
+    "four-diagnostic | agrees?",
+    "001 gives DFA without a penalty after 100 epochs",
+)
+def lambda_sweep(t: Draft) -> None:
     """The per-block penalty at growing strength on DFA, FA and BP."""
-    return audit(
-        "lambda-sweep",
-        "Penalty sweep: λ‖f_l‖² on ResMLP d=256 L=4, CIFAR-10, 30 epochs",
-        records,
-        ["rule", "λ"],
-        [
-            Entry(
-                (RULES[rule], f"{penalty:g}"),
-                Setting(rule, penalty=penalty, epochs=SHORT),
-                figures("lambda-sweep", rule, penalty=penalty),
-            )
-            for rule, penalties in SWEEP.items()
-            for penalty in penalties
-        ],
-        ["acc", "depth", "depth_bp", "h_norm", "g_norm", "growth", "deep_cosine", "perturbation", "three", "four"],
-        ["001 gives DFA without a penalty after 100 epochs"],
-    )
+    cells = [(rule, λ) for rule, penalties in SWEEP.items() for λ in penalties]
+    audit(t, [Entry((RULES[r], f"{λ:g}"), penalised(r, λ), figures("lambda-sweep", r, penalty=λ)) for r, λ in cells])
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> Stat | None:
@@ -46,118 +59,94 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> Stat | None:
     return stat(100 * (other[run.spec.seed] - run.accuracy) for run in a if run.spec.seed in other)
 
 
-def capacity(records: Records) -> Table:
+@evidence_table(
+    120,
+    "Capacity control: BP and DFA with and without the penalty, ResMLP d=256 L=4, CIFAR-10, 30 epochs",
+    "figures | rule | quantity | n | ours | published | agrees?",
+    "differences are taken seed by seed",
+    "001 takes the runs without a penalty from 100 epochs and those with one from 30",
+    AGREES,
+)
+def capacity(t: Draft) -> None:
     """2 × 2: does the penalty cost capacity, or is the credit poor?"""
-    rows, missing, kinds = [], [], set()
-    cells = [Setting(rule, penalty=p, epochs=SHORT) for rule in ("bp", "dfa") for p in (0.0, RESCUE)]
-    for flag in variants(records, cells):
-        penalised = {}
+    t.kinds.add("pp")
+
+    def row(rule: str, name: str, what: str, value: Stat | None, kind: str = "pp") -> None:
+        beside = against("ours", value, kind, figures("capacity", rule, what=what))
+        t.row(OURS[flag], RULES.get(rule, "BP − DFA"), name, _n(value), beside)
+
+    for flag in t.variants(penalised(rule, λ) for rule in ("bp", "dfa") for λ in (0.0, RESCUE)):
+        rescued = {}
         for rule in ("bp", "dfa"):
-            without, rescued = (Setting(rule, penalty=p, epochs=SHORT, augment=flag) for p in (0.0, RESCUE))
-            missing += [*lacking(records, without, controls=False), *lacking(records, rescued)]
-            runs, penalised[rule] = select(records, without), select(records, rescued)
-            j = judged(records, rescued)
-            effect = paired(runs, penalised[rule])
-            for what, name, value, kind in (
-                ("acc.without", "accuracy without a penalty", stat(r.accuracy for r in runs), "acc"),
-                ("acc.with", "accuracy with λ = 0.01", stat(r.accuracy for r in penalised[rule]), "acc"),
-                ("margin.effect", "effect of the penalty, pp", effect, "pp"),
-            ):
-                said = figures("capacity", rule, what=what)
-                kinds |= {f.kind for f in said}
-                label = [OURS[flag], RULES[rule], name, _n(value)]
-                rows.append(compare(label, spread(value, kind), value.mean if value else None, said))
+            without = t.runs(penalised(rule, 0.0, flag))
+            j = t.judged(penalised(rule, augment=flag))
+            rescued[rule] = j.runs
+            row(rule, "accuracy without a penalty", "acc.without", accuracies(without), "acc")
+            row(rule, "accuracy with λ = 0.01", "acc.with", accuracies(j.runs), "acc")
+            row(rule, "effect of the penalty, pp", "margin.effect", paired(without, j.runs))
             said = figures("capacity", rule, what="margin.frozen")
-            label = [
-                OURS[flag],
-                RULES[rule],
-                "with λ = 0.01, over frozen blocks, pp",
-                Cell(str(j.paired[0]), j.paired[0]),
-            ]
-            rows.append(compare(label, depth_cell(j), j.depth.value if j.depth else None, said))
-        gap = paired(penalised["dfa"], penalised["bp"])
-        said = figures("capacity", "", what="margin.gap")
-        label = [OURS[flag], "BP − DFA", "gap that is left with λ = 0.01, pp", _n(gap)]
-        rows.append(compare(label, spread(gap, "pp"), gap.mean if gap else None, said))
-    return table(
-        "capacity",
-        "Capacity control: BP and DFA with and without the penalty, ResMLP d=256 L=4, CIFAR-10, 30 epochs",
-        ["figures", "rule", "quantity", "n", "ours", "published", "agrees?"],
-        rows,
-        [
-            "differences are taken seed by seed",
-            "001 takes the runs without a penalty from 100 epochs and those with one from 30",
-            *rules(kinds | {"pp"}),
-        ],
-        commands(missing, records.store),
-    )
+            frozen = Against("ours", depth_cell(j), j.depth and j.depth.value, said)
+            t.row(OURS[flag], RULES[rule], "with λ = 0.01, over frozen blocks, pp", count(j.paired[0]), frozen)
+        gap = paired(rescued["dfa"], rescued["bp"])
+        row("", "gap that is left with λ = 0.01, pp", "margin.gap", gap)
 
 
 def _n(value: Stat | None) -> Cell:
-    return Cell(str(value.n if value else 0), value.n if value else 0)
+    return count(value.n if value else 0)
 
 
-def fresh_feedback(records: Records) -> Table:
+@evidence_table(
+    130,
+    "Fresh feedback: the same network with its feedback drawn anew, 20 draws",
+    "rule | λ | epochs | figures | seed | quantity | trained feedback | published trained | draws | fresh feedback | "
+    "published fresh | σ apart | published σ | agrees?",
+    "fresh feedback: mean ± std over the draws; σ apart: (trained − mean) / std",
+    "ResMLP d=256 L=4, CIFAR-10",
+    AGREES,
+)
+def fresh_feedback(t: Draft) -> None:
     """Is the alignment specific to the feedback the network was trained with?"""
-    rows, missing, kinds = [], [], set()
-    cells = [Setting("dfa", penalty=RESCUE, epochs=SHORT), Setting("dfa"), Setting("fa", penalty=RESCUE, epochs=SHORT)]
-    cells.append(Setting("fa"))
+    cells = [penalised("dfa"), Setting("dfa"), penalised("fa"), Setting("fa")]
     for base in cells:
-        for flag in variants(records, [s for s in cells if s.epochs == base.epochs]):
-            setting = Setting(base.rule, penalty=base.penalty, epochs=base.epochs, augment=flag)
-            missing += lacking(records, setting, controls=False)
-            runs = {run.spec.seed: run for run in select(records, setting)}
+        for flag in t.variants(s for s in cells if s.epochs == base.epochs):
+            runs = by_seed(t.runs(replace(base, augment=flag)))
+            published_all = figures("fresh-feedback", base.rule, penalty=base.penalty)
             for seed in sorted({*SEEDS, *runs}):
-                for what in ("deep_cosine", "gamma"):
-                    label = [RULES[base.rule], f"{base.penalty:g}", str(base.epochs), OURS[flag], Cell(str(seed), seed)]
-                    said = [
-                        f for f in figures("fresh-feedback", base.rule, penalty=base.penalty) if f.seed in (None, seed)
-                    ]
-                    kinds |= {f.kind for f in said}
-                    rows.append([*label, *_fresh(runs.get(seed), what, said)])
-    return table(
-        "fresh-feedback",
-        "Fresh feedback: the same network with its feedback drawn anew, 20 draws",
-        (
-            "rule | λ | epochs | figures | seed | quantity | trained feedback | published trained | draws | fresh "
-            "feedback | published fresh | σ apart | published σ | agrees?"
-        ),
-        rows,
-        [
-            "fresh feedback: mean ± std over the draws; σ apart: (trained − mean) / std",
-            "ResMLP d=256 L=4, CIFAR-10",
-            *rules(kinds),
-        ],
-        commands(missing, records.store),
-    )
+                said = [f for f in published_all if f.seed in (None, seed)]
+                for what, head in (("deep_cosine", "deep cos"), ("gamma", "Γ")):
+                    label = (RULES[base.rule], f"{base.penalty:g}", str(base.epochs), OURS[flag], count(seed), head)
+                    t.row(*label, *_fresh(runs.get(seed), what, said))
 
 
-def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell | str]:
-    null = (run.report.run.get("fresh_feedback") or {}) if run else {}
-    trained, found = VALUES[what](run) if run else None, null.get(what)
-    apart = None
-    if found and trained is not None and found["std"] > 0:
-        apart = (trained - found["mean"]) / found["std"]
-    names = {"trained": what, "fresh": f"fresh.{what}", "sigma": f"sigma.{what}"}
-    by = {part: [f for f in said if f.what == name] for part, name in names.items()}
-    answers = {
-        "trained": agrees_any(trained, by["trained"]),
-        "fresh": agrees_any(found["mean"] if found else None, by["fresh"]),
-        "σ": agrees_any(apart, by["sigma"]),
-    }
-    fresh = Cell(NONE)
-    if found:
-        fresh = Cell(f"{number(found['mean'], 'cos')} ± {found['std']:.3f}", found)
+class Fresh(NamedTuple):
+    """A quantity of a run with its trained feedback, and with feedback drawn anew: {mean, std} or None."""
+
+    trained: float | None
+    null: dict[str, float] | None
+
+    @property
+    def apart(self) -> float | None:
+        """How many standard deviations the trained feedback is from the fresh one."""
+        if self.trained is None or not self.null or not self.null["std"] > 0:
+            return None
+        return (self.trained - self.null["mean"]) / self.null["std"]
+
+
+def fresh(run: Record, what: str = "deep_cosine") -> Fresh:
+    """Return a quantity of VALUES under trained and under fresh feedback."""
+    return Fresh(VALUES[what](run), (run.report.run.get("fresh_feedback") or {}).get(what))
+
+
+def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell | Against]:
+    trained, null = found = fresh(run, what) if run else Fresh(None, None)
+    draws = ((run.report.run.get("fresh_feedback") or {}) if run else {}).get("draws", 0)
+    cell = Cell(f"{number(null['mean'], 'cos')} ± {null['std']:.3f}", null) if null else Cell(NONE)
+    apart = Cell(NONE) if found.apart is None else Cell(f"{found.apart:+.1f}", found.apart)
     return [
-        {"deep_cosine": "deep cos", "gamma": "Γ"}[what],
-        spread(stat([trained]), "cos"),
-        published(by["trained"]),
-        Cell(str(null.get("draws", 0)), null.get("draws", 0)),
-        fresh,
-        published(by["fresh"]),
-        Cell(NONE) if apart is None else Cell(f"{apart:+.1f}", apart),
-        published(by["sigma"]),
-        answer(answers),
+        against("trained", stat([trained]), "cos", among(said, what)),
+        count(draws),
+        Against("fresh", cell, null["mean"] if null else None, among(said, f"fresh.{what}")),
+        Against("σ", apart, found.apart, among(said, f"sigma.{what}")),
     ]
 
 
@@ -167,115 +156,71 @@ def deep_control(run: Record, name: str) -> float | None:
     return None if values is None else mean([values[site] for site in deep_sites(run.measurements.cosine)])
 
 
-Value = Callable[[Record], float | None]
+class Condition(NamedTuple):
+    """A condition of the two-mode argument: deep cosines, ρ_pert, and measurements by seed."""
+
+    name: str
+    key: str
+    cosine: Stat | None
+    rho: Stat | None
+    at: dict[int, Measurements]
 
 
-def conditions(records: Records, augment: bool) -> list[tuple[str, str, list, list, dict[int, Measurements]]]:
-    """(name, key, deep cosines, ρ_pert, measurements by seed) of the conditions of the two-mode argument."""
-    bp, dfa = select(records, Setting("bp", augment=augment)), select(records, Setting("dfa", augment=augment))
-    rescued = select(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=augment))
-    early = {run.spec.seed: run.epochs[1][2] for run in early_runs(records, augment, 1)}
-    first = select(records, Setting("dfa", epochs=1, augment=augment))
-    cosine: Value = VALUES["deep_cosine"]
-    rho: Value = VALUES["perturbation"]
+SETTINGS = [Setting("bp"), Setting("dfa"), Setting("dfa", epochs=1), penalised("dfa")]
+
+
+def conditions(t: Draft, augment: bool) -> list[Condition]:
+    """Return the conditions of the two-mode argument; the runs they lack are missing from the table."""
+    bp, dfa, first, rescued = (t.runs(replace(s, augment=augment)) for s in SETTINGS)
+    early = {run.spec.seed: run.epochs[1][2] for run in early_runs(t.records, augment, 1)}
+    positive, negative = (stat(deep_control(r, f"perturbation_{name}") for r in bp) for name in ("bp", "random"))
+
+    def values(what: str, runs: Sequence[Record]) -> Stat | None:
+        return stat(VALUES[what](run) for run in runs)
+
+    def condition(name: str, key: str, runs: Sequence[Record]) -> Condition:
+        return Condition(name, key, values("deep_cosine", runs), values("perturbation", runs), _measured(runs))
+
+    epoch_1 = Condition(
+        "DFA, epoch 1", "early", stat(m.deep_cosine for m in early.values()), values("perturbation", first), early
+    )
     return [
-        (
-            "BP gradient on a BP network",
-            "positive",
-            [cosine(r) for r in bp],
-            [deep_control(r, "perturbation_bp") for r in bp],
-            _last(bp),
-        ),
-        (
-            "random vector on a BP network",
-            "negative",
-            [],
-            [deep_control(r, "perturbation_random") for r in bp],
-            _last(bp),
-        ),
-        ("DFA, epoch 1", "early", [m.deep_cosine for m in early.values()], [rho(r) for r in first], early),
-        (
-            "DFA, 100 epochs",
-            "converged",
-            [cosine(r) for r in dfa],
-            [rho(r) for r in dfa],
-            _last(dfa),
-        ),
-        (
-            "DFA, λ = 0.01, 30 epochs",
-            "penalised",
-            [cosine(r) for r in rescued],
-            [rho(r) for r in rescued],
-            _last(rescued),
-        ),
+        condition("BP gradient on a BP network", "positive", bp)._replace(rho=positive),
+        condition("random vector on a BP network", "negative", bp)._replace(cosine=None, rho=negative),
+        epoch_1,
+        condition("DFA, 100 epochs", "converged", dfa),
+        condition("DFA, λ = 0.01, 30 epochs", "penalised", rescued),
     ]
 
 
-def _last(runs: Sequence[Record]) -> dict[int, Measurements]:
+def _measured(runs: Sequence[Record]) -> dict[int, Measurements]:
     return {run.spec.seed: run.measurements for run in runs}
 
 
-def needed(records: Records, augment: bool) -> list:
-    """The specs that `conditions` lacks."""
-    out = []
-    for setting in (Setting("bp"), Setting("dfa"), Setting("dfa", epochs=1)):
-        out += lacking(records, Setting(setting.rule, epochs=setting.epochs, augment=augment), controls=False)
-    return out + lacking(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=augment), controls=False)
-
-
-SETTINGS = [Setting("dfa"), Setting("bp"), Setting("dfa", penalty=RESCUE, epochs=SHORT), Setting("dfa", epochs=1)]
-
-
-def triangulation(records: Records) -> Table:
+@evidence_table(
+    140,
+    "Cosine and perturbation correlation on the deep sites, with controls: ResMLP d=256 L=4, CIFAR-10",
+    "condition | figures | n | deep cos | published deep cos | n of ρ_pert | ρ_pert | published ρ_pert | "
+    "reference valid | agrees?",
+    "with isotropic directions and a small step ρ_pert estimates the same angle as the cosine: the two agree "
+    "by construction, and are no independent evidence",
+    "reference valid: runs whose ‖g_L‖ is above the floor of D2",
+    AGREES,
+)
+def triangulation(t: Draft) -> None:
     """A second metric beside the cosine, with its positive and its negative control."""
-    rows, missing, kinds = [], [], set()
-    for flag in variants(records, SETTINGS):
-        missing += needed(records, flag)
-        for name, key, cosines, rhos, at in conditions(records, flag):
-            rule = "bp" if key in ("positive", "negative") else "dfa"
-            said = {w: figures("triangulation", rule, what=f"{w}.{key}") for w in ("deep_cosine", "perturbation")}
-            kinds |= {f.kind for group in said.values() for f in group}
-            cosine, rho = stat(cosines), stat(rhos)
-            found = {
-                "deep cos": agrees_any(cosine.mean if cosine else None, said["deep_cosine"]),
-                "ρ_pert": agrees_any(rho.mean if rho else None, said["perturbation"]),
-            }
-            rows.append(
-                [
-                    name,
-                    OURS[flag],
-                    _n(cosine),
-                    spread(cosine, "cos"),
-                    published(said["deep_cosine"]),
-                    _n(rho),
-                    spread(rho, "cos"),
-                    published(said["perturbation"]),
-                    _valid(list(at.values())),
-                    answer(found),
-                ]
-            )
-    return table(
-        "triangulation",
-        "Cosine and perturbation correlation on the deep sites, with controls: ResMLP d=256 L=4, CIFAR-10",
-        (
-            "condition | figures | n | deep cos | published deep cos | n of ρ_pert | ρ_pert | published ρ_pert | "
-            "reference valid | agrees?"
-        ),
-        rows,
-        [
-            "with isotropic directions and a small step ρ_pert estimates the same angle as the cosine: the two agree "
-            "by construction, and are no independent evidence",
-            "reference valid: runs whose ‖g_L‖ is above the floor of D2",
-            *rules(kinds),
-        ],
-        commands(missing, records.store),
-    )
+    for flag in t.variants(SETTINGS):
+        for c in conditions(t, flag):
+            t.row(c.name, OURS[flag], *both_metrics(c), valid_cell(list(c.at.values())))
 
 
-def _valid(at: Sequence) -> Cell:
-    floor = DiagnosticThresholds().g_norm_floor
-    valid = sum(reference_validity("D2", m, floor).flagged is False for m in at)
-    return Cell(f"{valid}/{len(at)}" if at else NONE, valid if at else None)
+def both_metrics(c: Condition) -> list[Cell | Against]:
+    """Return deep cosine and ρ_pert of a condition, each after its n and beside what is published."""
+    rule = "bp" if c.key in ("positive", "negative") else "dfa"
+    cosine, rho = (figures("triangulation", rule, what=f"{w}.{c.key}") for w in ("deep_cosine", "perturbation"))
+    if c.key == "fresh":
+        cosine = figures("fresh-feedback", "dfa", penalty=RESCUE, what="fresh.deep_cosine")
+    return [_n(c.cosine), against("deep cos", c.cosine, "cos", cosine), _n(c.rho), against("ρ_pert", c.rho, "cos", rho)]
 
 
 # -- rankings --------------------------------------------------------------------------------------------------
@@ -288,10 +233,7 @@ FUNCTIONAL = {
     "nudging_relative": ("nudge, relative", "norm", -1),
     "train_loss_delta": ("Δ train loss", "cos", -1),
 }
-TAU = (
-    "Kendall's τ agrees within 0.34, taken over the rules that both have: one swapped pair of the six changes it by a "
-    "third"
-)
+RANKED = {"deep_cosine": ("deep cos", "cos", 1), **FUNCTIONAL}
 
 
 def ranking(values: dict[str, float]) -> str:
@@ -319,83 +261,58 @@ def tau(a: dict[str, float], b: dict[str, float]) -> float | None:
     return value if value == value else None
 
 
-def matched_penalty(records: Records) -> Table:
+@evidence_table(
+    150,
+    "Matched penalty λ = 0.01: the cosine's ranking against what credit does; ResMLP d=256 L=4, 30 epochs",
+    f"rule | figures | n | {' | '.join(head for head, _, _ in RANKED.values())} | agrees?",
+    "nudge: change of the test loss after a step of 0.01 along the credit of one deep site, averaged; "
+    "relative: 0.01 of the state's norm; Δ train loss: last epoch minus first",
+    "τ: Kendall's τ-b between the ranking by deep cosine and the one by the column's quantity, all signed so "
+    "that better is larger",
+    AGREES,
+    "Kendall's τ agrees within 0.34, taken over the rules that both have: one swapped pair of the six changes it by a "
+    "third",
+)
+def matched_penalty(t: Draft) -> None:
     """Under one penalty: does the cosine rank rules as their function does?"""
-    rows, missing, kinds = [], [], set()
-    cells = {rule: Setting(rule, penalty=RESCUE, epochs=SHORT) for rule in MATCHED}
+    said = {rule: figures("matched-penalty", rule) for rule in MATCHED}
     theirs = {
-        what: {rule: _one(figures("matched-penalty", rule, what=what)) for rule in MATCHED}
-        for what in ("deep_cosine", "acc", "nudging", "train_loss_delta")
+        what: {rule: sign * f.number for rule in MATCHED for f in among(said[rule], what)[:1]}
+        for what, (_, _, sign) in RANKED.items()
     }
-    heads = ("deep_cosine", *FUNCTIONAL)
-    for flag in variants(records, cells.values()):
-        means: dict[str, dict[str, float]] = {what: {} for what in heads}
+    for flag in t.variants(map(penalised, MATCHED)):
+        ours: dict[str, dict[str, float]] = {what: {} for what in RANKED}
         for rule in MATCHED:
-            setting = Setting(rule, penalty=RESCUE, epochs=SHORT, augment=flag)
-            missing += lacking(records, setting, controls=False)
-            j = judged(records, setting)
-            found, line, said_line = {}, [], []
-            for what in heads:
-                head, kind, _ = FUNCTIONAL.get(what, ("deep cos", "cos", 1))
-                ours, said = j.stat(what), figures("matched-penalty", rule, what=what)
-                kinds |= {f.kind for f in said}
-                if ours is not None:
-                    means[what][rule] = ours.mean
-                found[head] = agrees_any(ours.mean if ours else None, said)
-                line.append(spread(ours, kind))
-                said_line.append(published(said))
-            rows.append([RULES[rule], OURS[flag], Cell(str(len(j.runs)), len(j.runs)), *line, answer(found)])
-            rows.append([RULES[rule], "published", NONE, *said_line, NONE])
-        rows += _ranks(OURS[flag], means, theirs)
-    names = ["deep cos", *(FUNCTIONAL[what][0] for what in FUNCTIONAL)]
-    return table(
-        "matched-penalty",
-        "Matched penalty λ = 0.01: the cosine's ranking against what credit does; ResMLP d=256 L=4, 30 epochs",
-        ["rule", "figures", "n", *names, "agrees?"],
-        rows,
-        [
-            "nudge: change of the test loss after a step of 0.01 along the credit of one deep site, averaged; "
-            "relative: 0.01 of the state's norm; Δ train loss: last epoch minus first",
-            "τ: Kendall's τ-b between the ranking by deep cosine and the one by the column's quantity, all signed so "
-            "that better is larger",
-            *rules(kinds),
-            TAU,
-        ],
-        commands(missing, records.store),
-    )
+            j = t.judged(penalised(rule, augment=flag), controls=False)
+            pairs = [against(h, j.stat(what), k, among(said[rule], what)) for what, (h, k, _) in RANKED.items()]
+            for (what, (_, _, sign)), pair in zip(RANKED.items(), pairs):
+                if isinstance(pair.value, float):
+                    ours[what][rule] = sign * pair.value
+            answered = answer(t.agreeing(pairs))
+            t.row(RULES[rule], OURS[flag], count(len(j.runs)), *(pair.cell for pair in pairs), answered)
+            t.row(RULES[rule], "published", NONE, *(published(pair.said) for pair in pairs), NONE)
+        _rank(t, OURS[flag], ours, theirs)
 
 
-def _one(said: Sequence[Figure]) -> float:
-    return said[0].number
+def _rank(t: Draft, figure: str, ours: dict[str, dict[str, float]], theirs: dict[str, dict[str, float]]) -> None:
+    """Add the rankings and their τ with that of the cosine; all values are signed so that better is larger."""
+    cosine, their_cosine = ours["deep_cosine"], theirs["deep_cosine"]
+    whole = len(cosine) == len(MATCHED)
+    same: dict[str, bool | None] = {"ranking": ranking(cosine) == ranking(their_cosine) if whole else None}
+    taus: list[tuple[float | None, float | None]] = [(None, None)]
+    near: dict[str, bool | None] = {}
+    for what, (head, _, _) in FUNCTIONAL.items():
+        taus.append((tau(cosine, ours[what]), tau(their_cosine, theirs[what])))
+        like = {rule: v for rule, v in theirs[what].items() if rule in ours[what]}  # τ of the rules that both have
+        a, b = taus[-1][0], tau(their_cosine, like)
+        if a is not None and b is not None:
+            near[head] = abs(a - b) <= 0.34
+    n = str(len(cosine))
+    t.row("ranking", figure, n, *(ranking(v) if len(v) > 1 else NONE for v in ours.values()), answer(same))
+    t.row("ranking", "published", NONE, *(ranking(v) if v else NONE for v in theirs.values()), NONE)
+    t.row("τ with the cosine", figure, n, *(_tau(a) for a, _ in taus), answer(near))
+    t.row("τ with the cosine", "published", NONE, *(_tau(b) for _, b in taus), NONE)
 
 
-def _ranks(figure: str, means: dict[str, dict[str, float]], theirs: dict[str, dict[str, float]]) -> list[list]:
-    def ranked(values: dict[str, dict[str, float]], what: str) -> dict[str, float]:
-        sign = FUNCTIONAL[what][2] if what in FUNCTIONAL else 1
-        return {rule: sign * v for rule, v in values.get(what, {}).items()}
-
-    order, taus, found = [], [], {}
-    for what in ("deep_cosine", *FUNCTIONAL):
-        ours, said = ranked(means, what), ranked(theirs, what)
-        like = {rule: v for rule, v in said.items() if rule in ours}  # τ of the rules that both have
-        order.append(ranking(ours) if len(ours) > 1 else NONE)
-        if what == "deep_cosine":
-            found["ranking by cosine"] = ranking(ours) == ranking(said) if len(ours) == len(MATCHED) else None
-            taus.append((None, None))
-        else:
-            taus.append((tau(ranked(means, "deep_cosine"), ours), tau(ranked(theirs, "deep_cosine"), said)))
-            a, b = taus[-1][0], tau(ranked(theirs, "deep_cosine"), like)
-            if a is not None and b is not None:
-                found[FUNCTIONAL[what][0]] = abs(a - b) <= 0.34
-    n = str(len(means["deep_cosine"]))
-    said_order = [ranking(ranked(theirs, what)) if what in theirs else NONE for what in ("deep_cosine", *FUNCTIONAL)]
-    return [
-        ["ranking", figure, n, *order, answer({"ranking": found.pop("ranking by cosine")})],
-        ["ranking", "published", NONE, *said_order, NONE],
-        ["τ with the cosine", figure, n, *(_tau(a) for a, _ in taus), answer(found)],
-        ["τ with the cosine", "published", NONE, *(_tau(b) for _, b in taus), NONE],
-    ]
-
-
-def _tau(value: float | None) -> Cell:
+def _tau(value: Any) -> Cell:
     return Cell(NONE) if value is None else Cell(f"{value:+.2f}", value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, SEEDS, commands
-from walkback.report.table import NONE, Cell, Table, number, spread, stat, table
+from walkback.audit.records import Record
+from walkback.audit.settings import RULES, SEEDS
+from walkback.replication.tables.build import AGREES, Draft, accuracies, count, evidence_table
+from walkback.report.table import NONE, Cell, number, spread, stat
 from walkback.rules import RULES as LEARNERS
 from walkback.training.spec import RunSpec
 
@@ -20,32 +21,32 @@ TAKEN = {
 MARGIN_PP, MARGIN_COSINE = 2.0, 0.05
 
 
-def rule_ablations(records: Records) -> Table:
+@evidence_table(
+    210,
+    f"What each rule learns or keeps, taken away: {EPOCHS} epochs, mean ± std over seeds",
+    "rule | ablation | n | acc | acc, ablated | deep cos | deep cos, ablated | least gain, pp | least gain, cos | "
+    "beats?",
+    "ResMLP d=256 L=4 on CIFAR-10, no augmentation, otherwise the primary recipe with its schedule over "
+    f"{EPOCHS} epochs; EP relaxes over its default of 10 steps here, not over the papers' 2",
+    f"beats?: on every seed at least {MARGIN_PP:g} pp of accuracy, or on every seed at least {MARGIN_COSINE:g} of "
+    "deep cosine; the two columns before it give the smallest gain over the seeds",
+    "deep cosine: mean of cos(a_l, g_l) over the blocks' sites; a site without any credit counts as 0 here",
+    AGREES,
+)
+def rule_ablations(t: Draft) -> None:
     """Each rule against its ablation after 3 epochs of CIFAR-10: accuracy and deep cosine."""
-    rows, missing = [], []
     for rule, (options, words) in TAKEN.items():
         specs = [(_spec(rule, {}, seed), _spec(rule, options, seed)) for seed in SEEDS]
-        missing += [spec for pair in specs for spec in pair if records.find(spec) is None]
-        pairs = [(a, b) for a, b in ((records.find(x), records.find(y)) for x, y in specs) if a and b]
-        cells = [f(side) for f in (_accuracy, _cosine) for side in zip(*pairs)] or [Cell(NONE)] * 4
+        t.specs += [spec for pair in specs for spec in pair if t.records.find(spec) is None]
+        pairs = [(a, b) for a, b in ((t.records.find(x), t.records.find(y)) for x, y in specs) if a and b]
+        cells = [spread(accuracies(side), "acc") for side in zip(*pairs)]
+        cells += [spread(stat(map(_deep, side)), "cos") for side in zip(*pairs)]
         accuracy = [100 * (a.accuracy - b.accuracy) for a, b in pairs]
         cosine = [_deep(a) - _deep(b) for a, b in pairs]
         beats = bool(pairs) and (min(accuracy) >= MARGIN_PP or min(cosine) >= MARGIN_COSINE)
-        gains = [_least(accuracy, "pp"), _least(cosine, "cos")]
         answer = NONE if not pairs else "yes" if beats else "no"
-        rows.append([RULES[rule], words, Cell(str(len(pairs)), len(pairs)), *cells, *gains, answer])
-    notes = [
-        "ResMLP d=256 L=4 on CIFAR-10, no augmentation, otherwise the primary recipe with its schedule over "
-        f"{EPOCHS} epochs; EP relaxes over its default of 10 steps here, not over the papers' 2",
-        f"beats?: on every seed at least {MARGIN_PP:g} pp of accuracy, or on every seed at least {MARGIN_COSINE:g} of "
-        "deep cosine; the two columns before it give the smallest gain over the seeds",
-        "deep cosine: mean of cos(a_l, g_l) over the blocks' sites; a site without any credit counts as 0 here",
-        "nothing is published to compare with",
-    ]
-    heads = ["rule", "ablation", "n", "acc", "acc, ablated", "deep cos", "deep cos, ablated", "least gain, pp",
-             "least gain, cos", "beats?"]  # fmt: skip
-    title = f"What each rule learns or keeps, taken away: {EPOCHS} epochs, mean ± std over seeds"
-    return table("rule-ablations", title, heads, rows, notes, commands(missing, records.store))
+        gains = [_least(accuracy, "pp"), _least(cosine, "cos")]
+        t.row(RULES[rule], words, count(len(pairs)), *(cells or [Cell(NONE)] * 4), *gains, answer)
 
 
 def _spec(rule: str, options: dict[str, object], seed: int) -> RunSpec:
@@ -58,14 +59,6 @@ def _deep(run: Record) -> float:
     known = [c or 0.0 for c in cosine[1:]]
     exact = LEARNERS[run.spec.rule].exact_top
     return sum(known[: len(known) - exact]) / max(1, len(known) - exact)
-
-
-def _accuracy(runs: tuple[Record, ...]) -> Cell:
-    return spread(stat(run.accuracy for run in runs), "acc")
-
-
-def _cosine(runs: tuple[Record, ...]) -> Cell:
-    return spread(stat(_deep(run) for run in runs), "cos")
 
 
 def _least(gains: list[float], kind: str) -> Cell:

@@ -8,20 +8,27 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, VALUES, Setting, commands, judged, lacking, select, shorter
+from walkback.audit.settings import RULES, VALUES, Setting, judged, last, select, shorter
 from walkback.measures.accumulate import Measurements
-from walkback.replication.agree import agrees_any, answer, published
 from walkback.replication.published import figures
 from walkback.replication.tables.audits import networks
-from walkback.replication.tables.build import OURS, rules, variants
+from walkback.replication.tables.build import AGREES, FLOOR, OURS, Against, Draft, against, count, evidence_table
 from walkback.replication.tables.courses import early_runs, first_epochs
-from walkback.replication.tables.decisions import pair, strategies
-from walkback.replication.tables.interventions import RESCUE, SETTINGS, SHORT, conditions, needed, paired
-from walkback.report.table import NONE, Cell, Stat, Table, number, spread, stat, table
-from walkback.verdict.checks import DiagnosticThresholds, reference_validity
+from walkback.replication.tables.decisions import STRATEGIES, pair, strategies
+from walkback.replication.tables.interventions import (
+    RESCUE,
+    SETTINGS,
+    Condition,
+    both_metrics,
+    conditions,
+    fresh,
+    paired,
+    penalised,
+)
+from walkback.report.table import NONE, number, stat
+from walkback.verdict.checks import reference_validity
 from walkback.verdict.editions import WALKED_BACK
 
-FLOOR = DiagnosticThresholds().g_norm_floor
 NULL = 0.05
 
 
@@ -30,84 +37,46 @@ def null_bands(runs: Sequence[Record], seeds: Iterable[int]) -> dict[int, float]
 
     Where that was not measured, the mean of the other seeds; where it was on none, 0.05.
     """
-    found = {run.spec.seed: (run.report.run.get("fresh_feedback") or {}).get("deep_cosine") for run in runs}
-    known = {seed: 2 * f["std"] for seed, f in found.items() if f}
+    known = {run.spec.seed: 2 * null["std"] for run in runs if (null := fresh(run).null)}
     rest = sum(known.values()) / len(known) if known else NULL
     return {seed: known.get(seed, rest) for seed in seeds}
 
 
-def two_modes(records: Records) -> Table:
+@evidence_table(
+    230,
+    "Two modes: is the reference measurable, and is credit aligned? ResMLP d=256 L=4, CIFAR-10",
+    "condition | figures | n | deep cos | published deep cos | n of ρ_pert | ρ_pert | published ρ_pert | ‖g_L‖ | "
+    "published ‖g_L‖ | reading | published reading | agrees?",
+    "reading: Mode 1 where ‖g_L‖ of a seed is under the floor of D2; Mode 2 where the deep cosine is within 2 "
+    "standard deviations of the same network with fresh feedback (0.05 where that was not measured); where "
+    "seeds differ, on how many each is found, which agrees with neither; "
+    "aligned credit is more than that, not necessarily much; published of the penalty: both modes partly eased",
+    "fresh feedback is specific where the trained feedback's deep cosine is outside that band and the fresh "
+    "one inside, on every seed",
+    AGREES,
+)
+def two_modes(t: Draft) -> None:
     """002's Table 2: the same two questions under four conditions."""
-    rows, missing, kinds = [], [], set()
-    for flag in variants(records, SETTINGS):
-        missing += needed(records, flag)
-        rescued = select(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=flag))
-        runs = {
-            "early": select(records, Setting("dfa", epochs=1, augment=flag)),
-            "converged": select(records, Setting("dfa", augment=flag)),
-            "penalised": rescued,
-        }
-        for name, key, cosines, rhos, at in conditions(records, flag)[2:]:
-            cosine, rho = stat(cosines), stat(rhos)
-            g = stat(m.g_norm[-1] if m.g_norm else None for m in at.values())
-            said = {w: figures("triangulation", "dfa", what=f"{w}.{key}") for w in ("deep_cosine", "perturbation")}
-            reading = _together(_readings(at, null_bands(runs[key], at)))
-            rows.append(_mode_row(name, OURS[flag], cosine, rho, g, key, reading, said, kinds))
-        found = [(r.report.run.get("fresh_feedback") or {}).get("deep_cosine") for r in rescued]
-        fresh = stat(f["mean"] if f else None for f in found)
-        said = {"deep_cosine": figures("fresh-feedback", "dfa", penalty=RESCUE, what="fresh.deep_cosine")}
-        reading = _fresh_reading(rescued)
-        name = "DFA, λ = 0.01, fresh feedback"
-        rows.append(_mode_row(name, OURS[flag], fresh, None, None, "fresh", reading, said, kinds))
-    return table(
-        "two-modes",
-        "Two modes: is the reference measurable, and is credit aligned? ResMLP d=256 L=4, CIFAR-10",
-        (
-            "condition | figures | n | deep cos | published deep cos | n of ρ_pert | ρ_pert | published ρ_pert | "
-            "‖g_L‖ | published ‖g_L‖ | reading | published reading | agrees?"
-        ),
-        rows,
-        [
-            "reading: Mode 1 where ‖g_L‖ of a seed is under the floor of D2; Mode 2 where the deep cosine is within 2 "
-            "standard deviations of the same network with fresh feedback (0.05 where that was not measured); where "
-            "seeds differ, on how many each is found, which agrees with neither; "
-            "aligned credit is more than that, not necessarily much; published of the penalty: both modes partly eased",
-            "fresh feedback is specific where the trained feedback's deep cosine is outside that band and the fresh "
-            "one inside, on every seed",
-            *rules(kinds),
-        ],
-        commands(missing, records.store),
-    )
 
+    def row(c: Condition, reading: str | None) -> None:
+        g = stat(last(m.g_norm) for m in c.at.values())
+        norms, readings = (figures("two-modes", "dfa", what=f"{what}.{c.key}") for what in ("g_norm", "flag"))
+        beside = (against("‖g_L‖", g, "norm", norms), Against("reading", reading or NONE, reading, readings))
+        t.row(c.name, OURS[flag], *both_metrics(c), *beside)
 
-def _mode_row(name: str, figure: str, cosine: Stat | None, rho: Stat | None, g: Stat | None, key: str,
-              reading: str | None, said: dict, kinds: set[str]) -> list:  # fmt: skip
-    theirs = figures("two-modes", "dfa", what=f"flag.{key}")
-    norms = figures("two-modes", "dfa", what=f"g_norm.{key}")
-    groups = [said.get("deep_cosine", ()), said.get("perturbation", ()), norms, theirs]
-    kinds |= {f.kind for group in groups for f in group}
-    found = {
-        "deep cos": agrees_any(cosine.mean if cosine else None, groups[0]),
-        "ρ_pert": agrees_any(rho.mean if rho else None, groups[1]),
-        "‖g_L‖": agrees_any(g.mean if g else None, norms),
-        "reading": agrees_any(reading, theirs),
-    }
-    n, of_rho = (s.n if s else 0 for s in (cosine, rho))
-    return [
-        name,
-        figure,
-        Cell(str(n), n),
-        spread(cosine, "cos"),
-        published(groups[0]),
-        Cell(str(of_rho), of_rho),
-        spread(rho, "cos"),
-        published(groups[1]),
-        spread(g, "norm"),
-        published(norms),
-        reading or NONE,
-        published(theirs),
-        answer(found),
-    ]
+    for flag in t.variants(SETTINGS):
+        for c, setting in zip(conditions(t, flag)[2:], (Setting("dfa", epochs=1), Setting("dfa"), penalised("dfa"))):
+            runs = select(t.records, replace(setting, augment=flag))
+            row(c, _together(_readings(c.at, null_bands(runs, c.at))))
+        rescued = [fresh(run) for run in select(t.records, penalised("dfa", augment=flag))]
+        drawn = stat(f.null["mean"] if f.null else None for f in rescued)
+        specific = [
+            abs(f.trained) > 2 * f.null["std"] >= abs(f.null["mean"])
+            for f in rescued
+            if f.null and f.trained is not None
+        ]
+        reading = "specific to the trained feedback" if all(specific) else "not specific"
+        row(Condition("DFA, λ = 0.01, fresh feedback", "fresh", drawn, None, {}), reading if specific else None)
 
 
 def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
@@ -132,18 +101,6 @@ def _together(readings: Sequence[str]) -> str | None:
     if len(counts) < 2:
         return counts[0][0] if counts else None
     return "; ".join(f"{reading} ({count}/{len(readings)})" for reading, count in counts)
-
-
-def _fresh_reading(runs: Sequence[Record]) -> str | None:
-    specific = []
-    for run in runs:
-        null, trained = (run.report.run.get("fresh_feedback") or {}).get("deep_cosine"), VALUES["deep_cosine"](run)
-        if null and trained is not None:
-            band = 2 * null["std"]
-            specific.append(abs(trained) > band and abs(null["mean"]) <= band)
-    if not specific:
-        return None
-    return "specific to the trained feedback" if all(specific) else "not specific"
 
 
 # -- the list of validations -----------------------------------------------------------------------------------
@@ -176,7 +133,7 @@ def _five_method(records: Records, flag: bool) -> Shown:
 def _decision(records: Records, flag: bool) -> Shown:
     judgements = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
     failing = [s for s in map(strategies, judgements) if s and s["S3"] == "fails"]
-    by = {name: sum(s[name] == "fails" for s in failing) for name in ("S0", "S1", "S2", "S3")}
+    by = {name: sum(s[name] == "fails" for s in failing) for name in STRATEGIES}
     text = f"of {len(failing)} failures S0 catches {by['S0']}, S1 {by['S1']}, S2 {by['S2']}, S3 {by['S3']}"
     return Shown(text, by["S2"] < by["S3"] if failing else None, sum(len(j.runs) for j in judgements))
 
@@ -209,7 +166,7 @@ def _early(records: Records, flag: bool) -> Shown:
 
 
 def _penalty(records: Records, flag: bool) -> Shown:
-    plain, rescued = (judged(records, Setting("dfa", penalty=p, epochs=SHORT, augment=flag)) for p in (0.0, RESCUE))
+    plain, rescued = (judged(records, penalised("dfa", λ, flag)) for λ in (0.0, RESCUE))
     n, cosine = len(plain.runs) + len(rescued.runs), rescued.stat("deep_cosine")
     norms = [{run.spec.seed: VALUES["g_norm"](run) for run in j.runs} for j in (plain, rescued)]
     pairs = [(g, norms[1].get(seed)) for seed, g in norms[0].items()]
@@ -226,13 +183,9 @@ def _penalty(records: Records, flag: bool) -> Shown:
 
 
 def _controls(records: Records, flag: bool) -> Shown:
-    rescued = select(records, Setting("dfa", penalty=RESCUE, epochs=SHORT, augment=flag))
-    apart = []
-    for run in rescued:
-        null, trained = (run.report.run.get("fresh_feedback") or {}).get("deep_cosine"), VALUES["deep_cosine"](run)
-        if null and trained is not None and null["std"] > 0:
-            apart.append((trained - null["mean"]) / null["std"])
-    bp = [select(records, Setting("bp", penalty=p, epochs=SHORT, augment=flag)) for p in (0.0, RESCUE)]
+    rescued = select(records, penalised("dfa", augment=flag))
+    apart = [sigmas for run in rescued if (sigmas := fresh(run).apart) is not None]
+    bp = [select(records, penalised("bp", λ, flag)) for λ in (0.0, RESCUE)]
     cost = paired(*bp)
     text = f"trained feedback {min(apart):+.1f}σ or more from fresh" if apart else "no run with fresh feedback"
     if cost is not None:
@@ -317,34 +270,24 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Shown]], 
 )
 
 
-def validations(records: Records) -> Table:
+@evidence_table(
+    240,
+    "The seven validations, and what our runs show",
+    "validation | question | figures | n | ours | holds when | holds? | published [002] | agrees?",
+    "n: runs that went in; agrees?: every validation holds in the published text: ours agrees where it holds",
+    "Networks: those with runs of the papers' length, since a shorter one may flag later",
+    "the numbers behind each row are in the tables primary, ablation, temporal, early-epochs, lambda-sweep, "
+    "fresh-feedback, capacity and cross-arch",
+)
+def validations(t: Draft) -> None:
     """002's Table 4: the seven validations, each with what our runs show and whether it holds."""
-    rows, missing = [], []
-    settings = [Setting(rule) for rule in RULES]
-    for flag in variants(records, [*settings, *SETTINGS]):
-        for setting in settings:
-            missing += lacking(records, replace(setting, augment=flag))
-        for rule in ("bp", "dfa"):
-            for penalty in (0.0, RESCUE):
-                setting = Setting(rule, penalty=penalty, epochs=SHORT, augment=flag)
-                missing += lacking(records, setting, controls=False)
-        missing += lacking(records, Setting("dfa", epochs=1, augment=flag), controls=False)
-        missing += [spec for base in _on_networks(records, flag) for spec in lacking(records, base, controls=False)]
+    for flag in t.variants([*map(Setting, RULES), *SETTINGS]):
+        for rule in RULES:
+            t.lack(Setting(rule, augment=flag))
+        interventions = [penalised(rule, λ, flag) for rule in ("bp", "dfa") for λ in (0.0, RESCUE)]
+        for setting in (*interventions, Setting("dfa", epochs=1, augment=flag), *_on_networks(t.records, flag)):
+            t.lack(setting, controls=False)
         for name, question, said, criterion, show in VALIDATIONS:
-            shown = show(records, flag)
+            shown = show(t.records, flag)
             word = {True: "yes", False: "no", None: NONE}[shown.holds]
-            n = Cell(str(shown.n), shown.n)
-            rows.append([name, question, OURS[flag], n, shown.text, criterion, word, said, word])
-    return table(
-        "validations",
-        "The seven validations, and what our runs show",
-        ["validation", "question", "figures", "n", "ours", "holds when", "holds?", "published [002]", "agrees?"],
-        rows,
-        [
-            "n: runs that went in; agrees?: every validation holds in the published text: ours agrees where it holds",
-            "Networks: those with runs of the papers' length, since a shorter one may flag later",
-            "the numbers behind each row are in the tables primary, ablation, temporal, early-epochs, lambda-sweep, "
-            "fresh-feedback, capacity and cross-arch",
-        ],
-        commands(missing, records.store),
-    )
+            t.row(name, question, OURS[flag], count(shown.n), shown.text, criterion, word, said, word)

@@ -203,27 +203,27 @@
   const dashed = (name, x, y) => ({ name, x, y, mode: "lines", line: { dash: "dash", width: 2 }, role: "--bad" });
   const series = (name, x, y) => ({ name, x, y, mode: x.length > 30 ? "lines" : "lines+markers", marker: { size: 7 }, line: { width: 2 }, role: "--series" });
 
+  // What is drawn is given: here it becomes traces and a caption.
   function layerPanels(run) {
-    const { h_norm: h, g_norm: g, cosine, cosine_clamped: clamped, null_low: low, null_high: high } = run.per_layer;
-    const known = (values) => values && values.some((value) => value !== null);
-    const limit = run.limits["scale stability"], floor = run.limits["reference validity"];
     const sites = (values) => values.map((_, i) => i);
-    const told = (name, values) => `${name} by site: ${values.map(short).join(", ")}`;
-    const panels = [];
-    if (known(h)) panels.push({ title: "‖h‖ by site", log: true, x: "site", caption: `${told("‖h‖", h)}. Dashed: ${limit} × the site before, where D1 flags.`,
-      traces: [series("‖h‖", sites(h), h), dashed(`${limit} × before`, sites(h).slice(1), h.slice(0, -1).map((v) => v === null ? null : limit * v))] });
-    if (known(g)) panels.push({ title: "‖g‖ by site", log: true, x: "site", caption: `${told("‖g‖", g)}.${floor === undefined ? "" : ` Dashed: the floor of ${floor}.`}`,
-      traces: [series("‖g‖", sites(g), g), ...(floor === undefined ? [] : [dashed(`floor ${floor}`, sites(g), g.map(() => floor))])] });
-    if (known(cosine)) {
-      const bandWords = (low, high) => `Band of the null by site: ${low.map((v, i) => `${short(v)} to ${short(high[i])}`).join(", ")}`;
-      const band = low && high ? [
-        { name: "null band", x: sites(low), y: low, mode: "lines", line: { width: 0 }, showlegend: false, hoverinfo: "skip", role: "--sky" },
-        { name: "null band", x: sites(high), y: high, mode: "lines", line: { width: 0 }, fill: "tonexty", role: "--sky" }] : [];
-      panels.push({ title: "cosine by site", x: "site", caption: `${told("cosine", cosine)}. ${run.null || bandWords(low, high)}.`,
-        traces: [...band, series("cosine", sites(cosine), cosine),
-          ...(known(clamped) ? [{ name: "clamped at ε", x: sites(clamped), y: clamped, mode: "markers", marker: { symbol: "diamond-open", size: 11 }, role: "--open" }] : [])] });
-    } else panels.push({ title: "cosine by site", caption: "cosine: not measured.", traces: [] });
-    return panels.filter((panel) => panel.traces.length);
+    const bandWords = ([low, high]) => `Band of the null by site: ${low.map((v, i) => `${short(v)} to ${short(high[i])}`).join(", ")}`;
+    const said = {
+      "‖h‖": (p) => ` Dashed: ${p.limit} × the site before, where D1 flags.`,
+      "‖g‖": (p) => (p.limit === null ? "" : ` Dashed: the floor of ${p.limit}.`),
+      "cosine": (p) => ` ${run.null || bandWords(p.band)}.`,
+    };
+    const dashes = { "‖h‖": (p) => `${p.limit} × before`, "‖g‖": (p) => `floor ${p.limit}` };
+    const edge = (y, more) => ({ name: "null band", x: sites(y), y, mode: "lines", line: { width: 0 }, role: "--sky", ...more });
+    return run.panels.map((p) => {
+      const from = p.name === "‖h‖" ? 1 : 0; // the first site has none before it
+      return { title: `${p.name} by site`, log: p.log, x: "site",
+        caption: `${p.name} by site: ${p.values.map(short).join(", ")}.${said[p.name](p)}`,
+        traces: [
+          ...(p.band.length ? [edge(p.band[0], { showlegend: false, hoverinfo: "skip" }), edge(p.band[1], { fill: "tonexty" })] : []),
+          series(p.name, sites(p.values), p.values),
+          ...(p.dashes.length ? [dashed(dashes[p.name](p), sites(p.dashes).slice(from), p.dashes.slice(from))] : []),
+          ...(p.marks.some((v) => v !== null) ? [{ name: "clamped at ε", x: sites(p.marks), y: p.marks, mode: "markers", marker: { symbol: "diamond-open", size: 11 }, role: "--open" }] : [])] };
+    });
   }
 
   function replayPanels(run) {

@@ -1,0 +1,101 @@
+"""How far the pixels alone go: multinomial logistic regression, trained with the recipe of the networks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from walkback.audit.shapes import check
+from walkback.data import load
+from walkback.errors import FormatError
+from walkback.training.loop import batches, evaluate, machine
+from walkback.training.spec import RunSpec
+from walkback.verdict.checks import read_table
+
+SCHEMA = "walkback.linear-probe/1"
+FILE = "linear_probe.json"
+
+
+def linear_probe_file(folder: Path) -> Path:
+    """Where the record is: in the folder of the records, or beside it."""
+    beside = folder.resolve().parent / FILE
+    return beside if not (folder / FILE).exists() and beside.exists() else folder / FILE
+
+
+def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
+    """Data set -> its record; empty where none was made."""
+    path = linear_probe_file(folder)
+    if not path.exists():
+        return {}
+    found = read_table(path)
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("probes"), dict):
+        got = found.get("schema") if isinstance(found, dict) else type(found).__name__
+        raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but got {got}.")
+    for name, record in found["probes"].items():
+        check("probe", record, f"probes.{name} of {path}")
+    return found["probes"]
+
+
+def train_linear_probe(
+    data: str = "cifar10", root: str | Path | None = None, folder: str | Path = "results", epochs: int = 100
+) -> dict[str, Any]:
+    """Train on a data set, add the result to `folder/linear_probe.json` and return it. Same call, same bytes.
+
+    The recipe is that of the networks (AdamW, cosine schedule, batches of 128, seed 42, no augmentation) with nothing
+    between the normalised pixels and the softmax; the accuracy is the last epoch's.
+    """
+    read_linear_probe(Path(folder))  # what is wrong with it is said before the training, not after
+    spec = RunSpec(data=data, epochs=epochs)
+    dataset, o, device = load(data, root), spec.optimiser, torch.device("cpu")
+    linear = torch.nn.utils.skip_init(torch.nn.Linear, math.prod(dataset.input_shape), dataset.classes)
+    for parameter in linear.parameters():
+        torch.nn.init.zeros_(parameter)  # convex: the start decides nothing, so none is drawn
+    net = torch.nn.Sequential(torch.nn.Flatten(), linear)
+    optimiser = torch.optim.AdamW(net.parameters(), lr=o.lr, weight_decay=o.weight_decay, fused=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in one order: the same bytes on every run
+    try:
+        for epoch in range(1, epochs + 1):
+            for group in optimiser.param_groups:
+                group["lr"] = o.lr * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / epochs))
+            for x, y in batches(spec, dataset, epoch, device):
+                optimiser.zero_grad(set_to_none=True)
+                F.cross_entropy(net(x), y).backward()
+                optimiser.step()
+        right, loss = evaluate(net, dataset, dataset.test, device)
+        train_right, train_loss = evaluate(net, dataset, dataset.train, device)
+        made_on = machine(device)
+    finally:
+        torch.set_num_threads(threads)
+    record = {
+        "accuracy": float(right.double().mean()),
+        "test_loss": loss,
+        "train_accuracy": float(train_right.double().mean()),
+        "train_loss": train_loss,
+        "test_samples": len(right),
+        "recipe": {
+            "model": "softmax of a linear map of the normalised pixels, from zero",
+            "epochs": epochs,
+            "seed": spec.seed,
+            "augment": spec.augment,
+            **o.model_dump(),
+        },
+        "machine": made_on,
+    }
+    folder = Path(folder)
+    path = linear_probe_file(folder)
+    probes = {**read_linear_probe(folder), data: record}
+    text = json.dumps({"schema": SCHEMA, "probes": dict(sorted(probes.items()))}, indent=2, allow_nan=False)
+    scratch = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text + "\n", encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise FormatError(f"Expected to write {path}, but: {error}.") from None
+    return record
