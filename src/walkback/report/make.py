@@ -10,6 +10,7 @@ from walkback.measures.formulas import cosine_error, deep_sites, mean
 from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
 from walkback.notes import Note
+from walkback.report.numbers import NOT_MEASURED
 from walkback.report.report import Report
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Accuracy, Claim
@@ -34,7 +35,7 @@ def make_report(
     values = {q.name: getattr(m, q.name) if q.measured else judged[q.name] for q in SCALARS}
     per_layer = {q.name: (getattr(m, q.name) or None) if q.measured else m.probes.get(q.name) for q in PER_SITE}
     missing = {name for name, value in {**values, **per_layer}.items() if value is None}
-    reasons = dict.fromkeys(sorted(missing), "not measured") | m.reasons
+    reasons = dict.fromkeys(sorted(missing), NOT_MEASURED) | m.reasons
     if v["depth"].reason and v["depth"].value is None:
         reasons["depth_margin_pp"] = v["depth"].reason
     remark = [Note("remark", None, {"text": str(notes)})] if notes else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import log10
 
 NONE = "–"
+NOT_MEASURED = "not measured"  # the reason of what nobody asked for
 _KINDS = {"acc": ".3f", "cos": "+.3f", "pp": "+.1f", "int": ".0f"}
 
 

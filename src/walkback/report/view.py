@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded
-from walkback.report.numbers import NONE, figure, number
+from walkback.report.numbers import NONE, NOT_MEASURED, figure, number
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -375,8 +375,8 @@ def null_words(report: Report) -> str:
     """Return what is said of the null band: nothing where it was measured and is drawn."""
     if report.per_layer.get("null_low") and report.per_layer.get("null_high"):
         return ""
-    why = report.reasons.get("null_low", "not measured")
-    return "Null band not measured" + ("" if why == "not measured" else f": {why}")
+    why = report.reasons.get("null_low", NOT_MEASURED)
+    return "Null band not measured" + ("" if why == NOT_MEASURED else f": {why}")
 
 
 def pairs(fields: Mapping[str, Any]) -> list[list[str]]:
