@@ -14,10 +14,12 @@ from torch.utils.checkpoint import checkpoint
 import walkback as wb
 from foreign import FALinear, Net, example, made
 from stand_ins import CLASSES, DEPTH, WIDTH, Cut, Hooked, Replaced, Residual, branch, residual
+from walkback.tracing.makers import Makers
 from walkback.tracing.proof import apart, by_weights
 from walkback.tracing.quiet import quiet_training
 from walkback.tracing.session import Tracer
-from walkback.tracing.signals import Listener, Makers
+from walkback.tracing.signals import Listener
+from walkback.tracing.writers import Writers
 
 
 def recorded(net: nn.Module, x: Tensor, y: Tensor, **options: Any) -> tuple[wb.Trace, list[Any]]:
@@ -131,7 +133,7 @@ def test_a_hook_on_the_graph_node_that_comes_after_ours(k: float):
 def test_a_signal_that_is_read_at_the_wrong_place_is_refused(monkeypatch: Any, manner: Any, place: str):
     """The proof stands without the reading: here every signal is read at what the module returned."""
     monkeypatch.setattr(Makers, "source", lambda self, tensor: (tensor, False))
-    monkeypatch.setattr(Listener, "_is_trained", lambda self, key: False)
+    monkeypatch.setattr(Writers, "is_trained", lambda self, key: False)
     with pytest.raises(wb.CreditError, match=r"Expected the credit of site 1 to train .*, blocks\.0, but all 4"):
         recorded(residual(manner, place), *example(1)[0])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from walkback.network.stacks import BY_ORDER
 from walkback.network.values import first_tensor, fragile, members, several, stream_of, swapped
 from walkback.tracing.derived import Tape, carry_gradient
 from walkback.tracing.layout import Layout
+
+if TYPE_CHECKING:
+    from walkback.tracing.session import Tracer
 
 
 @dataclass
@@ -211,19 +214,22 @@ def with_stream(args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, o
     return tuple(other if value is stream else value for value in args), named
 
 
-def attach(anatomy: Anatomy, stack: ExitStack, current: Callable[[], Capture | None], idle: Callable[[], None]) -> None:
-    """Put hooks on the parts for as long as `stack` lasts. They read for the `current` capture.
+def attach(session: Tracer, stack: ExitStack) -> None:
+    """Put hooks on the parts for as long as `stack` lasts. They read for the capture that the session has just then.
 
-    Where there is none they do nothing, since activation checkpointing runs blocks again during the backward pass, and
-    a block calls `idle`.
+    Where it has none they do nothing: activation checkpointing runs blocks again during the backward pass, and a credit
+    may run the network, which is noted.
     """
+    anatomy = session.anatomy
 
     def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
         def hook(*args: Any) -> Any:
-            capture = current()
+            capture = session.capture
             if capture is not None:
                 return method(capture, *first, *args)
-            return idle() if method is Capture.before_block else None
+            if method is Capture.before_block:
+                session.asked.ran = True
+            return None
 
         stack.callback(register(hook, **how).remove)
 

@@ -52,10 +52,6 @@ class Asked:
         """Learn how the network was before the session."""
         self.found = found
 
-    def saw_run(self) -> None:
-        """Learn that the network ran outside a measured pass."""
-        self.ran = True
-
     def moved(self, written: Sequence[Tensor]) -> None:
         """Learn which tensors a pass of the network has written by itself."""
         self._restless |= {id(t) for t in written}

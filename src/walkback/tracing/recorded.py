@@ -181,7 +181,7 @@ class Recorded:
             return
         unknown: dict[Shown, list[int]] = {}
         for site, key in enumerate(keys):
-            grads, module = left[key], heard.trained(key)
+            grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
                 found = Shown(why=grads)
             elif key in sent.failed:
@@ -189,7 +189,7 @@ class Recorded:
             else:
                 found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
-                refuse_unlike(found, site, module, trace.states[site].dtype, heard.named)
+                refuse_unlike(found, site, module, trace.states[site].dtype, heard.writers.named)
             except CreditError:
                 # What was drawn when the credit was sent is not what was drawn in the run.
                 if not (heard.drew and found.compared) and not self._is_random(trace):
@@ -286,12 +286,12 @@ class Recorded:
 
     def _look_at_writers(self, trace: Trace, heard: Listener) -> None:
         """A module that was named should write the state of its site, or what is added to it."""
-        for site in heard.made if heard.named else ():
+        for site in heard.made if heard.writers.named else ():
             made, state = heard.batch_first(heard.made[site]), trace.states[site]
             before = trace.states[site - 1] if site else None
             added = before is not None and before.shape == made.shape and alike(before + made, state)
             if not added and not alike(made, state):
-                self._note(Note("other-writer", site, {"module": heard.name(site)}))
+                self._note(Note("other-writer", site, {"module": heard.writers.name(site)}))
 
     def _unproven(self, proof: str, why: str, detail: str = "", sites: Sequence[int] = ()) -> None:
         values = {"proof": proof, "why": why, "detail": detail, "sites": list(sites)}

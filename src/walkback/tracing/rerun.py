@@ -60,7 +60,7 @@ def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
                     # In place: the skip connection must carry it too, and what checkpointing has kept of it.
                     stream.data.add_(delta)
                 return None
-            if tracer.branch and tracer.recording:
+            if tracer.branch and tracer.capture is not None:
                 raise InputError(
                     "Expected a stream that can be moved while gradients are taken, but it starts as a parameter "
                     "or buffer of the network and goes past block 1."

@@ -66,7 +66,9 @@ class Tracer:
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
         self.model = unwrap(model)
         self.losses = SampleLoss(self.model, loss)  # called with (logits, labels)
-        refuse_weights(dict(places(self.model)))
+        weights = dict(places(self.model))
+        refuse_weights(weights)
+        self._device = next((t.device for t in weights.values()), None)
         self.anatomy = _resolved(anatomy, self.model)
         self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
         # That parts stand in the order of their registration is no guess for long: a run shows whether it is right.
@@ -78,7 +80,7 @@ class Tracer:
         self._hidden = return_hidden(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)
-        self._capture: Capture | None = None  # of the forward pass that is running
+        self.capture: Capture | None = None  # of the forward pass that is running
         self._count = 0
         self._stack = ExitStack()
 
@@ -139,11 +141,6 @@ class Tracer:
         """The loss in words, for the conditions."""
         return self.losses.name
 
-    @property
-    def recording(self) -> bool:
-        """Whether a forward pass is being captured."""
-        return self._capture is not None
-
     def own(self, weights: Weights = None) -> Iterator[Tensor]:
         """Return all that the network keeps, and the weights it runs with."""
         kept = () if self.asked.found is None else self.asked.found.reach.tensors
@@ -158,7 +155,7 @@ class Tracer:
             self._stack.enter_context(copyable())
             if isinstance(self._reference, Twin):
                 self._stack.enter_context(self._reference.tracer)
-            attach(self.anatomy, self._stack, lambda: self._capture, self.asked.saw_run)
+            attach(self, self._stack)
         except BaseException:
             self.asked.found = None
             self._stack.close()
@@ -166,7 +163,7 @@ class Tracer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._capture = None
+        self.capture = None
         found = self.asked.found
         try:
             self.asked.finish(put_back_only=exc[0] is not None)
@@ -266,10 +263,6 @@ class Tracer:
         ask = self._hidden == "required" or (self._hidden == "optional" and first)
         return {"return_hidden": True} if ask else {}
 
-    @property
-    def _device(self) -> torch.device | None:
-        return next((t.device for _, t in places(self.model)), None)
-
     def _explained(self, error: Exception) -> Exception:
         """Return an error of a pass, with what the user needs to understand it."""
         made = [name for name, kept in places(self.model) if kept.is_inference()]
@@ -334,14 +327,14 @@ class Tracer:
                     # A copy, always: a network may write its input in any batch, and no look afterwards would bring it
                     # back.
                     inputs = mapped(x, lambda t: t.detach().clone())
-                    self._capture = capture
+                    self.capture = capture
                     output = rerun.run(self.model, inputs, weights, **self._asking(first))
                 if drawn is not None and not torch.equal(drawn, random_state(self._device)):
                     draws = Note("random-forward")
                     self.notes += [] if draws in self.notes else [draws]
                 capture.refuse_other_calls()
             finally:
-                self._capture = None
+                self.capture = None
             if not capture.was_written():
                 return capture, output, spy
             self.layout = replace(self.layout, copies=True)

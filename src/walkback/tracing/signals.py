@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from walkback.errors import CreditError, InputError
+from walkback.errors import CreditError
 from walkback.network.anatomy import Anatomy, Part
 from walkback.network.values import (
     first_tensor,
@@ -26,15 +26,13 @@ from walkback.network.values import (
     largest,
     members,
     named_parameters_of,
-    parameters_of,
     stream_of,
 )
 from walkback.tracing.derived import carry_gradient
 from walkback.tracing.makers import Key, Makers, same
 from walkback.tracing.proof import said
 from walkback.tracing.reach import Reach
-
-LIMIT = 2**22  # numbers per module that gradients are compared on
+from walkback.tracing.writers import Writers
 
 
 class OtherPass(CreditError):
@@ -43,6 +41,8 @@ class OtherPass(CreditError):
 
 class Listener:
     """Hears in one run what every writer made, the signal that came back to it, and the gradients in its weights.
+
+    It has many attributes, since all that one run leaves is in this one place.
 
     Args:
         model: the network that is run.
@@ -61,25 +61,11 @@ class Listener:
         send: Mapping[Key, Sequence[Tensor]] | None = None,
         silence: Iterable[Key] = (),
     ) -> None:
-        self.model = model
-        self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
-        stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems) if isinstance(stem, nn.Module)}
-        self.writers: dict[Key, nn.Module] = {**stems, **dict(enumerate(self.blocks, 1))}
-        self.named = writers is not None
-        if writers is not None:
-            self.writers = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
-            if len(self.writers) != len(self.blocks) + 1:
-                raise InputError(
-                    f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
-                    f"{len(self.writers)}. The first is the stem."
-                )
+        self.writers = Writers(model, anatomy, writers)
         self.heard: dict[Key, list[list[Tensor]]] = {}  # per run of the module the signals that came
         self.made: dict[Key, Tensor] = {}  # what a stem, or a writer that was named, made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
         self._wrote: tuple[int, Tensor] | None = None  # the last block that ran, and what it returned
-        self.first = list(stems.values()) if any(map(named_parameters_of, stems.values())) else self._outside_blocks()
-        self.stems: list[nn.Module] = []  # what ran before block 1: a part may be taken for a stem and stand elsewhere
-        self._ran: list[nn.Module] = []
         self.cut: set[Key] = set()  # what returned a copy cut off its graph
         self.sent: dict[Key, dict[str, Tensor]] = {}
         self.failed: dict[Key, str] = {}  # where the signal could not be sent, and why
@@ -88,8 +74,7 @@ class Listener:
         self.shared: dict[Key, set[str]] = {}  # parameters that are used outside their module too
         self.sharded: set[Key] = set()
         self.axis = 0  # of the batch: 1 in stacks of (T, B, d), whose trace has the batch first
-        owners = {key: [writer] if key in stems else self._trained(key) for key, writer in self.writers.items()}
-        self.makers = Makers({key: [p for m in owned for p in parameters_of(m)] for key, owned in owners.items()})
+        self.makers = Makers(self.writers.owned())
         self._send, self._silence = send, set(silence)
         self._sending: tuple[list[Tensor], Tensor] | None = None  # whose signal is on its way on the side, and what
         self._stack = ExitStack()
@@ -104,18 +89,18 @@ class Listener:
         def after(module: nn.Module, hook: Callable[..., None]) -> None:
             stack.callback(module.register_forward_hook(hook).remove)
 
-        for key, writer in self.writers.items():
+        for key, writer in self.writers.by_key.items():
             before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
             after(writer, lambda *run, key=key: self._after(key, run[-1]))
             for inside in set(writer.modules()) - {writer}:
                 after(inside, self._inside)
-            for part in self._trained(key):
+            for part in self.writers.trained(key):
                 if part is not writer:  # its weights are at home there
                     before(part, lambda *_, key=key: self.makers.begin(key))
                     after(part, lambda *_, key=key: self.makers.end(key))
-        for part in self.first:
-            after(part, lambda part, *_: self._ran.append(part))
-        for i, block in enumerate(self.blocks):  # before what enters a writer, which forgets what was made
+        for part in self.writers.first:
+            after(part, lambda part, *_: self.writers.ran.append(part))
+        for i, block in enumerate(self.writers.blocks):  # before what enters a writer, which forgets what was made
             before(block, lambda *run, i=i: self._before(i, *run))
             after(block, lambda *run, site=i + 1: self._behind(site, run[-1]))
         stack.enter_context(self.makers)
@@ -124,8 +109,8 @@ class Listener:
         """Take down the gradients in the weights, by name: a layer may have made new parameters in its forward."""
         self.drew = drew
         self.makers.leave(None)
-        for key in (*self.writers, *(() if self.named else ("given",))):
-            weights = self._weights(key)
+        for key in (*self.writers.by_key, *(() if self.writers.named else ("given",))):
+            weights = self.writers.weights(key)
             self.left[key] = {name: p.grad for name, p in weights.items()}
             self.shared[key] = {name for name, p in weights.items() if id(p) in self.makers.shared}
             if any(map(is_traceable_wrapper_subclass, weights.values())):
@@ -136,8 +121,8 @@ class Listener:
     def _after(self, key: Key, output: Any) -> None:
         made = first_tensor(members(output))
         if made is not None and torch.is_grad_enabled():
-            self._hear(key, made, self.named)
-            if isinstance(key, tuple) or self.named:
+            self._hear(key, made, self.writers.named)
+            if isinstance(key, tuple) or self.writers.named:
                 self.made[key] = made.detach().clone()
         self.makers.leave(key)
 
@@ -156,7 +141,7 @@ class Listener:
             received.append(self._wrote[1])  # something lies between the blocks: the state is what was written
         self._wrote = None
         if i == 0:
-            self.stems = [part for part in self.first if any(part is ran for ran in self._ran)]
+            self.writers.begin_blocks()
             self._hear("given", stream)
 
     def _behind(self, site: int, output: Any) -> None:
@@ -168,11 +153,11 @@ class Listener:
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
-        if source.grad_fn is None and not isinstance(source, nn.Parameter) and self._is_trained(key):
+        if source.grad_fn is None and not isinstance(source, nn.Parameter) and self.writers.is_trained(key):
             self.cut.add(key)  # what arrives there goes no further
             return
         if not source.requires_grad:
-            if fragile(source, Reach(self.model).tensors):
+            if fragile(source, Reach(self.writers.model).tensors):
                 raise CreditError(
                     f"Expected a stream that can be listened to, but it starts as a parameter or buffer of shape "
                     f"{tuple(source.shape)} that needs no gradient, and writing there would change the network. Call "
@@ -205,7 +190,7 @@ class Listener:
         assert self._send is not None
         place = sum(map(len, self.heard[key])) - 1
         known = self._send.get(key, ())
-        weights = {name: p for name, p in self._weights(key).items() if not is_traceable_wrapper_subclass(p)}
+        weights = {name: p for name, p in self.writers.weights(key).items() if not is_traceable_wrapper_subclass(p)}
         if place >= len(known) or not weights or key in self.failed:
             return
         self._sending = (signals, known[place].clone())  # a hook may write it in place
@@ -223,35 +208,17 @@ class Listener:
             if grad is not None:
                 sums[name] = grad.detach() + sums[name] if name in sums else grad.detach().clone()
 
-    def _weights(self, key: Key) -> dict[str, nn.Parameter]:
-        """Return the trained parameters of a writer by name, as they are now; of large modules the smaller ones."""
-        modules = self._shown_by(key)
-        own = {
-            f"{k}.{name}" if len(modules) > 1 or key == "given" else name: p
-            for k, module in enumerate(modules)
-            for name, p in named_parameters_of(module).items()
-            if p.requires_grad
-        }
-        chosen: dict[str, nn.Parameter] = {}
-        total = 0
-        for name in sorted(own, key=lambda name: own[name].numel()):
-            total += own[name].numel()
-            if chosen and total > LIMIT:
-                break
-            chosen[name] = own[name]
-        return chosen
-
     # -- afterwards ----------------------------------------------------------------------------------
 
     def keys(self, states: Sequence[Tensor]) -> list[Key]:
         """Return where the signal of every site is read; an error where the run computed other states than these."""
         self._refuse_other_pass(states)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
-        first: Key = 0 if 0 in self.writers else "given"
-        for key, made in () if self.named else reversed(self.made.items()):
+        first: Key = 0 if 0 in self.writers.by_key else "given"
+        for key, made in () if self.writers.named else reversed(self.made.items()):
             if any(self.heard[key]) and alike(self.batch_first(made), states[0]):
                 first = key
-        return [site or first for site in range(len(self.blocks) + 1)]
+        return [site or first for site in range(len(self.writers.blocks) + 1)]
 
     def signals(self, states: Sequence[Tensor]) -> list[Tensor]:
         """Return the signal of every site; an error where there is none, or not one."""
@@ -263,7 +230,7 @@ class Listener:
 
     def gradients(self, key: Key) -> dict[str, Tensor | None] | str:
         """Return the gradients in the weights of a writer, copied; or why there are none, a key of `notes.UNPROVEN`."""
-        if not any(map(named_parameters_of, self._shown_by(key))):
+        if not any(map(named_parameters_of, self.writers.shown_by(key))):
             return "no-parameters"
         if not self.left[key]:
             return "frozen"
@@ -275,44 +242,6 @@ class Listener:
         """Return a state or signal of the run, shaped as in a trace."""
         return h.transpose(0, 1) if self.axis else h
 
-    def name(self, key: Key) -> str:
-        """Return what a writer is called in the network."""
-        return self._called(self.writers[key])
-
-    def trained(self, key: Key) -> str:
-        """Return what the modules are called whose weights show the credit: the writer, or what it belongs to."""
-        return ", ".join(map(self._called, self._shown_by(key))) or "the stem"
-
-    def _called(self, part: nn.Module) -> str:
-        return next((name for name, module in self.model.named_modules() if module is part), type(part).__name__)
-
-    def _trained(self, key: Key) -> list[nn.Module]:
-        """Return the modules whose weights can show a credit: the writer, or where it has none all that write its site.
-
-        What an activation or a feedback layer at the end of a block hands on trains the block.
-        """
-        if key != "given" and named_parameters_of(self.writers[key]):
-            return [self.writers[key]]
-        return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
-
-    def _shown_by(self, key: Key) -> list[nn.Module]:
-        """Return the same after a run: of what writes site 0 only that which ran before block 1."""
-        trained = self._trained(key)
-        return self.stems if trained is self.first else trained
-
-    def _is_trained(self, key: Key) -> bool:
-        return any(p.requires_grad for module in self._shown_by(key) for p in parameters_of(module))
-
-    def _outside_blocks(self) -> list[nn.Module]:
-        """Return the outermost modules with parameters of their own that are not in a block."""
-        found: list[nn.Module] = []
-        inside = {id(m) for block in self.blocks for m in block.modules()}
-        for module in self.model.modules():
-            if id(module) not in inside and any(p is not None for p in module._parameters.values()):
-                found.append(module)
-                inside |= {id(m) for m in module.modules()}
-        return found
-
     def _signal(self, site: int, key: Key) -> Tensor:
         runs = [signals for signals in self.heard.get(key, ()) if signals]
         if not runs:
@@ -322,7 +251,7 @@ class Listener:
                 cut = "It returns a copy cut off its graph (detach, no_grad), and " + (
                     "a module named in writers is read at its very output, where what arrives trains nothing: name the "
                     "last module below a feedback layer that ends it, or leave writers out. "
-                    if self.named
+                    if self.writers.named
                     else "nothing was sent into what it computed: it is not trained (if it is frozen, say so with "
                     "requires_grad_(False)). "
                 )
@@ -341,7 +270,7 @@ class Listener:
         return self.batch_first(torch.stack(runs[0]).sum(0))
 
     def _refuse_other_pass(self, states: Sequence[Tensor]) -> None:
-        for i in range(len(self.blocks)):
+        for i in range(len(self.writers.blocks)):
             seen = self.given.get(i, ())
             if not seen or any(alike(self.batch_first(g), states[i]) for g in seen):
                 continue
