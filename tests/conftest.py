@@ -1,7 +1,7 @@
 """Shared set-up: every test finds the same machine, whatever else runs on it and whoever's shell started it.
 
 Of the environment only what is needed to find programs stays; the home directory is an empty one, one thread keeps
-runs repeatable, and the global generators start anew with every test. Shapes in signatures are checked meanwhile.
+runs repeatable, and the global generators start anew with every test.
 """
 
 from __future__ import annotations
@@ -58,10 +58,7 @@ import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
 
-TENSORS = ("formulas", "vectors", "rounding", "sums", "stream", "alignment", "accumulate", "probes")
-install_import_hook([f"walkback.measures.{name}" for name in TENSORS], "beartype.beartype").__enter__()
 torch.set_num_threads(1)
 # The same examples each time, and none fails because the machine was busy while it was drawn or run.
 busy = [hypothesis.HealthCheck.too_slow]

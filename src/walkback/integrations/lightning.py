@@ -92,7 +92,8 @@ class LightningWatch(WatchCallback):
         if self.accuracy is not None and not self._epoch["logged"]:
             names = ", ".join(trainer.callback_metrics) or "nothing"
             warnings.warn(  # an error would cost a training that has ended well
-                f"Expected accuracy to name a logged metric, but {self.accuracy!r} is not among: {names}.", stacklevel=2
+                f"Expected accuracy to name a logged metric, but {shown(self.accuracy)} is not among: {names}.",
+                stacklevel=2,
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
     own, above, beside, below, na, ng = map(torch.stack, zip(*rows))
     usable, directed = ~(ng < least_norm(grads[-1].dtype)), ~(na < SQUARABLE)
     own = torch.where((na == 0) | (ng == 0), 0.0, own)
-    next_alike = torch.tensor([*alike, False], device=na.device)[:, None]
+    next_alike = torch.tensor([*alike, False])[:, None].to(na.device)
     return Pairs(own, above, below, beside, na, ng, usable, directed, next_alike, grads[-1].dtype)
 
 

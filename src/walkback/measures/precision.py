@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.accumulate import to_float64_device
 from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
@@ -58,7 +58,7 @@ class Intrinsic:
 
     def __post_init__(self) -> None:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"Expected seed to be a whole number, but got {self.seed!r}.")
+            raise InputError(f"Expected seed to be a whole number, but got {shown(self.seed)}.")
 
 
 class IntrinsicMeter:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.fresh import FreshFeedback, Redraws
 from walkback.measures.measurements import Found
 from walkback.measures.precision import Intrinsic
@@ -58,7 +58,7 @@ class Perturbation:
 
     def __post_init__(self) -> None:
         if self.directions not in ("isotropic", "data"):
-            raise InputError(f'Expected directions "isotropic" or "data", but got {self.directions!r}.')
+            raise InputError(f'Expected directions "isotropic" or "data", but got {shown(self.directions)}.')
         if self.count < 3 or self.step <= 0:
             raise InputError(f"Expected count >= 3 and step > 0, but got {self.count} and {self.step}.")
         whole_numbers(samples=self.samples)
@@ -107,7 +107,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
     if isinstance(probes, str | Probe):
         probes = [probes]
     if not isinstance(probes, Iterable):
-        raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probes!r}.")
+        raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {shown(probes)}.")
     out: list[Probe] = []
     for probe in probes:
         if isinstance(probe, str) and probe in PROBES:
@@ -115,7 +115,7 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
         elif isinstance(probe, Probe):
             out.append(probe)
         else:
-            raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {probe!r}.")
+            raise InputError(f"Expected probes among {', '.join(PROBES)}, but got {shown(probe)}.")
         same = [other for other in out[:-1] if type(other) is type(out[-1])]
         if same:
             raise InputError(

@@ -11,7 +11,7 @@ from math import isfinite
 from numbers import Real
 from sys import float_info
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.formulas import block_growth, cosine_error, growth
 from walkback.measures.measurements import Measurements, stream_shapes
 from walkback.measures.rounding import smallest_subnormal
@@ -48,11 +48,11 @@ class DiagnosticThresholds(Stored):
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
-                raise InputError(f"Expected {name} to be a finite number, but got {value!r}.")
+                raise InputError(f"Expected {name} to be a finite number, but got {shown(value)}.")
             object.__setattr__(self, name, float(value))  # NumPy's scalars too: they don't go into JSON
         for name in ("g_norm_floor", "h_norm_explosion_ratio", "cosine_error_limit"):
             if getattr(self, name) <= 0:
-                raise InputError(f"Expected {name} to be positive, but got {getattr(self, name)!r}.")
+                raise InputError(f"Expected {name} to be positive, but got {shown(getattr(self, name))}.")
 
 
 NOT_THE_GRADIENT = "the reference is not the derivative of the loss: the network's own backward pass is altered"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 
 Accuracy = float | Sequence[float] | None
 # Which test samples are right, (N,) of the network and (N,) of its control, in the same order; or their counts.
@@ -106,6 +106,6 @@ def accuracies(name: str, value: Any) -> list[float]:
         if number is None or not 0.0 <= number <= 1.0:
             per_cent = number is not None and 1.0 < number <= 100.0
             hint = f" It looks like per cent: pass {number / 100:g}." if per_cent and number else ""
-            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {v!r}.{hint}")
+            raise InputError(f"Expected {name} as a fraction between 0 and 1, but got {shown(v)}.{hint}")
         out.append(number)
     return out

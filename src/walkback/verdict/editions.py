@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.measurements import Measurements
 from walkback.verdict import checks
 from walkback.verdict.chain import is_concentrated as is_concentrated
@@ -63,7 +63,7 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
             "DiagnosticThresholds(g_norm_floor=...), or DiagnosticThresholds.load(path)."
         )
     if not isinstance(edition, str) or edition not in EDITIONS:
-        raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {edition!r}.")
+        raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {shown(edition)}.")
     rules = EDITIONS[edition]
     found = {name: rule.of(rule.name, m, t, claim) for name, rule in rules.items()}
     failed = tuple(f.check for name, f in found.items() if f.flagged and _walks_back(rules[name], f, found))

@@ -7,7 +7,7 @@ from math import sqrt
 
 import numpy as np
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.nulls import student
 from walkback.verdict.claim import Accuracy, Correct, accuracies
 
@@ -81,7 +81,9 @@ def paired_counts(correct: Correct) -> dict[str, int]:
         n, *parts = (correct.get(name) for name in names)
         whole = all(isinstance(count, int) and count >= 0 for count in (n, *parts))
         if set(correct) != set(names) or not whole or not sum(parts) <= n or not n:  # type: ignore[arg-type, operator]
-            raise InputError(f"Expected paired predictions as counts of {', '.join(names)}, but got {dict(correct)!r}.")
+            raise InputError(
+                f"Expected paired predictions as counts of {', '.join(names)}, but got {shown(dict(correct))}."
+            )
         return dict(correct)
     a, b = (np.asarray(row, dtype=bool).ravel() for row in correct)
     if not len(a) or len(a) != len(b):

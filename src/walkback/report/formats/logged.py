@@ -9,7 +9,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, shown
 from walkback.measures.measurements import Measurements
 from walkback.notes import Note
 from walkback.report.formats import report_1
@@ -145,5 +145,5 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) ->
     own = given["headline_acc"] is None and given["frozen_baseline_acc"] is None  # the pair is that of the logged ones
     paired = conditions.get("paired") if own else None
     if paired is not None and not isinstance(paired, Mapping):
-        raise InputError(f"Expected conditions.paired in {where} to be counts by name, but got {paired!r:.60}.")
+        raise InputError(f"Expected conditions.paired in {where} to be counts by name, but got {shown(paired)}.")
     return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], bp_frozen, paired)

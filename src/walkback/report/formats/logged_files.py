@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, shown
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
 from walkback.notes import Note
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
@@ -52,7 +52,7 @@ def position(row: Mapping[str, Any], where: str = "") -> tuple[int, int]:
     for unit in ("epoch", "step"):
         if row.get(unit) is not None and count(row[unit]) is None:
             raise InputError(
-                f"Expected {unit} in {where or 'a row of a Watch'} to be a number or null, but got {row[unit]!r:.60}. "
+                f"Expected {unit} in {where or 'a row of a Watch'} to be a number or null, but got {shown(row[unit])}. "
                 f"Rows of a Watch say how many {unit}s were done: give names in a column of another name."
             )
     return row.get("epoch") or 0, row.get("step") or 0
@@ -136,7 +136,9 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
     header = [column.strip() for column in table[0][1]] if table else []
     twice = next((column for i, column in enumerate(header) if column in header[:i]), None)
     if twice is not None:
-        raise FormatError(f"Expected the columns of {path} to have names of their own, but {twice!r} stands twice.")
+        raise FormatError(
+            f"Expected the columns of {path} to have names of their own, but {shown(twice)} stands twice."
+        )
     for n, cells in table[1:]:
         if len(cells) != len(header):
             raise FormatError(
@@ -172,7 +174,9 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
     except ValueError:
         if text_allowed:  # run names, dates: not ours to read
             return cell
-        raise FormatError(f"Expected a number in column {column!r}, line {line} of {path}, but got {cell!r}.") from None
+        raise FormatError(
+            f"Expected a number in column {shown(column)}, line {line} of {path}, but got {shown(cell)}."
+        ) from None
 
 
 def count(value: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, block_growth, concentration, deep_sites, growth, mean
 from walkback.measures.measurements import Measurements, stream_shapes
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
@@ -124,7 +124,7 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
     if kind == "range":
         what = f"{name}{wrong['ctx']['at']} in {where} {wrong['msg']}, but got {wrong['ctx']['value']:g}"
     elif kind == "float_type":
-        what = f"{name} in {where} to be a number or null, but got {given!r:.60}"
+        what = f"{name} in {where} to be a number or null, but got {shown(given)}"
     else:
         wanted = "a list over sites 0…L" if kind == "list_type" else "an object"
         what = f"{name} in {where} to be {wanted}, but got {type(given).__name__}"
@@ -288,7 +288,7 @@ def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> di
         one = {k: None if told[k] is None else Note(code, None, dict(told[k])) for k, code in codes.items()}
         _ = [note.text for note in one.values() if note is not None]  # now, and not where a report is printed
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {error!r:.60}.") from None
+        raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {shown(error)}.") from None
     nonfinite = tuple(_nonfinite(n.kind, n.site, n.logged, n.batch) for n in facts.nonfinite or ())
     return {"nonfinite": nonfinite, "notes": notes, **one}
 
