@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test browser latex slurm fashion docs pictures lint bench evidence clean
+.PHONY: demo test ruff browser latex slurm fashion docs pictures lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
@@ -13,8 +13,11 @@ demo: $(STAMP)
 # In CI a missing one of these is a failure; elsewhere their tests are skipped, with a line that says so.
 NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION,WALKBACK_NEEDS_$(what)=1))
 
-test: lint browser latex slurm fashion
-	$(NEEDED) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# Types are checked beside the tests, which wait now and then.
+test: ruff browser latex slurm fashion
+	@$(TYPES) & types=$$!; \
+	$(NEEDED) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types && exit $$tests
 
 # $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::http::Timeout=20 -o Acquire::Retries=1
@@ -49,10 +52,14 @@ docs: $(STAMP)
 pictures: $(STAMP)
 	$(BIN)/python scripts/screenshots.py
 
-lint: $(STAMP)
+TYPES = $(BIN)/pyright --pythonpath $(BIN)/python
+
+ruff: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
+
+lint: ruff
+	$(TYPES)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_diagnose.py
