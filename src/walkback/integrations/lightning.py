@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Any
 
+from walkback.errors import shown
 from walkback.integrations.library import WatchCallback
 from walkback.training.watch import Row, scalars
 
