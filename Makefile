@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test ruff browser latex slurm fashion docs pictures lint bench evidence clean
+.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench evidence clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
@@ -13,10 +13,11 @@ demo: $(STAMP)
 # In CI a missing one of these is a failure; elsewhere their tests are skipped, with a line that says so.
 NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION,WALKBACK_NEEDS_$(what)=1))
 
-# Types are checked beside the tests, which wait now and then.
-test: ruff browser latex slurm fashion
+# Types are checked beside the tests, which wait now and then. `make test-all` runs those marked slow as well.
+test: WHICH = -m "not slow"
+test test-all: ruff browser latex slurm fashion
 	@$(TYPES) & types=$$!; \
-	$(NEEDED) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	$(NEEDED) $(BIN)/python -m pytest $(WHICH) -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
 
 # $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.

@@ -394,6 +394,7 @@ def test_a_killed_worker_is_retried_a_broken_one_fails_and_the_others_finish(tmp
     assert store.state(tmp_path, broken).kind == "new"
 
 
+@pytest.mark.slow
 def test_runs_that_quit_shout_or_ask_fail_with_a_reason_and_stop_nothing(tmp_path: Path) -> None:
     jobs = [Job(spec(rule=f"test_audit_local:{name}"), str(tmp_path)) for name in ("Quits", "Shouts", "Asks")]
     failed = {event.spec: event.detail for event in local.run(jobs, workers=2, retries=0) if event and event.detail}
@@ -555,6 +556,7 @@ seed = [1, 2]
 """
 
 
+@pytest.mark.slow
 def test_two_audits_on_one_store_train_every_run_once(tmp_path: Path) -> None:
     specs = [spec(seed, rule="test_audit_local:CountedDFA", epochs=3) for seed in (1, 2)]
     for which in specs:

@@ -338,6 +338,7 @@ def test_the_command_line_says_it_without_a_traceback(runs: Path, capsys: pytest
 # -- disks ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(
     runs: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -393,6 +394,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, int]]:
         yield place, 8192
 
 
+@pytest.mark.slow
 def test_a_really_full_disk(small_disk: tuple[Path, int], whole: Path, tmp_path: Path) -> None:
     out, limit = small_disk
     if not limit:
@@ -527,6 +529,7 @@ def paused(out: Path, writes: int) -> subprocess.Popen[str]:
     return subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_path: Path, whole: Path) -> None:
     cases = [(signal.SIGTERM, 3, "checkpoint.safetensors.tmp"), (signal.SIGKILL, 7, "weights.safetensors.tmp")]
     processes = [paused(tmp_path / number.name, writes) for number, writes, _ in cases]

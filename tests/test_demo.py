@@ -18,6 +18,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.slow
 def test_every_rule_is_judged_against_its_own_control(tmp_path: Path) -> None:
     reports = demo(tmp_path, workers=2, recipe=TINY)
     assert [r.method for r in reports] == ["BP", "FA", "DFA"]

@@ -60,6 +60,7 @@ def test_the_gradients_of_the_jax_example_are_those_of_its_loss() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.slow
 def test_a_lightning_run_is_stopped_by_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "lightning_stopped.py"), run_name="__main__")
     out = capsys.readouterr().out
@@ -71,6 +72,7 @@ def test_a_lightning_run_is_stopped_by_the_watch(capsys: pytest.CaptureFixture[s
     assert int(found[1]) > 0.8 * int(found[2])
 
 
+@pytest.mark.slow
 def test_own_rule_is_certified_and_walked_back(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +83,7 @@ def test_own_rule_is_certified_and_walked_back(
     assert "VERDICT: walked back: D1, D2, D3" in out
 
 
+@pytest.mark.slow
 def test_vit_with_a_random_feedback_head_is_audited(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "vit_random_feedback.py"), run_name="__main__")
     out = capsys.readouterr().out

@@ -141,6 +141,7 @@ def test_a_node_is_killed_and_nothing_is_lost(short: Path, tmp_path: Path) -> No
             assert (tmp_path / "store" / spec.name / name).read_bytes() == (calm / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_cluster_of_our_own_is_gone_afterwards(short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
@@ -170,6 +171,7 @@ def test_no_cluster_on_this_machine(short: Path, tmp_path: Path) -> None:
         next(run([Job(RunSpec(), str(tmp_path))], address="auto"))
 
 
+@pytest.mark.slow
 def test_the_cluster_on_this_machine(short: Path, tmp_path: Path) -> None:
     """It is found without its address, and not stopped afterwards."""
     import ray

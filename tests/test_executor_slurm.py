@@ -117,6 +117,7 @@ def assert_as_undisturbed(job: Job, calm: Path) -> None:
         assert (job.folder / name).read_bytes() == (bundle.path / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_killed_preempted_and_broken_runs(cluster: str, tmp_path: Path) -> None:
     killed, preempted = halting(1), halting(2)
     bad = RunSpec(**{**SHORT, "data": "test_executor_slurm:broken"})

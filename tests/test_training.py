@@ -200,6 +200,7 @@ loop.train(RunSpec(**json.loads(sys.argv[3])), sys.argv[2], data=tiny(), quiet=T
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
     """kill −9, three times, whenever; then let it finish. Moments are counted in calls of functions, not in seconds."""
     spec = {**SMALL, "rule": "dfa", "epochs": 8, "optimiser": {"batch_size": 16}}
