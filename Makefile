@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # else each of the many processes compiles the package anew
 
 .PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench evidence clean
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -55,10 +55,7 @@ class WatchCallback:
     extra: ClassVar[str]  # what installs the library
     watch: Watch
 
-    @staticmethod
-    def modules() -> tuple[str, ...]:
-        """Return the modules that have that class."""
-        raise NotImplementedError
+    modules: ClassVar[Callable[[], tuple[str, ...]]]  # the modules that have that class
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         own = cls.__dict__.get("own", cls)
