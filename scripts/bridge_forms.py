@@ -19,7 +19,7 @@ import walkback as wb
 from feedback_draws import ROOT, set_up, spec
 from walkback.rules import CreditBridge, StateBridge
 from walkback.rules.rule import Parts, Rule
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 HERE = "bridge_forms"
 RUNS: dict[str, dict[str, Any]] = {

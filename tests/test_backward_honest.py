@@ -28,7 +28,8 @@ from honest import (
     scaled,
     trained,
 )
-from walkback.tracing.backward import CAUSES, BackwardCheck, check_backward
+from walkback.tracing.backward import BackwardCheck, check_backward
+from walkback.tracing.backward_answer import CAUSES
 from walkback.tracing.differences import direction
 
 SHARPER = [1.0, 3.0, 30.0]  # as trained; nearly all losses round to 0; every gradient is 0 in float32 too

@@ -11,7 +11,7 @@ import bridge_forms
 import walkback as wb
 from test_rules import trace_of
 from walkback.rules.rule import Rule
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 ROOT = Path(__file__).parent.parent
 

@@ -13,10 +13,9 @@ from scipy import stats
 import walkback as wb
 from walkback.measures.accumulate import Measurements
 from walkback.notes import Note
+from walkback.verdict.chain import is_concentrated
 from walkback.verdict.checks import (
-    CAUSES,
     DiagnosticThresholds,
-    accuracies,
     depth_utility,
     direction_stability,
     dtype_floor,
@@ -24,7 +23,9 @@ from walkback.verdict.checks import (
     reference_validity,
     scale_stability,
 )
-from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide, is_concentrated
+from walkback.verdict.claim import accuracies
+from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide
+from walkback.verdict.findings import CAUSES
 
 T = DiagnosticThresholds()
 BATCHES = wb.selftest.batches(3)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import walkback as wb
 from nets import SmoothNet, batched, cos, rows
 from walkback import cli
-from walkback.measures.accumulate import Measurements, cosine_error
+from walkback.measures.accumulate import Measurements
+from walkback.measures.formulas import cosine_error
 from walkback.notes import coded
 
 quick = settings(max_examples=12)

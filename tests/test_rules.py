@@ -14,7 +14,7 @@ from walkback import rules
 from walkback.nets import ResMLP, SmallCNN, StudentNet, ViTMini
 from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, set_up
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 from walkback.training.step import Step
 
 RULES = ("fa", "dfa", "state-bridge", "credit-bridge", "ep")

@@ -13,9 +13,6 @@ from walkback.measures.accumulate import Meter
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.precision import Intrinsic, IntrinsicMeter
 from walkback.measures.probes import Probe, Probing, wanted
-from walkback.measures.quantities import NULLS as NULLS
-from walkback.measures.quantities import PRECISION as PRECISION
-from walkback.measures.quantities import SHIFTED as SHIFTED
 from walkback.measures.session import Session, paired_by
 from walkback.measures.witness import Witness
 from walkback.network.anatomy import Anatomy
@@ -27,7 +24,8 @@ from walkback.report.formats.logged import judge as judge
 from walkback.report.make import make_report
 from walkback.report.report import Report
 from walkback.tracing.recorded import Recorded
-from walkback.tracing.session import Credit, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Credit
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Accuracy, Claim, Correct
 from walkback.verdict.editions import decide

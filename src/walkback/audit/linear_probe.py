@@ -15,7 +15,7 @@ from walkback.data import load
 from walkback.errors import FormatError
 from walkback.training.loop import batches, evaluate, machine
 from walkback.training.spec import RunSpec
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 SCHEMA = "walkback.linear-probe/1"
 FILE = "linear_probe.json"

@@ -27,7 +27,7 @@ from walkback.rules import RULES
 from walkback.training.bundle import SCHEMA
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
 _USED = ("headline_acc", "values", "per_layer", "controls", "run")  # of report.json

@@ -16,7 +16,8 @@ from walkback.audit.records import Record, Records, canonical
 from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import Optimiser, RunSpec
-from walkback.verdict.checks import DiagnosticThresholds, Finding, accuracies, depth_utility
+from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_utility
+from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Claim, Verdict, decide
 
 RULES = {

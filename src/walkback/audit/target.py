@@ -23,7 +23,7 @@ from walkback.training.bundle import Bundle, load_bundle
 from walkback.training.control import control_spec
 from walkback.training.loop import probe_batches
 from walkback.training.spec import RunSpec
-from walkback.verdict.checks import accuracies
+from walkback.verdict.claim import accuracies
 
 
 def pictured(target: str) -> Picture:

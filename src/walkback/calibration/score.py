@@ -16,8 +16,9 @@ from walkback.audit.settings import judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
 from walkback.errors import FormatError
 from walkback.measures.accumulate import Measurements
-from walkback.verdict.checks import DiagnosticThresholds, Finding, read_table
+from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide
+from walkback.verdict.files import read_table
 
 # What is known of a case, and in words.
 QUESTIONS = {

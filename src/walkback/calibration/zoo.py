@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from walkback.errors import InputError
 from walkback.nets import build
 from walkback.nets.residual import Residual
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 OFF, GAIN = 0.05, 2.0  # outcomes: a cosine that is off by this much; percentage points that blocks bring
 CLASSES, SHAPE = 4, (1, 4, 4)

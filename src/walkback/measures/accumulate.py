@@ -12,24 +12,13 @@ from dataclasses import replace
 import torch
 
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
-from walkback.measures.formulas import PUBLISHED_BATCH as PUBLISHED_BATCH
 from walkback.measures.formulas import View
-from walkback.measures.formulas import block_growth as block_growth
-from walkback.measures.formulas import concentration as concentration
-from walkback.measures.formulas import cosine_error as cosine_error
-from walkback.measures.formulas import deep_sites as deep_sites
-from walkback.measures.formulas import growth as growth
-from walkback.measures.formulas import mean as mean
-from walkback.measures.formulas import pairwise_cosine as pairwise_cosine
 from walkback.measures.measurements import Found, Measurements
-from walkback.measures.measurements import Numbers as Numbers
-from walkback.measures.measurements import stream_shapes as stream_shapes
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
-from walkback.measures.rounding import smallest_subnormal as smallest_subnormal
 from walkback.measures.stream import Norms, Samples, Stability
 from walkback.measures.sums import Accumulator, Mean
 from walkback.network.values import has_float64, no_autocast
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class Meter:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from walkback.measures.rounding import SQUARABLE, by_largest, cosine_eps, least_norm
 from walkback.measures.vectors import fits, readers, site_vectors
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 # The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
 PUBLISHED_BATCH = 128

@@ -13,7 +13,7 @@ from walkback.measures.formulas import Numbers
 from walkback.measures.measurements import Found
 from walkback.measures.nulls import student
 from walkback.registry import whole_numbers
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 @dataclass(frozen=True)

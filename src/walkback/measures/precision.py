@@ -36,7 +36,8 @@ from walkback.measures.vectors import readers, site_vectors
 from walkback.network.batch import mapped
 from walkback.network.values import has_float64, no_autocast, places
 from walkback.notes import Note
-from walkback.tracing.session import Trace, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
 

@@ -24,7 +24,8 @@ from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
 from walkback.registry import whole_numbers
 from walkback.tracing.rerun import double_weights, is_sharded
-from walkback.tracing.session import Trace, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from walkback.errors import InputError, shown
 from walkback.measures.measurements import Found
 from walkback.notes import Note
 from walkback.tracing.backward import BackwardCheck, check_backward
-from walkback.tracing.session import Trace, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 
 REFERENCES = {
     "own": "the network's own backward pass",

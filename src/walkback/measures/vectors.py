@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 def readers(trace: Trace) -> Int[Tensor, " batch"] | None:

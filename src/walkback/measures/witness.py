@@ -15,7 +15,8 @@ from walkback.measures.sums import REPEATED
 from walkback.network.anatomy import Anatomy
 from walkback.network.loss import cross_entropy
 from walkback.notes import Note
-from walkback.tracing.session import Trace, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels

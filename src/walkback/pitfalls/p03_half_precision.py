@@ -77,7 +77,7 @@ def show(seed: int = 0) -> Shown:
     """The mean gradient norm after a trip through fp16."""
     import torch
 
-    from walkback.measures.accumulate import smallest_subnormal
+    from walkback.measures.rounding import smallest_subnormal
 
     g = gradient(seed)
 

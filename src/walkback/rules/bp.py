@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from walkback.rules.rule import Rule
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class BP(Rule):

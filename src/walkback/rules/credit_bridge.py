@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from walkback.registry import not_negative, positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class Value(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
 from walkback.rules.rule import Parts, error_signal, place
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class DFA(RandomFeedback):

@@ -10,7 +10,7 @@ from torch import Tensor
 from walkback.network.loss import cross_entropy
 from walkback.registry import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule, buffers_kept
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class EP(Rule):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
 from walkback.rules.rule import Parts, gather, place
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class FA(RandomFeedback):

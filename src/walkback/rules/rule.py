@@ -19,7 +19,7 @@ from walkback.errors import AnatomyError, InputError, shown
 from walkback.network.anatomy import Anatomy, unwrap
 from walkback.network.loss import cross_entropy
 from walkback.network.values import buffers_of, modules_of, parameters_of, widened
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from walkback.errors import InputError, shown
 from walkback.network.loss import cross_entropy
 from walkback.registry import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 
 
 class Predictor(nn.Module):

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from walkback.network.batch import Inputs, mapped
 from walkback.network.values import buffers_of, has_float64, no_autocast, parameters_of, widened
-from walkback.tracing.backward_answer import CAUSES as CAUSES
 from walkback.tracing.backward_answer import BackwardCheck, Labels, Untold
 from walkback.tracing.backward_loss import change_of_losses, check_loss, loss_slope, other_labels
 from walkback.tracing.differences import (

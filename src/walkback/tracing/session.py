@@ -39,8 +39,7 @@ from walkback.tracing.reference import Derived, Own, Twin, gradients
 from walkback.tracing.rerun import Deltas, Weights
 from walkback.tracing.steady import Steady
 from walkback.tracing.streams import refuse_unlike_streams
-from walkback.tracing.trace import Credit as Credit
-from walkback.tracing.trace import Trace as Trace
+from walkback.tracing.trace import Credit, Trace
 from walkback.tracing.untouched import untouched
 
 

@@ -26,7 +26,7 @@ from walkback.registry import call_entry
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 SCHEMA = "walkback.bundle/1"
 

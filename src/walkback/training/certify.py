@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from walkback.errors import InputError, shown
 from walkback.network.values import buffers_of, modules_of, parameters_of, widened
 from walkback.rules.rule import Parts, Rule, declares
-from walkback.tracing.session import Trace, Tracer
+from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 from walkback.tracing.untouched import untouched
 from walkback.training.step import Step
 

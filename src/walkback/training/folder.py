@@ -23,7 +23,7 @@ from walkback.errors import FormatError, WalkbackError, shown
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle
 from walkback.training.spec import RunSpec
-from walkback.verdict.checks import read_table
+from walkback.verdict.files import read_table
 
 CHECKPOINT, PROGRESS, LOCK = "checkpoint.safetensors", "progress.json", ".lock"
 LEFT_OVER = "*.tmp"  # of a process that was killed while it wrote

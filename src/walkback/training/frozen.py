@@ -24,7 +24,7 @@ from walkback.network import values
 from walkback.network.anatomy import Anatomy, unwrap
 from walkback.network.values import modules_of, named_buffers_of, named_parameters_of, parameters_of
 from walkback.tracing.untouched import random_state
-from walkback.verdict.checks import accuracies
+from walkback.verdict.claim import accuracies
 
 Build = Callable[[], nn.Module]
 Train = Callable[[nn.Module], Any]

@@ -11,7 +11,7 @@ from torch import Tensor
 from walkback.errors import InputError
 from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, declares
-from walkback.tracing.session import Trace
+from walkback.tracing.trace import Trace
 from walkback.training.spec import RunSpec
 
 

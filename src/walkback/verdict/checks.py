@@ -16,10 +16,7 @@ from walkback.measures.formulas import block_growth, cosine_error, growth
 from walkback.measures.measurements import Measurements, stream_shapes
 from walkback.measures.rounding import smallest_subnormal
 from walkback.verdict.claim import Accuracy, Claim, Correct
-from walkback.verdict.claim import accuracies as accuracies
 from walkback.verdict.files import Stored
-from walkback.verdict.files import read_table as read_table
-from walkback.verdict.findings import CAUSES as CAUSES
 from walkback.verdict.findings import Finding
 from walkback.verdict.statistics import mean_gain, paired_margin
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from walkback.errors import InputError, shown
 from walkback.measures.measurements import Measurements
 from walkback.verdict import checks
-from walkback.verdict.chain import is_concentrated as is_concentrated
 from walkback.verdict.chain import walk_back_chain
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Claim

@@ -28,13 +28,14 @@ from walkback.network.values import buffers_of, parameters_of
 from walkback.progress import quietly
 from walkback.report.formats.logged import judge, position
 from walkback.report.report import Report
-from walkback.tracing.session import Credit
+from walkback.tracing.trace import Credit
 from walkback.tracing.untouched import undrawn
 from walkback.training.watch import history
 from walkback.training.watch.history import Fired, History, Lost, Printer, Row
 from walkback.training.watch.ranks import sharded, together
 from walkback.training.watch.schedule import Schedule
-from walkback.verdict.checks import DiagnosticThresholds, accuracies
+from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import Claim, decide
 
 
