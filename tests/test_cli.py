@@ -469,7 +469,7 @@ def test_entries_take_arguments_and_keep_our_own_errors(mod):
     with pytest.raises(wb.InputError, match=r"it raised TypeError: .*unexpected keyword argument 'depth'"):
         call_entry(f"{mod}:net", depth=3)
     with pytest.raises(wb.FormatError, match="there is none"):
-        call_entry("walkback.verdict.checks:read_table", "nowhere.json")
+        call_entry("walkback.verdict.files:read_table", "nowhere.json")
 
 
 # -- as a process --------------------------------------------------------------------------------------------------
