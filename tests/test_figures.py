@@ -95,8 +95,8 @@ def test_reporting_pair(drawn, world):
     gains = 100 * np.array([a.accuracy - b.accuracy for a, b in zip(dfa, frozen)])
     assert points(gain, "DFA")[1, 0] == pytest.approx(gains.mean())
     assert drawn_threshold(gain) == 2.0
-    beside = {round(float(t.xy[1])): t.get_text() for t in gain.texts if t.get_text().startswith(("passes", "fails"))}
-    assert (beside[0], beside[2]) == ("passes", "fails D1 D2 D3")
+    beside = {round(float(t.xy[1])): t.get_text() for t in gain.texts if t.get_text().startswith(("passes", "walked"))}
+    assert (beside[0], beside[2]) == ("passes", "walked back:\nD1 D2 D3")
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -110,8 +110,8 @@ def test_a_check_that_fails_on_some_seeds_says_on_how_many(tmp_path, name, width
     figure = FIGURES[name](read_records(tmp_path), width)
     figure.draw_without_rendering()
     panel = figure.axes[2]
-    (label,) = [t for t in panel.texts if t.get_text().startswith("fails")]
-    assert label.get_text() == "fails D1 and D2 (1/3) D3"
+    (label,) = [t for t in panel.texts if t.get_text().startswith("walked back")]
+    assert label.get_text() == "walked back:\nD1 and D2 (1/3) D3"
     assert label.get_window_extent().x1 <= figure.bbox.padded(1).x1
     assert panel.get_window_extent().width > 0.15 * figure.bbox.width
 

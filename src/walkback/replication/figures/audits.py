@@ -38,16 +38,16 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
 
 
 def verdict(cell: Any) -> str:
-    """A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
+    r"""A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
 
     >>> cell = {"verdict": "walked back", "failed": {"D1": 1, "D2": 1, "D3": 3}, "n": 3}
-    >>> verdict(cell), verdict({**cell, "failed": {"D1": 1, "D2": 1}}), verdict({**cell, "failed": {"D3": 3}})
-    ('fails D1 and D2 (1/3) D3', 'fails D1 and D2 (1/3)', 'fails D3')
+    >>> verdict(cell), verdict({**cell, "failed": {"D3": 3}})
+    ('walked back:\nD1 and D2 (1/3) D3', 'walked back:\nD3')
     """
     if cell is None:
         return ""
     if cell["verdict"] == "walked back":
-        return f"fails {failed_words(cell['failed'], cell['n'])}"
+        return f"walked back:\n{failed_words(cell['failed'], cell['n'])}"
     return cell["verdict"] if cell["depth_tested"] else f"{cell['verdict']}*"
 
 

@@ -18,7 +18,7 @@ from walkback.report.table import number
 
 # What a strategy says -> face, hatch, letter, colour of the letter: dark, light and hatched differ in greyscale.
 _MARKS = {
-    "fails": (st.RED, "", "fails", "white"),
+    "walked back": (st.RED, "", "back", "white"),
     "passes": ("#F4F4F4", "", "passes", "#444444"),
     "undecided": ("#FFFFFF", "////", "?", st.BLACK),
 }
@@ -53,7 +53,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     shown = st.variants(rows)
     left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
     names = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
-    words = {True: "fails", False: "passes", None: "undecided"}
+    words = {True: "walked back", False: "passes", None: "undecided"}
     right = [(f"{r['rule']}{_said(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
     known = {r["network"] for r in rows}
     absent = [
@@ -77,8 +77,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     first.set_title("three-check")
     second.set_title("four-diagnostic, d=256 L=4")
     patches = [
-        Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label={"fails": "walked back"}.get(name, name))
-        for name, (face, hatch, *_) in _MARKS.items()
+        Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label=name) for name, (face, hatch, *_) in _MARKS.items()
     ]
     st.legend(fig, patches, 3)
     return fig
@@ -93,8 +92,8 @@ def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
 
 
 def _mark(text: str) -> str:
-    """passes, fails, or undecided."""
-    return text if text in ("passes", "fails") else "undecided"
+    """passes, walked back, or undecided."""
+    return text if text in ("passes", "walked back") else "undecided"
 
 
 # -- thresholds ------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ DEPTH = (
     "undecided where the interval straddles the 2 pp margin. Beside it the gain over the control whose stem "
     "is trained by BP, usually the stronger one"
 )
-VERDICT = "a rule passes only where every seed does; (k/n) says on how many of the seeds a check fails"
+VERDICT = "a rule passes only where every seed does; (k/n) says on how many of the seeds a check does not pass"
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
 
 

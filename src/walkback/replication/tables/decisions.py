@@ -20,15 +20,15 @@ from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK
 STRATEGIES = ("S0", "S1", "S2", "S3")
 ABOVE_CHANCE = 0.02
 STRATEGY = (
-    "S0, accuracy: fails where it is not 2 pp above chance; S1, with Γ: fails too where Γ is not positive; S2, with "
-    "D1 and D2: fails too where both flag on a seed; S3, with D3: the three-check verdict"
+    "S0, accuracy: walked back where it is not 2 pp above chance; S1, with Γ: also where Γ is not positive; S2, with "
+    "D1 and D2: also where both flag on a seed; S3, with D3: the three-check verdict"
 )
 UNTESTED = "undecided (D3 not tested)"
 NO_GAMMA = "Γ not measured"
 
 
 def pair(j: Judged) -> tuple[bool, bool | None] | None:
-    """Does S0 fail, does S1 fail (None: there is no Γ to fail it)? None without runs."""
+    """Is a claim walked back by S0, by S1 (None: there is no Γ to do so)? None without runs."""
     acc, gamma = j.stat("acc"), j.stat("gamma")
     if acc is None:
         return None
@@ -38,24 +38,24 @@ def pair(j: Judged) -> tuple[bool, bool | None] | None:
 
 
 def strategies(j: Judged) -> dict[str, str] | None:
-    """What each of S0…S3 says: passes, fails, undecided, Γ not measured. None without runs."""
+    """What each of S0…S3 says: passes, walked back, undecided, Γ not measured. None without runs."""
     standard = pair(j)
     if standard is None:
         return None
     s0, s1 = standard
     s2 = True if any(check in ("D1", "D2") for check in j.failed("three-check")) else s1
     said = {"S0": s0, "S1": s1, "S2": s2}
-    out = {name: {True: "fails", False: "passes", None: NO_GAMMA}[flag] for name, flag in said.items()}
+    out = {name: {True: WALKED_BACK, False: PASSES, None: NO_GAMMA}[flag] for name, flag in said.items()}
     word = j.word("three-check")
-    out["S3"] = "fails" if s2 or word == WALKED_BACK else UNDECIDED if word == UNDECIDED else "passes"
+    out["S3"] = WALKED_BACK if s2 or word == WALKED_BACK else UNDECIDED if word == UNDECIDED else PASSES
     return out
 
 
 def caught(said: dict[str, str] | None) -> str | None:
-    """The first strategy that fails a claim; passes or undecided where none does."""
+    """The first strategy that walks a claim back; passes or undecided where none does."""
     if said is None:
         return None
-    return next((name for name in STRATEGIES if said[name] == "fails"), said["S3"])
+    return next((name for name in STRATEGIES if said[name] == WALKED_BACK), said["S3"])
 
 
 @evidence_table(
@@ -99,7 +99,7 @@ CASES = (
     "Extended decision-utility ablation: what each strategy does with five cases",
     f"strategy | figures | {' | '.join(name for name, _, _ in CASES)} | agrees?",
     STRATEGY,
-    "missed: passes under this strategy and fails under the full protocol; undecided: so does D3, so whether "
+    "missed: passes under this strategy, walked back under the full protocol; undecided: so does D3, so whether "
     "there is anything to catch is open",
     "published: 004, Table 5, ResMLP of 100 epochs and ViT-Mini of 30: runs of fewer are not compared",
     AGREES,
@@ -131,13 +131,13 @@ def extended_ablation(t: Draft) -> None:
 def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | None:
     if said is None:
         return None
-    if said[strategy] == "fails":
+    if said[strategy] == WALKED_BACK:
         return "caught"
     if said[strategy] == NO_GAMMA:
         return NO_GAMMA
     if said["S3"] == UNDECIDED and not tested:  # it may yet fail: what passes now may turn out to miss it
         return UNTESTED
-    return {"fails": "missed", UNDECIDED: UNDECIDED}.get(said["S3"], said[strategy])
+    return {WALKED_BACK: "missed", UNDECIDED: UNDECIDED}.get(said["S3"], said[strategy])
 
 
 def _published_mark(figure: Figure, strategy: str) -> str:

@@ -132,8 +132,8 @@ def _five_method(records: Records, flag: bool) -> Shown:
 
 def _decision(records: Records, flag: bool) -> Shown:
     judgements = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
-    failing = [s for s in map(strategies, judgements) if s and s["S3"] == "fails"]
-    by = {name: sum(s[name] == "fails" for s in failing) for name in STRATEGIES}
+    failing = [s for s in map(strategies, judgements) if s and s["S3"] == WALKED_BACK]
+    by = {name: sum(s[name] == WALKED_BACK for s in failing) for name in STRATEGIES}
     text = f"of {len(failing)} failures S0 catches {by['S0']}, S1 {by['S1']}, S2 {by['S2']}, S3 {by['S3']}"
     return Shown(text, by["S2"] < by["S3"] if failing else None, sum(len(j.runs) for j in judgements))
 
