@@ -29,7 +29,7 @@ class TargetProjection(Rule):
             width = state.shape[-1]
             self.register_buffer(f"B{site}", torch.randn(classes, width, generator=generator) / width**0.5)
 
-    def credits(self, trace: wb.Trace) -> list[Tensor]:
+    def credits(self, trace: wb.TrainingPass) -> list[Tensor]:
         """Gradient-like: a step goes along −a_l, towards what the label's row of B_l points at."""
         target = one_hot(trace.labels, self.classes).to(trace.logits.dtype)
         return [-target @ self.get_buffer(f"B{site}") for site in range(len(trace.states))]

@@ -16,6 +16,11 @@ from walkback.training import loop
 
 DEVICE = "far:0"
 FEW = [wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32)]
+# Where the device has float64, and where not, what is trained there.
+TRAINED = {
+    "float64": ("bp", "fa", "dfa", "ep", "state-bridge", "credit-bridge"),
+    "no float64": ("dfa", "credit-bridge"),
+}
 ALONG_DATA = [wb.Perturbation("data", count=4, samples=32)]
 
 
@@ -29,13 +34,13 @@ def setting(device: str) -> tuple[torch.nn.Module, Any, list[tuple[torch.Tensor,
     return moved(net, device), moved(rule, device), batches
 
 
-def trained(device: str) -> dict[str, Any]:
-    """One epoch of every rule."""
+def trained(device: str, rules: tuple[str, ...]) -> dict[str, Any]:
+    """One epoch of each rule."""
     torch.manual_seed(0)
     x, y = torch.randn(256, 12), torch.randint(4, (256,))
     data = Dataset("tiny", Split(x, y), Split(x[:128], y[:128]), 4)
     out = {}
-    for rule in ("bp", "fa", "dfa", "ep", "state-bridge", "credit-bridge"):
+    for rule in rules:
         options: dict[str, Any] = {"net_options": {"width": 8, "depth": 2}, "data": "teacher", "epochs": 1}
         spec = wb.training.spec.RunSpec(rule=rule, **options)
         with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +49,7 @@ def trained(device: str) -> dict[str, Any]:
     return out
 
 
-def found(device: str, mode: FarMode | None) -> dict[str, Any]:
+def found(device: str, mode: FarMode | None, rules: tuple[str, ...]) -> dict[str, Any]:
     """Reports, a certificate and training, and how many numbers left the device for the first report."""
     net, rule, batches = setting(device)
     report = wb.diagnose(net, batches, credit=rule).to_dict()
@@ -56,17 +61,17 @@ def found(device: str, mode: FarMode | None) -> dict[str, Any]:
         "along data": wb.diagnose(net, batches, credit=rule, probes=ALONG_DATA).to_dict(),
         "intrinsic": wb.diagnose(net, batches, credit=rule, edition="intrinsic").to_dict(),
         "certificate": str(wb.certify(rule, net, batches[0])),
-        "trained": trained(device),
+        "trained": trained(device, rules),
     }
 
 
 if __name__ == "__main__":
     register()
     loop.FRESH_DRAWS, loop.PROBES = 2, FEW  # type: ignore[assignment]
-    out = {"cpu": found("cpu", None)}
-    for name in ("float64", "no float64"):
+    out = {"cpu": found("cpu", None, TRAINED["float64"])}
+    for name in TRAINED:
         if name == "no float64":
             values.NO_FLOAT64.add("far")
         with FarMode(DEVICE) as mode:
-            out[name] = found(DEVICE, mode)
+            out[name] = found(DEVICE, mode, TRAINED[name])
     print(json.dumps(out))

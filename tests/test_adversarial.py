@@ -472,7 +472,7 @@ def test_15_what_is_out_of_reach_of_the_certificate_is_written_down() -> None:
 def test_16_a_rule_that_is_measured_as_another_is_certified_as_such() -> None:
     class TwoFaced(Shortcut):
         def credits(self, trace):
-            return super().credits(trace) if len(trace.grads) == 1 else wb.rules.DFA.credits(self, trace)
+            return super().credits(trace) if self.training else wb.rules.DFA.credits(self, trace)
 
     found = certificate(TwoFaced())
     assert found.two_faced

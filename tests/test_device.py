@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-RULES = ("bp", "fa", "dfa", "ep", "state-bridge", "credit-bridge")
+from run_far import TRAINED
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +67,7 @@ def test_a_certificate_is_the_same_there(found: dict[str, Any], device: str) -> 
     assert found[device]["certificate"] == found["cpu"]["certificate"]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("device", ["float64", "no float64"])
+@pytest.mark.parametrize(("device", "rule"), [(name, rule) for name, rules in TRAINED.items() for rule in rules])
 def test_training_is_the_same_there(found: dict[str, Any], device: str, rule: str) -> None:
     ours, theirs = (found[d]["trained"][rule] for d in ("cpu", device))
     keys = ("train_loss", "test_loss", "test_acc", "per_layer")

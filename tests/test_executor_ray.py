@@ -93,6 +93,7 @@ def answers(address: str) -> bool:
         return probe.connect_ex((host, int(port))) == 0
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_and_nothing_is_lost(short: Path, tmp_path: Path) -> None:
     import ray
     from ray.cluster_utils import Cluster

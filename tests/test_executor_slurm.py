@@ -146,6 +146,7 @@ def test_a_time_limit_shorter_than_an_epoch_is_a_failure(tmp_path: Path) -> None
     assert training.checkpoint().function.text == training.text
 
 
+@pytest.mark.slow
 def test_the_node_is_lost_and_comes_back(slurmd: Path, tmp_path: Path) -> None:
     job = Job(halting(1), str(tmp_path / "store"))
     events, lost = list[Event](), False

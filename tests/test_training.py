@@ -266,11 +266,11 @@ class Failing(wb.rules.DFA):
         super().setup(*args)
         self.register_buffer("steps", torch.zeros(()))
 
-    def credits(self, trace: wb.Trace):
-        training = len(trace.grads) == 1
+    def forward(self, trace):
+        training = not isinstance(trace, wb.Trace)
         self.steps += training
         spoilt = training and self.steps > 2 * 512 // 128
-        return [a * math.nan if spoilt else a for a in super().credits(trace)]
+        return [a * math.nan if spoilt else a for a in super().forward(trace)]
 
 
 def test_the_change_of_the_loss_is_that_of_the_whole_run_or_none(tmp_path: Path) -> None:
@@ -485,10 +485,17 @@ def test_a_network_that_is_not_its_parts_is_refused(tmp_path: Path, net: str) ->
 
 
 class OnlyTheTop(wb.rules.Rule):
-    """Hands on what it finds in trace.grads, which is the last site's alone while training."""
+    """Gives too few credits in a step, and enough of them when it is measured."""
+
+    def forward(self, trace):
+        return trace.grads if isinstance(trace, wb.Trace) else [trace.grads[-1]]
+
+
+class AllGradients(wb.rules.Rule):
+    """Hands on the gradients of all sites, of which a training step knows the last alone."""
 
     def credits(self, trace):
-        return trace.grads
+        return list(trace.grads)
 
 
 class Nothing(wb.rules.Rule):
@@ -497,8 +504,16 @@ class Nothing(wb.rules.Rule):
 
 @pytest.mark.parametrize("scope", ["all", "frozen"])
 def test_a_rule_with_too_few_credits_is_an_error_in_both_scopes(tmp_path: Path, scope: str) -> None:
-    with pytest.raises(wb.InputError, match=r"one credit per site.*the last site only"):
+    with pytest.raises(wb.InputError, match="one credit per site"):
         run(tmp_path, rule="test_training:OnlyTheTop", scope=scope)
+
+
+def test_a_rule_sees_no_more_when_measured_than_when_trained(tmp_path: Path) -> None:
+    words = r"the gradient of the last site alone, trace.grads\[-1\], but it asked for 0"
+    with pytest.raises(wb.InputError, match=words):
+        run(tmp_path, rule="test_training:AllGradients")
+    with pytest.raises(wb.WalkbackError, match=words):
+        wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), credit=AllGradients())
 
 
 def test_a_rule_without_credits_says_so(tmp_path: Path) -> None:

@@ -74,9 +74,11 @@ class Waning(rules.Rule):
         super().__init__()
         self.register_buffer("steps", torch.zeros(()))
 
+    def forward(self, trace):
+        self.steps += not isinstance(trace, wb.Trace)  # a step
+        return super().forward(trace)
+
     def credits(self, trace):
-        if len(trace.grads) == 1:  # a training step
-            self.steps += 1
         lost = (int(self.steps) - 1) // 2
         return [trace.grads[-1] * (site + lost < len(trace.states)) for site in range(len(trace.states))]
 

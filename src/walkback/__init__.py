@@ -28,6 +28,7 @@ _HOMES = {
     "Report": "walkback.report.report",
     "Trace": "walkback.tracing.session",
     "Tracer": "walkback.tracing.session",
+    "TrainingPass": "walkback.tracing.trace",
     "WalkbackError": "walkback.errors",
     "Watch": "walkback.training.watch",
     "RunSpec": "walkback.training.spec",
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from walkback.tracing.recorded import recorded as recorded
     from walkback.tracing.session import Trace as Trace
     from walkback.tracing.session import Tracer as Tracer
+    from walkback.tracing.trace import TrainingPass as TrainingPass
     from walkback.training.bundle import Bundle as Bundle
     from walkback.training.bundle import load_bundle as load_bundle
     from walkback.training.bundle import save_bundle as save_bundle

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from walkback.rules.rule import Rule
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class BP(Rule):
@@ -22,7 +22,7 @@ class BP(Rule):
 
     exact = True
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """The traced gradients."""
         return trace.grads
 

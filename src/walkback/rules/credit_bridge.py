@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from walkback.registry import not_negative, positive, true_or_false
 from walkback.rules.rule import Parts, Rule, feature_dim
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class Value(nn.Module):
@@ -62,7 +62,7 @@ class CreditBridge(Rule):
             self.value = Value(width, classes, max(1, round(self.hidden * width)))
         self.value.requires_grad_(self.learns)
 
-    def _values(self, trace: Trace, states: Tensor) -> Tensor:
+    def _values(self, trace: TrainingPass, states: Tensor) -> Tensor:
         """(sites·B,) values of h_0…h_L stacked along the batch."""
         sites, batch = self.depth + 1, len(trace.labels)
         t = torch.arange(sites, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
@@ -72,14 +72,14 @@ class CreditBridge(Rule):
         pooled = states if states.ndim == 2 else states.mean(1) if states.ndim == 3 else states.mean((2, 3))
         return self.value(pooled, t[:, None], y.to(states.dtype).repeat(sites, 1))
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """One backward pass through V for all sites at once."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         with torch.enable_grad():
             (found,) = torch.autograd.grad(self._values(trace, states).sum(), [states])
         return found.split(len(trace.labels))
 
-    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+    def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
         """Terminal value and gradient, and the bootstrap of the other sites."""
         if not self.learns:
             return None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
 from walkback.rules.rule import Parts, error_signal, place
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class DFA(RandomFeedback):
@@ -27,7 +27,7 @@ class DFA(RandomFeedback):
         """Draw B_0…B_L."""
         self.draw([(classes, width, width) for width in self.widths(states)], generator)
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """One product per site."""
         error = error_signal(trace)
         return self.sized([place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)])

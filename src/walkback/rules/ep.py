@@ -10,7 +10,7 @@ from torch import Tensor
 from walkback.network.loss import cross_entropy
 from walkback.registry import positive, whole_numbers
 from walkback.rules.rule import Parts, Rule, buffers_kept
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class EP(Rule):
@@ -46,12 +46,12 @@ class EP(Rule):
         """Keep the network: relaxation runs its blocks and its readout."""
         self.parts = parts
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """`steps` passes down the energy, then the residuals."""
         with buffers_kept((*self.parts.blocks, *self.parts.readout_modules)):
             return self._relaxed(trace)
 
-    def _relaxed(self, trace: Trace) -> Sequence[Tensor]:
+    def _relaxed(self, trace: TrainingPass) -> Sequence[Tensor]:
         start = trace.states[0].detach()
         states = [h.detach().clone() for h in trace.states]
         with torch.enable_grad():

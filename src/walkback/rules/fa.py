@@ -10,7 +10,7 @@ from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
 from walkback.rules.rule import Parts, gather, place
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class FA(RandomFeedback):
@@ -30,7 +30,7 @@ class FA(RandomFeedback):
         """Draw B_0…B_{L-1}."""
         self.draw([(upper, lower, upper) for lower, upper in pairwise(self.widths(states))], generator)
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """From the top down, one product per site."""
         credits = [trace.grads[-1]]
         vector = gather(trace.grads[-1])

@@ -1,9 +1,9 @@
 """What a learning rule is: a credit for every site, and whatever it keeps to compute them.
 
 A rule is an `nn.Module`, so its auxiliaries (feedback matrices as buffers, learned networks as children) are
-saved, moved and loaded with it. Called with a Trace it gives one tensor per site, shaped like the states; that
-is also what `walkback.diagnose(credit=rule)` needs. While training, `trace.grads` holds only the exact gradient
-of the last site (`trace.grads[-1]`), which the readout has anyway; only an exact rule (BP) needs more.
+saved, moved and loaded with it. Called with a Trace or a TrainingPass it gives one tensor per site, shaped like the
+states; that is also what `walkback.diagnose(credit=rule)` needs. Training and measuring show it the same: of the
+gradients that of the last site (`trace.grads[-1]`), which the readout has anyway; only an exact rule (BP) sees more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from walkback.errors import AnatomyError, InputError, shown
 from walkback.network.anatomy import Anatomy, unwrap
 from walkback.network.loss import cross_entropy
 from walkback.network.values import buffers_of, modules_of, parameters_of, widened
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import Trace, TrainingPass
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Rule(nn.Module):
             to the exact gradient as it likes without having backpropagated.
 
     >>> import walkback as wb
-    >>> class Signs(Rule):
+    >>> class Copies(Rule):
     ...     def credits(self, trace):
-    ...         return [gradient.sign() for gradient in trace.grads]
-    >>> 0.5 < wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), credit=Signs()).values["gamma"] < 1
+    ...         return [trace.grads[-1] for _ in trace.states]
+    >>> 0.5 < wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), credit=Copies()).values["gamma"] < 1
     True
     """
 
@@ -86,11 +86,11 @@ class Rule(nn.Module):
             generator: draw from this one only.
         """
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """Return a_0…a_L, gradients of per-sample losses, each shaped like its state."""
         raise InputError(f"Expected the rule {type(self).__name__} to define credits(trace), but it does not.")
 
-    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+    def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
         """Return a scalar whose gradient trains this rule's own parameters, or None."""
         return None
 
@@ -102,8 +102,10 @@ class Rule(nn.Module):
         """Return what a reader must know of how credit is given: scales, where the error goes, labels seen."""
         return {}
 
-    def forward(self, trace: Trace) -> Sequence[Tensor]:
+    def forward(self, trace: Trace | TrainingPass) -> Sequence[Tensor]:
         """Return the credits, each sample's brought to `length`: what training uses and what is measured."""
+        if isinstance(trace, Trace):
+            trace = TrainingPass.of(trace, declares(self, "exact"))
         return of_length(self.credits(trace), self.length)
 
 
@@ -144,7 +146,7 @@ def _unit_rows(rows: Tensor) -> Tensor:
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=least)
 
 
-def error_signal(trace: Trace) -> Tensor:
+def error_signal(trace: Trace | TrainingPass) -> Tensor:
     """Return E = softmax(logits) − onehot, (B, C): the gradient of each sample's cross-entropy."""
     target = trace.labels
     if not target.is_floating_point():
@@ -259,7 +261,7 @@ def refuse_inexact(rule: Rule, net: nn.Module, x: Tensor, y: Tensor) -> None:
         return
     name = type(rule).__name__
     with _evaluating(net), torch.enable_grad():
-        trace = _whole_trace(Parts.of(net), x, y)
+        trace = _whole_pass(Parts.of(net), x, y)
         if rule.auxiliary_loss(trace) is not None:
             raise InputError(
                 f"Expected no auxiliary_loss from {name}, which says exact = True: training then differentiates the "
@@ -278,12 +280,12 @@ def refuse_inexact(rule: Rule, net: nn.Module, x: Tensor, y: Tensor) -> None:
         )
 
 
-def _whole_trace(parts: Parts, x: Tensor, y: Tensor) -> Trace:
-    """Return a trace with the gradient of every site, as measuring has it."""
+def _whole_pass(parts: Parts, x: Tensor, y: Tensor) -> TrainingPass:
+    """Return a pass with the gradient of every site."""
     states = [parts.stem(x).detach().requires_grad_()]
     for block in parts.blocks:
         states.append(states[-1] + block(states[-1]))
     logits = parts.readout(states[-1])
     losses = cross_entropy(logits, y)
     grads = torch.autograd.grad(losses.sum(), states)
-    return Trace(tuple(h.detach() for h in states), grads, None, losses.detach(), logits.detach(), y, x)
+    return TrainingPass(tuple(h.detach() for h in states), grads, losses.detach(), logits.detach(), y, x)

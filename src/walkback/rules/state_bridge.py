@@ -11,7 +11,7 @@ from walkback.errors import InputError, shown
 from walkback.network.loss import cross_entropy
 from walkback.registry import positive, true_or_false
 from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import TrainingPass
 
 
 class Predictor(nn.Module):
@@ -78,7 +78,7 @@ class StateBridge(Rule):
             self.predictor = PREDICTORS[self.form](width, max(1, round(self.hidden * width)))
         self.predictor.requires_grad_(self.learns)
 
-    def credits(self, trace: Trace) -> Sequence[Tensor]:
+    def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """One backward pass through G and the readout for all sites at once."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         labels = trace.labels.repeat(self.sites, *[1] * (trace.labels.ndim - 1))
@@ -96,7 +96,7 @@ class StateBridge(Rule):
             return self.predictor(last, t.view(-1, 1, 1, 1).expand(*last.shape[:-1], 1)).movedim(-1, 1)
         return self.predictor(states, t.view(-1, *[1] * (states.ndim - 1)).expand(*states.shape[:-1], 1))
 
-    def auxiliary_loss(self, trace: Trace) -> Tensor | None:
+    def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
         """Mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²; of ‖G(h_l) − h_L‖² / d in the plain form."""
         if not self.learns:
             return None

@@ -1,13 +1,15 @@
-"""What one measured pass of one batch gives: states, gradients and credits of every site."""
+"""What one pass of one batch shows: to a measurement (`Trace`), and to a learning rule (`TrainingPass`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from walkback.errors import InputError
 from walkback.network.batch import Inputs
 
 
@@ -51,6 +53,67 @@ class Trace:
     mask: Bool[Tensor, "batch tokens"] | None = None
     reference: str = "own"
     branches: tuple[Tensor, ...] | None = None
+
+
+class LastGradient(Sequence[Tensor]):
+    """The gradients of all sites as a training step has them: item −1 is there, any other one is an error.
+
+    Args:
+        last: g_L, (B, …).
+        sites: L+1.
+
+    >>> import torch
+    >>> grads = LastGradient(torch.ones(2, 3), 5)
+    >>> grads[-1].shape, len(grads)
+    (torch.Size([2, 3]), 5)
+    """
+
+    def __init__(self, last: Tensor, sites: int) -> None:
+        self._last, self._sites = last, sites
+
+    def __len__(self) -> int:
+        return self._sites
+
+    def __getitem__(self, site: Any) -> Any:
+        if site in (-1, self._sites - 1):
+            return self._last
+        raise InputError(
+            f"Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it asked for {site!r}: "
+            "a training step knows no other, except under backpropagation. A function as credit= may read them all."
+        )
+
+
+@dataclass(frozen=True)
+class TrainingPass:
+    """What a training step knows when it asks a rule for credits. Measuring shows a rule no more than this.
+
+    Args:
+        states: h_0 … h_L, each (B, ...), detached.
+        grads: g_L, the exact gradient of the sum of per-sample losses at the last site, as `grads[-1]`; of every
+            site where the rule is exact (BP).
+        losses, logits, labels, inputs: as in Trace.
+
+    >>> import walkback as wb
+    >>> class FirstGradient(wb.rules.Rule):
+    ...     def credits(self, trace):
+    ...         return [trace.grads[0] for _ in trace.states]
+    >>> wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), credit=FirstGradient())
+    Traceback (most recent call last):
+    walkback.errors.InputError: Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it ...
+    """
+
+    states: tuple[Tensor, ...]
+    grads: Sequence[Tensor]
+    losses: Float[Tensor, " batch"]
+    logits: Tensor
+    labels: Tensor
+    inputs: Inputs
+
+    @staticmethod
+    def of(trace: Trace, exact: bool) -> TrainingPass:
+        """What a training step of an exact rule, or of another one, would have known of this batch."""
+        grads = trace.grads if exact else LastGradient(trace.grads[-1], len(trace.states))
+        return TrainingPass(trace.states, grads, trace.losses, trace.logits, trace.labels, trace.inputs)
 
 
 Credit = Callable[[Trace], Sequence[Tensor]]

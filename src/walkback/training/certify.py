@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import Any
 
 import torch
 from tabulate import tabulate
@@ -22,7 +23,7 @@ from walkback.errors import InputError, shown
 from walkback.network.values import buffers_of, modules_of, parameters_of, widened
 from walkback.rules.rule import Parts, Rule, declares
 from walkback.tracing.session import Tracer
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import Trace, TrainingPass
 from walkback.tracing.untouched import untouched
 from walkback.training.step import Step
 
@@ -320,17 +321,17 @@ def _two_faced(rule: Rule, net: nn.Module, parts: Parts, batch: Batch, seed: int
     return tuple(out[site] for site in sorted(out))
 
 
-def _seeded(rule: Callable[[Trace], Sequence[Tensor]], trace: Trace, seed: int) -> Sequence[Tensor]:
+def _seeded(rule: Callable[[Any], Sequence[Tensor]], trace: Trace | TrainingPass, seed: int) -> Sequence[Tensor]:
     torch.manual_seed(seed)
     return rule(trace)
 
 
 def _step_credits(twin: Rule, parts: Parts, batch: Batch, seed: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """States and credits of one training step."""
-    seen: list[tuple[Trace, list[Tensor]]] = []
+    seen: list[tuple[TrainingPass, list[Tensor]]] = []
     own = twin.credits
 
-    def credits(trace: Trace) -> Sequence[Tensor]:
+    def credits(trace: TrainingPass) -> Sequence[Tensor]:
         seen.append((trace, list(_seeded(own, trace, seed))))
         return seen[-1][1]
 

@@ -6,6 +6,7 @@ import copy
 import math
 import platform
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 
 from walkback.api import measure
 from walkback.data import Dataset, Split
+from walkback.measures.accumulate import Meter
 from walkback.measures.precision import FLOAT64
 from walkback.measures.quantities import QUANTITIES, ROW_LISTS, ROW_SCALARS
 from walkback.notes import Note
 from walkback.rules.rule import Rule, refuse_inexact
+from walkback.tracing.session import Tracer
 from walkback.training.setup import Run
 from walkback.version import __version__
 
@@ -125,12 +128,18 @@ def fresh_null(
     net: nn.Module, rule: Rule, probe: list[tuple[Tensor, Tensor]], generator: torch.Generator, draws: int = 20
 ) -> dict[str, Any] | None:
     """Return deep cosine and Γ with the feedback drawn anew, mean and standard deviation; None without feedback."""
-    stranger, found = copy.deepcopy(rule), []
+    stranger, found, traces = copy.deepcopy(rule), [], []
     for _ in range(draws):
         with torch.no_grad():
             if not stranger.redraw(generator):
                 return None
-        found.append(measure(net, probe, credit=stranger))
+        if not traces:  # the network stays, so one pass over the probe set serves every draw
+            with Tracer(net) as tracer:
+                traces = [tracer.trace(x, y) for x, y in probe]
+        meter = Meter()
+        for trace in traces:
+            meter.update(replace(trace, credits=tuple(a.detach() for a in stranger(trace))))
+        found.append(meter.result())
     out: dict[str, Any] = {"draws": draws}
     for name in ("gamma", "deep_cosine"):
         values = [getattr(m, name) for m in found]

@@ -11,7 +11,7 @@ from torch import Tensor
 from walkback.errors import InputError
 from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, declares
-from walkback.tracing.trace import Trace
+from walkback.tracing.trace import LastGradient, TrainingPass
 from walkback.training.spec import RunSpec
 
 
@@ -96,14 +96,13 @@ class Step:
         batch = len(x)
         for p, grad in zip(own, grads):
             p.grad = grad.div_(batch)  # the readout always learns from its own exact gradient
-        trace = Trace(tuple(states), (exact,), None, losses.detach(), logits.detach(), y, x)
+        seen = TrainingPass(tuple(states), LastGradient(exact, len(states)), losses.detach(), logits.detach(), y, x)
         with torch.no_grad():
-            credits = list(self.rule(trace))
+            credits = list(self.rule(seen))
         given, needed = ([tuple(t.shape) for t in tensors] for tensors in (credits, states))
         if given != needed:
             raise InputError(
-                f"Expected {type(self.rule).__name__} to give one credit per site, shaped {needed}, but got {given}. "
-                "While training, trace.grads holds the exact gradient of the last site only (trace.grads[-1])."
+                f"Expected {type(self.rule).__name__} to give one credit per site, shaped {needed}, but got {given}."
             )
         self.largest.add(credits[:1] if self.frozen else credits[:-1] if self.reader else credits)
         if self.reader:
@@ -116,7 +115,7 @@ class Step:
             first = 0 if self.stem_too else 1
             signals[first:] = [s + 2 * self._weight(f) * f.detach() for s, f in zip(signals[first:], written[first:])]
         torch.autograd.backward(written, signals)
-        auxiliary = self.rule.auxiliary_loss(trace)
+        auxiliary = self.rule.auxiliary_loss(seen)
         if auxiliary is not None:
             auxiliary.backward()
         return losses.detach().mean()
