@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import command
+from walkback.replication.decoded import decoded
 from walkback.replication.figures import FIGURES, save_figures
 from walkback.replication.found import Placed, markdown_list
 from walkback.replication.tables import TABLES, evidence
@@ -22,6 +23,9 @@ def main() -> None:
     saved = save_figures(records, "results/figures", widths=["double"], formats=["png"], dpi=150)
     print(f"{len(saved.files)} figures: results/figures; not drawn: {', '.join(saved.not_drawn) or 'none'}")
     Path("results/coverage.md").write_text(coverage(records), encoding="utf-8")
+    every = decoded(read_records("evidence/runs"), records)
+    Path("results/tables/decoded.md").write_text(f"{every.to_markdown()}\n", encoding="utf-8")
+    print(f"{len(every.rows)} published figures: results/tables/decoded.md")
     Path("results/runs.md").write_text(runs(records), encoding="utf-8")
     for page, things in (("docs/evidence.md", TABLES), ("docs/figures.md", FIGURES)):
         Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), things), encoding="utf-8")

@@ -44,17 +44,21 @@ class Against(NamedTuple):
     Args:
         name: under which "agrees?" names it; not judged where it is empty.
         value: what is compared.
+        n: of how many runs it is.
+        who: whose it is, where several have the same figure beside them.
     """
 
     name: str
     cell: Cell | str
     value: float | str | None
     said: Sequence[Figure]
+    n: int = 0
+    who: str = ""
 
 
 def against(name: str, ours: Stat | None, kind: str, said: Sequence[Figure]) -> Against:
     """Set mean ± std of ours beside what is published."""
-    return Against(name, spread(ours, kind), ours and ours.mean, said)
+    return Against(name, spread(ours, kind), ours and ours.mean, said, ours.n if ours else 0)
 
 
 def among(said: Iterable[Figure], what: str) -> list[Figure]:
@@ -79,6 +83,7 @@ class Draft:
     missing: list[str] = field(default_factory=list)
     specs: list[RunSpec] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
+    compared: list[Against] = field(default_factory=list)
 
     def row(self, *cells: Cell | str | Against) -> None:
         """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
@@ -94,6 +99,7 @@ class Draft:
         found = {}
         for pair in pairs:
             self.kinds |= {f.kind for f in pair.said}
+            self.compared += [pair] if pair.said else []
             if pair.name:
                 found[pair.name] = agrees_any(pair.value, pair.said)
         return found
@@ -142,9 +148,16 @@ class Evidence:
 
     def __call__(self, records: Records) -> Table:
         """Return the table made of these runs."""
+        return self._filled(records).table(self.name)
+
+    def compared(self, records: Records) -> list[Against]:
+        """Return every cell of ours beside which something is published."""
+        return self._filled(records).compared
+
+    def _filled(self, records: Records) -> Draft:
         draft = Draft(records, self.title, list(self.columns), list(self.notes))
         self.fill(draft)
-        return draft.table(self.name)
+        return draft
 
 
 def evidence_table(place: int, title: str, columns: str, *notes: str) -> Callable[[Callable[[Draft], None]], Evidence]:
@@ -317,8 +330,12 @@ def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = N
             setting = replace(entry.setting, augment=flag)
             j = t.judged(setting, controls=bool({"D3 pp", "three-check"} & chosen.keys()))
             said = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
-            found = t.agreeing(Against(h, "", c.value(j), said[h]) for h, c in chosen.items() if c.what)
             cells = [c.cell(j) for c in chosen.values()]
+            found = t.agreeing(
+                Against(h, cell, c.value(j), said[h], len(j.runs), entry.labels[-1])
+                for (h, c), cell in zip(chosen.items(), cells)
+                if c.what
+            )
             t.row(*entry.labels, OURS[flag], count(len(j.runs)), *cells, answer(found))
             shown = said if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
         same = after is not None and after.figures == entry.figures

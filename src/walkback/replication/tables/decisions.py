@@ -11,7 +11,7 @@ from walkback.audit.settings import OWN, RULES, Judged, Setting, judged, shorter
 from walkback.replication.agree import answer
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.audits import WIDE_SHALLOW
-from walkback.replication.tables.build import AGREES, OURS, THREE, Against, Draft, count, evidence_table
+from walkback.replication.tables.build import AGREES, OURS, THREE, Against, Draft, count, evidence_table, of_length
 from walkback.replication.tables.interventions import SWEEP, penalised
 from walkback.report.table import NONE, Cell, number
 from walkback.verdict.checks import DiagnosticThresholds
@@ -81,7 +81,7 @@ def ablation(t: Draft) -> None:
             if ours and ours["S3"] == UNDECIDED and not j.tested:
                 cells[3] = UNTESTED
             first, said = caught(ours), figures(where, setting.rule, what="flag.caught")
-            beside = Against("caught", first or NONE, None if first == UNDECIDED else first, said)
+            beside = Against("caught", first or NONE, None if first == UNDECIDED else first, said, len(j.runs))
             t.row(network, RULES[setting.rule], OURS[flag], count(len(j.runs)), *cells, beside)
 
 
@@ -116,6 +116,8 @@ def extended_ablation(t: Draft) -> None:
         theirs = [_published_mark(figure, strategy) for figure in said]
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
+            if strategy == STRATEGIES[-1]:
+                t.compared += [_first_caught(j, setting, f) for (_, setting, _), j, f in zip(CASES, cases, said)]
             same = {
                 name: None if a in (None, NO_GAMMA, UNDECIDED, UNTESTED) or shorter(setting, j.runs) else a == b
                 for (name, setting, _), j, a, b in zip(CASES, cases, ours, theirs)
@@ -126,6 +128,12 @@ def extended_ablation(t: Draft) -> None:
         t.row("n", OURS[flag], *(count(len(j.runs)) for j in cases), NONE)
         lengths = [count(j.runs[0].spec.epochs) if j.runs else Cell(NONE) for j in cases]
         t.row("epochs", OURS[flag], *lengths, NONE)
+
+
+def _first_caught(j: Judged, setting: Setting, figure: Figure) -> Against:
+    first = caught(strategies(j))
+    value = None if first == UNDECIDED else first
+    return Against("caught", first or NONE, value, of_length([figure], setting, j.runs), len(j.runs))
 
 
 def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | None:
@@ -166,7 +174,8 @@ def ablation_four(t: Draft) -> None:
             ours = _four(j)
             said = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
             known = {name: words[ours[name]] for name in names if ours[name] is not None} if ours else {}
-            found = t.agreeing(Against(name, "", known.get(name), said[name]) for name in names)
+            beside = [(name, known.get(name), said[name]) for name in names]
+            found = t.agreeing(Against(name, word or NONE, word, of, len(j.runs)) for name, word, of in beside)
             cells = [Cell(words[ours[name]], ours[name]) if ours else Cell("no runs") for name in names]
             t.row(label, OURS[flag], count(len(j.runs)), *cells, answer(found))
             if any(said.values()):

@@ -1,0 +1,80 @@
+"""Runs trained under the papers' conventions, read in the papers' way: what a table shows of them is "as published".
+
+The tables look for runs under our own conventions. `as_published` presents those of the plan as-published in their
+place, and nothing else; cosines of FA are paired one site off and nudging steps by η√d, as the published figures seem
+to be (see `walkback.audit.plans.AS_PUBLISHED` for what was trained, docs/replication.md for why).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from walkback.audit.plans import AS_PUBLISHED, RULE_OPTIONS
+from walkback.audit.records import Record, Records, canonical
+from walkback.measures.formulas import concentration, mean
+from walkback.report.report import Report
+from walkback.training.control import NO_LOCAL_LOSS
+from walkback.training.spec import RunSpec
+
+SHIFTED = ("fa",)  # the rules whose published cosines are those of a_{l+1} with g_l
+
+
+def as_published(records: Records) -> Records:
+    """Return the runs of the papers' conventions under the specs that tables ask for; other runs are left out.
+
+    >>> from pathlib import Path
+    >>> len(as_published(Records(Path("runs"))))
+    0
+    """
+    renamed = [(run, _own_spec(run.spec)) for run in records]
+    runs = tuple(_read(run, spec) for run, spec in renamed if spec is not None)
+    return Records(records.folder, runs, records.problems, records.asked)
+
+
+def _own_spec(spec: RunSpec) -> RunSpec | None:
+    """The spec under our own conventions of a run under the papers', None for any other run."""
+    fields = AS_PUBLISHED.get(spec.rule)
+    if fields is None:
+        return None
+    without = NO_LOCAL_LOSS if spec.scope == "frozen" else {"rule"}
+    fields = {name: value for name, value in fields.items() if name not in without and name != "rule"}
+    chosen = {"credit_site", "credit_length", "rule_options"}
+    wanted = {
+        name: fields.get(name, RunSpec.model_fields[name].get_default(call_default_factory=True)) for name in chosen
+    }
+    known = canonical(spec)
+    if any(getattr(known, name) != value for name, value in wanted.items()):
+        return None
+    own = {"credit_site": "writer", "credit_length": "raw", "rule_options": RULE_OPTIONS[spec.rule]}
+    return RunSpec(**{**spec.model_dump(), **own})
+
+
+def _read(run: Record, spec: RunSpec) -> Record:
+    rows = tuple(_paired(row, spec.rule) for row in run.rows)
+    report = run.report
+    read = _paired({"per_layer": report.per_layer, "values": report.values}, spec.rule)
+    told = dict(report.run)
+    if isinstance(told.get("initial"), Mapping):
+        told["initial"] = _paired(told["initial"], spec.rule)
+    return replace(run, spec=spec, rows=rows, report=_with(report, read, told))
+
+
+def _with(report: Report, read: Mapping[str, Any], told: dict[str, Any]) -> Report:
+    return replace(report, per_layer=read["per_layer"], values=read["values"], run=told)
+
+
+def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:
+    """A row whose cosines and nudging are those that the papers seem to have published."""
+    per_layer, values = dict(row.get("per_layer") or {}), dict(row.get("values") or {})
+    for name, of in ((per_layer, "nudging"), (values, "deep_nudging")):
+        if f"{of}_rms" in name:
+            name[of] = name[f"{of}_rms"]
+    below = per_layer.get("cosine_below")
+    if rule in SHIFTED and below:
+        shifted = below[1:]
+        per_layer["cosine"] = [*shifted, None]
+        values |= {"gamma": mean(shifted), "gamma_concentration": concentration(shifted)}
+        values["deep_cosine"] = mean(shifted[1:])
+    return {**row, "per_layer": per_layer, "values": values}
