@@ -2,7 +2,7 @@
 
     python scripts/bridge_forms.py --root DIR
 
-Writes results/bridge-forms.md, which docs/replication.md includes. About eight minutes on one core; runs are kept in
+Writes results/bridge-forms.md, which docs/default-recipe.md includes. About eight minutes on one core; runs are kept in
 runs/bridge-forms, so it resumes.
 """
 

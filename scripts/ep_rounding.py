@@ -2,7 +2,7 @@
 
     python scripts/ep_rounding.py RUN [RUN ...] --root DIR
 
-Each RUN is a run's folder with its weights. Writes results/ep-rounding.md, which docs/replication.md includes.
+Each RUN is a run's folder with its weights. Writes results/ep-rounding.md, which docs/default-recipe.md includes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python scripts/feedback_draws.py --root DIR
 
-Writes results/feedback-draws.md, which docs/replication.md includes. About ten minutes on one core; runs are kept in
+Writes results/feedback-draws.md, which docs/default-recipe.md includes. About ten minutes on one core; runs are kept in
 runs/feedback-draws, so it resumes.
 """
 

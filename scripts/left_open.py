@@ -2,7 +2,7 @@
 
     python scripts/left_open.py --root DIR
 
-Writes results/left-open.md, which docs/replication.md includes. About ten minutes on one core; runs are kept in
+Writes results/left-open.md, which docs/default-recipe.md includes. About ten minutes on one core; runs are kept in
 runs/left-open, so it resumes.
 """
 

@@ -74,7 +74,7 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
     lines = (ROOT / "results" / "bridge-forms.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
-    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").replace("−", "-").split())
+    page = " ".join((ROOT / "docs" / "default-recipe.md").read_text(encoding="utf-8").replace("−", "-").split())
     ours, raw, unit = (
         found[k] for k in ("State Bridge, ours", "G(h) = MLP(h), squared error", "credit of unit length")
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import walkback as wb
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_store import edit
 from walkback.audit.plans import AS_PUBLISHED, plan
@@ -16,6 +17,7 @@ from walkback.replication.agree import FORMER, agrees, agrees_any
 from walkback.replication.conventions import as_published
 from walkback.replication.decoded import EXPLAINED, decoded
 from walkback.replication.published import FIGURES, Figure, figures
+from walkback.report.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -131,6 +133,56 @@ def test_the_table_in_results_is_that_of_the_records() -> None:
         line for line in made.to_markdown().splitlines() if line.startswith("| ")
     ]
     assert all(note in text for note in made.notes[:4])
+
+
+def test_the_page_on_replication_says_what_the_records_say() -> None:
+    """Its sentences are of seed 42, pinned to the records: another record, another sentence."""
+    page = " ".join((ROOT / "docs/replication.md").read_text(encoding="utf-8").split())
+    assert len(page.split()) <= 1500
+    folder = ROOT / "evidence/runs"
+    own = {(r.spec.rule, r.spec.scope): r for r in read_records(folder) if r.spec.seed == 42 and r.spec.epochs == 100}
+    read = {(r.spec.rule, r.spec.scope): r for r in as_published(read_records(folder)) if r.spec.seed == 42}
+    bp, dfa, fa = (own[rule, "all"] for rule in ("bp", "dfa", "fa"))
+    shifted = read["fa", "all"].measurements
+
+    def listed(cosines) -> str:
+        return ", ".join(f"{c:+.2f}" for c in cosines[:4])
+
+    def gain(rule: str) -> str:
+        found = 100 * (own[rule, "all"].accuracy - own[rule, "frozen"].accuracy)
+        return f"{found:+.1f} pp".replace("-", "−")
+
+    norms = {
+        r: (
+            number(own[r, "all"].measurements.h_norm[-1], "norm"),
+            number(own[r, "all"].measurements.g_norm[-1], "norm"),
+        )
+        for r in ("bp", "dfa", "fa")
+    }
+    d1 = next(epoch for epoch, _, m in dfa.epochs if m.growth > 50)
+    b = next(epoch for epoch, _, m in dfa.epochs if m.g_norm[-1] < 8e-7)
+    for words in (
+        f"Accuracy is {dfa.accuracy:.3f} (published 0.306), Γ is {dfa.measurements.gamma:+.3f} (0.10)",
+        f"made of {dfa.measurements.cosine[0]:+.2f} at site 0 and nothing deeper",
+        f"the frozen control has {own['dfa', 'frozen'].accuracy:.3f} (0.349)",
+        f"one site off: {listed(shifted.cosine)} on our network",
+        f"the same network has {listed(fa.measurements.cosine)}",
+        f"accuracy {bp.accuracy:.3f} (0.615), ‖h_L‖ {norms['bp'][0]} (200), ‖g_L‖ {norms['bp'][1]} (4e-4)",
+        f"{gain('dfa')} against its control (−4.3 and −4.0), ‖g_0‖ {number(dfa.measurements.g_norm[0], 'norm')} (4e-7)",
+        f"(b) fires at epoch {b} (3 to 4)",
+        f"**FA**: ‖h_L‖ {norms['fa'][0]} (about 1e5)",
+        f"‖h_L‖ is {norms['dfa'][0]} (4e8), ‖g_L‖ {norms['dfa'][1]} (4e-9)",
+        f"ρ is {dfa.measurements.growth:.0f} (237), and D1 fires at epoch {d1} (8 to 11)",
+        f"‖g_L‖ is {norms['fa'][1]} (9e-7), and no step of its stream exceeds {fa.measurements.growth:.1f}-fold",
+        f"Γ one site off is {shifted.gamma:+.3f} (0.23). Accuracy is {fa.accuracy:.3f}, {gain('fa')} over its",
+    ):
+        assert words in page, words
+    assert max(abs(c) for c in dfa.measurements.cosine[1:]) < 0.01
+    assert decide(dfa, own["dfa", "frozen"]) == ("D1", "D2", "D3")
+
+
+def decide(run, control) -> tuple[str, ...]:
+    return wb.judge(run.report, frozen_baseline_acc=control.accuracy).failed
 
 
 def test_each_explanation_fits_a_published_figure_first() -> None:

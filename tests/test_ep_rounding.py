@@ -39,7 +39,7 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
     lines = (ROOT / "results" / "ep-rounding.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     found = {row[0]: dict(zip(cells[0], row)) for row in cells[2:]}
-    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "default-recipe.md").read_text(encoding="utf-8").split())
     lost = [found[seed]["no credit from epoch"] for seed in ("42", "123")]
     assert f"from epoch {lost[0]} (seed 42) and {lost[1]} (seed 123) on the credit is exactly zero" in page
     assert all(found[seed]["cosines in float32"] == "none: zero credit" for seed in ("42", "123"))

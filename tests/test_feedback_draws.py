@@ -50,7 +50,7 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
         [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
     ]
     h = {row[0]: float(row[1]) for row in rows[2:]}
-    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "default-recipe.md").read_text(encoding="utf-8").split())
     for name, words in {
         "seed 123": "‖h_L‖ of {} under the B that this seed draws",
         "seed 123, the second draw of B": "and with {} under another",

@@ -75,7 +75,7 @@ def test_the_page_on_replication_says_what_the_table_says() -> None:
     assert g["credit of unit length"] < 1e-7
     for name in ("flips and crops", "expansion 4", "ReLU", "initial weights after He"):
         assert 1 / 4 < g[name] / g["ours, plain"] < 4, name
-    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "default-recipe.md").read_text(encoding="utf-8").split())
     reads = found["a block gets the credit of the site it reads"]
     assert f"{reads['site 0']} at site 0 and nothing ({reads['deeper sites'].replace('-', '−')}) deeper" in page
 
@@ -392,7 +392,7 @@ def test_the_page_on_float64_says_what_the_records_of_studentnet_say() -> None:
 
 def test_the_page_on_replication_says_what_the_records_say() -> None:
     """Its sentences on unit length and on the primary audit, from the runs: another record, another sentence."""
-    page = " ".join((ROOT / "docs" / "replication.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs" / "default-recipe.md").read_text(encoding="utf-8").split())
     records = _results()
     unit = RunSpec(rule="dfa", rule_options={"unit": True}, credit_site="reader", augment=True)
     runs = {
