@@ -373,3 +373,16 @@ def test_a_state_of_zeros_has_a_finite_credit_from_the_state_bridge() -> None:
     trace, rule = trace_of(net, x, y), ready("state-bridge", net, x)
     states = tuple(torch.zeros_like(h) for h in trace.states)
     assert all(bool(torch.isfinite(a).all()) for a in rule.credits(replace(trace, states=states)))
+
+
+@pytest.mark.parametrize(("preactivation", "grows"), [(False, 1.0), (True, 100.0)])
+def test_a_branch_grows_with_its_weights_only_where_no_norm_ends_it(preactivation: bool, grows: float) -> None:
+    """Weights 10 times longer: a branch that ends in a BatchNorm stays, one that ends in a convolution does not."""
+    net = SmallCNN((3, 8, 8), 4, width=4, depth=1, preactivation=preactivation).double()
+    block, h = net.blocks[0], torch.randn(64, 4, 2, 2, dtype=torch.float64)
+    before = block(h).detach().norm()
+    with torch.no_grad():
+        block.w1.weight.mul_(10)
+        block.norm2.weight.mul_(10 if preactivation else 1)  # what w1 can't do past a norm, the norm's own scale can
+        block.w2.weight.mul_(10)
+    assert float(block(h).detach().norm() / before) == pytest.approx(grows, rel=1e-3)
