@@ -65,7 +65,7 @@ def build(store: Path) -> Path:
         put(store, RunSpec(rule="bp", seed=seed, net_options=WIDE_SHALLOW), 0.607, 0.35, h=(9.0, 9.5, 10.0),
             g=(4e-4,) * 3, cosine=(1.0,) * 3)  # fmt: skip
         put(store, RunSpec(rule="fa", seed=seed, net_options=WIDE_SHALLOW), 0.345, 0.349 + more / 10, 0.45,
-            h=(9.0, 90.0, 100.0), g=(1e-5,) * 3, cosine=(0.4, 0.5, 1.0))  # fmt: skip
+            h=(9.0, 90.0, 100.0), g=(1e-5,) * 3, cosine=(0.45, 0.51, 1.0))  # fmt: skip
         for rule, penalty, acc, cosine, nudge, delta in (
             ("bp", 0.0, 0.585, 1.0, -1e-3, -0.5),
             ("bp", 1e-2, 0.532, 1.0, -1e-3, -0.5),
@@ -535,7 +535,7 @@ def test_two_modes(world):
         return found["reading"], found["agrees?"]
 
     assert reading("DFA, epoch 1") == ("Mode 2 without Mode 1", "yes")
-    assert reading("DFA, 100 epochs") == ("Mode 1 hides Mode 2", "yes")
+    assert reading("DFA, 100 epochs") == ("Mode 1 hides Mode 2", "3 of 4, not deep cos")  # 0 and −0.022
     assert reading("DFA, λ = 0.01, 30 epochs")[0] == "valid reference, aligned credit"
     assert reading("DFA, λ = 0.01, fresh feedback") == ("specific to the trained feedback", "yes")
 
@@ -897,7 +897,7 @@ def test_seeds_that_read_differently_are_counted(tmp_path):
         early_run(tmp_path, seed, 1, cosine)
     row = one(evidence("two-modes", read_records(tmp_path)), condition="DFA, epoch 1", figures=PLAIN)
     assert row["reading"] == "valid reference, aligned credit (2/3); Mode 2 without Mode 1 (1/3)"
-    assert "reading" in row["agrees?"]
+    assert row["agrees?"] == "no", "a reading of some seeds agrees with none"
     said = one(evidence("validations", read_records(tmp_path)), validation="Early epochs of DFA", figures=PLAIN)
     assert said["holds?"] == "no"
     assert "on 1/3 seeds" in said["ours"]

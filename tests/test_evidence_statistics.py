@@ -172,7 +172,7 @@ def test_one_failing_seed_walks_the_setting_back(tmp_path):
     j = judged(records, DFA)
     assert (j.word("three-check"), j.failed("three-check")) == ("walked back", {"D1": 1, "D2": 1})
     assert (j.word("four-diagnostic"), j.failed("four-diagnostic")) == ("walked back", {"a": 1, "b": 1})
-    assert j.flagged(0) == [True, False, False]
+    assert j.flagged("growth") == [True, False, False]
 
 
 @pytest.mark.parametrize("values", [(0.1, 0.2, 0.4), (3.0,), (1e8, 2e8)])

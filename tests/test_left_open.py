@@ -165,7 +165,7 @@ def _penalties(records: Records) -> Iterator[str]:
     worth = [f"{round(gains[p].value, 1) + 0.0:.1f}" for p in (1e-4, 1e-3, 1e-2, 1e-1)]  # type: ignore[union-attr]
     yield f"blocks are worth {worth[0]} pp at 1e-4, {worth[1]} at 1e-3 (2.3), {worth[2]} at 0.01 and {worth[3]} at 0.1"
     assert [gains[penalty].flagged for penalty in (1e-4, 1e-3, 1e-2, 1e-1)] == [False, False, True, True]  # type: ignore[union-attr]
-    assert not any(dfa[0.0].flagged(1)), "still above the floor of D2"
+    assert not any(dfa[0.0].flagged("reference")), "still above the floor of D2"
     fa = [f"{_over(at('fa', penalty), 'deep_cosine'):+.2f}" for penalty in (0.0, 1e-2)]
     yield f"FA's falls from {fa[0]} to {fa[1]} at 0.01 (published 0.33 to 0.42)"
     cost = 100 * (_over(at("bp", 0.0), "acc") - _over(at("bp", 1e-2), "acc"))
@@ -185,7 +185,7 @@ def _others(records: Records) -> Iterator[str]:
         sites = [statistics.fmean(run.measurements.cosine[site] for run in runs) for site in range(4)]  # type: ignore[misc]
         yield words.format(", ".join(f"{c:+.2f}" for c in sites))
     flags = [_of(records, "fa", augment=augment) for augment in (True, False)]
-    assert not any(any(j.flagged(0)) for j in flags), "D1 of FA"
+    assert not any(any(j.flagged("growth")) for j in flags), "D1 of FA"
     rho, norms = ([_over(j, what) for j in flags] for what in ("growth", "g_norm"))
     yield f"ρ is {rho[0]:.0f} and {rho[1]:.0f} (above 50)"
     yield f"‖g_L‖ {number(norms[0], 'norm')} and {number(norms[1], 'norm')} (9e-7)"

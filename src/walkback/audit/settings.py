@@ -192,9 +192,9 @@ class Judged:
         """A quantity of VALUES over the seeds."""
         return stat(VALUES[what](run) for run in self.runs)
 
-    def flagged(self, index: int) -> list[bool | None]:
-        """By seed: growth (0) or reference (1)."""
-        return [v.findings[index].flagged for v in self.verdicts["three-check"]]
+    def flagged(self, name: str) -> list[bool | None]:
+        """By seed: "growth" or "reference"."""
+        return [v[name].flagged for v in self.verdicts["three-check"]]
 
     def word(self, edition: str) -> str | None:
         """The verdict over all seeds: a rule passes only where every seed does. None without runs."""

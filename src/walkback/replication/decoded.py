@@ -191,7 +191,7 @@ def _counts(answers: Sequence[Sequence[tuple[bool | None, bool | None] | None]])
     out = []
     for name, side in (("as-published", 0), ("our default", 1)):
         for rule, which in (("the rule below", 0), ("the former rule (cosines within 0.05)", 1)):
-            known = [m[which] for marks in answers if (m := marks[side]) is not None and m[which] is not None]
+            known = [m[which] is True for marks in answers if (m := marks[side]) is not None and m[which] is not None]
             out.append(f"{name}: {sum(known)} of {len(known)} figures that can be compared agree by {rule}")
     return out
 

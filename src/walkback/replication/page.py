@@ -178,8 +178,8 @@ def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
         "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
         "depth": _depth_answer(j),
         "submodes": sorted({v.submode for v in four if v.submode}),
-        "d1": _check(j, 0, "growth"),
-        "d2": _check(j, 1, "g_norm"),
+        "d1": _check(j, "growth", "growth"),
+        "d2": _check(j, "reference", "g_norm"),
         "d3": _depth(j.depth, j.paired[0], n),
         "d3_bp": _depth(j.depth_bp, j.paired[1], n),
         "acc": _stat(j.stat("acc"), "acc"),
@@ -202,9 +202,9 @@ def _depth_answer(j: Judged) -> dict[str, str]:
     return mark("no" if j.depth.flagged else "yes")
 
 
-def _check(j: Judged, index: int, what: str) -> dict[str, Any]:
+def _check(j: Judged, name: str, what: str) -> dict[str, Any]:
     """D1 or D2 over the seeds: the value, whether it flags, and how far from the limit."""
-    findings = [v.findings[index] for v in j.verdicts["three-check"]]
+    findings = [v[name] for v in j.verdicts["three-check"]]
     first = asdict(findings[0])
     values = [f.value for f in findings]
     reasons = list(dict.fromkeys(f.reason for f in findings if f.reason))

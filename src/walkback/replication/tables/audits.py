@@ -231,13 +231,13 @@ def sub_modes(t: Draft) -> None:
         verdicts = {r.spec.seed: v for r, v in zip(j.runs, j.verdicts["four-diagnostic"])}
         for seed in sorted({*SEEDS, *verdicts}):
             verdict, said = verdicts.get(seed), figures("sub-modes", setting.rule, seed=seed)
-            flags = [f.flagged for f in verdict.findings[:2]] if verdict else [None, None]
+            flags = [verdict and verdict[name].flagged for name in ("growth", "reference")]
             submode = None
             if verdict and verdict.measurement_valid is not None:
                 submode = "none: reference valid" if verdict.measurement_valid else verdict.submode or "not told"
             t.row(
                 *(name, OURS[flag], count(seed)),
                 *({True: "flags", False: "ok", None: NONE}[flag] for flag in flags),
-                against("stability", stat([verdict and verdict.findings[2].value]), "cos", among(said, "stability")),
+                against("stability", stat([verdict and verdict["stability"].value]), "cos", among(said, "stability")),
                 Against("sub-mode", submode or NONE, submode, among(said, "flag.submode")),
             )

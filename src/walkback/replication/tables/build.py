@@ -301,8 +301,8 @@ COLUMNS = {
     "D3 pp, BP stem": Column(lambda j: depth_cell(j, "bp"), lambda j: None),
     "three-check": _verdict("three-check", "verdict.three"),
     "four-diagnostic": _verdict("four-diagnostic", "verdict.four"),
-    "D1": _word(lambda j: flag_word(j.flagged(0)), "flag.growth"),
-    "D2": _word(lambda j: flag_word(j.flagged(1)), "flag.reference"),
+    "D1": _word(lambda j: flag_word(j.flagged("growth")), "flag.growth"),
+    "D2": _word(lambda j: flag_word(j.flagged("reference")), "flag.reference"),
     "epochs": _word(lambda j: str(j.runs[0].spec.epochs) if j.runs else None),
 }
 

@@ -193,8 +193,8 @@ def _four(j: Judged) -> dict[str, bool | None] | None:
     verdicts = j.verdicts["four-diagnostic"]
     s0, s1 = standard
     alone: dict[str, bool | None] = {}
-    for index, name in enumerate(("a", "b", "c", "d")):
-        flags = [v.findings[index].flagged for v in verdicts]
+    for name in ("a", "b", "c", "d"):
+        flags = [v[name].flagged for v in verdicts]
         alone[name] = True if s1 or any(flags) else None if s1 is None or None in flags else False
     word = j.word("four-diagnostic")
     full = True if s1 or word == WALKED_BACK else None if word == UNDECIDED else False
@@ -332,9 +332,9 @@ def threshold_points(records: Records, settings: Sequence[Setting], t: Threshold
             if j.tested and j.depth is not None and j.depth.value is not None:
                 points.append(Point(name, j.depth.value, j.depth.flagged, words.get(j.word(t.edition) or "")))
             continue
-        index = {"growth": 0, "g_norm": 1, "stability": 2}[t.key]
+        check = {"growth": "a", "g_norm": "b", "stability": "c"}[t.key]
         for run, four, verdict in zip(j.runs, j.verdicts["four-diagnostic"], j.verdicts[t.edition]):
-            finding = four.findings[index]
+            finding = four[check]
             if finding.value is not None:
                 failed = words.get(verdict.verdict)
                 points.append(Point(f"{name} seed {run.spec.seed}", finding.value, finding.flagged, failed))

@@ -176,9 +176,9 @@ def _penalty(records: Records, flag: bool) -> Shown:
     before, after = (sum(side) / len(pairs) for side in zip(*pairs))
     lift = f"{number(after / before, 'norm')}-fold" if before else f"from zero to {number(after, 'norm')}"
     text = f"λ = 0.01 lifts DFA's ‖g_L‖ {lift}, deep cosine to {cosine.mean:+.3f}"
-    if all(flag is False for flag in plain.flagged(1)):
+    if all(flag is False for flag in plain.flagged("reference")):
         return Shown(f"{text}; but the reference is valid without it: no Mode 1 to ease", None, n)
-    valid = all(flag is False for flag in rescued.flagged(1))
+    valid = all(flag is False for flag in rescued.flagged("reference"))
     return Shown(text, valid and after > 10 * before and cosine.mean < 0.5, n)
 
 
@@ -205,11 +205,11 @@ def _networks(records: Records, flag: bool) -> Shown:
     growth, reference, norms, total, n = 0, 0, True, 0, 0
     for setting, norm in _on_networks(records, flag).items():
         j = judged(records, setting)
-        if not shorter(setting, j.runs) and any(flag is not None for flag in j.flagged(1)):
+        if not shorter(setting, j.runs) and any(flag is not None for flag in j.flagged("reference")):
             total, n = total + 1, n + len(j.runs)
-            growth += any(j.flagged(0))
-            reference += any(j.flagged(1))
-            norms &= norm == "yes" or not any(j.flagged(1))
+            growth += any(j.flagged("growth"))
+            reference += any(j.flagged("reference"))
+            norms &= norm == "yes" or not any(j.flagged("reference"))
     text = f"under DFA growth flags on {growth} of {total} networks, the reference on {reference}"
     text += ", only with a terminal norm" if norms and reference else ""
     tie = growth == reference

@@ -84,7 +84,8 @@ def fired(
     found: dict[str, int | float | None] = {}
     for epoch, m in epochs:
         # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
-        for finding in decide(m, Claim(), thresholds, edition).findings[:-1]:
+        verdict = decide(m, Claim(), thresholds, edition)
+        for finding in (verdict[name] for name in verdict.names if name != "depth"):
             if finding.flagged is not None:
                 found.setdefault(finding.check, None)
             if finding.flagged and found[finding.check] is None:
