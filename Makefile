@@ -73,6 +73,7 @@ bench: $(STAMP)
 evidence: $(STAMP)
 	$(BIN)/walkback evidence all --from results --out results/tables
 	$(BIN)/python scripts/draw_results.py
+	$(BIN)/python scripts/tries.py
 
 clean:
 	rm -rf $(VENV) site
