@@ -34,8 +34,8 @@ def page(tries: list[Record]) -> str:
     """The tries of each rule under the published figures that they look for."""
     parts = [
         "# What was tried",
-        "Every try to find what the documents leave unsaid, also where it failed. One seed (42), at most 30 epochs, on the "
-        "true CIFAR-10, augmented. A try ends early, so what grows may grow further: published figures are of 100 epochs.",
+        "Every try to find what the documents leave unsaid, also where it failed. One seed (42), at most 30 epochs, on "
+        "the true CIFAR-10, augmented. Published figures are of 100 epochs: what grows in a try may grow further.",
     ]
     for rule in [r for r in RULES if any(t.spec.rule == r for t in tries)]:
         said = [published(figures("primary", rule, what=what)) for _, what, _, _ in QUANTITIES]
