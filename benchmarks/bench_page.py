@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for runs that nobody had to train
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))  # for runs that nobody had to train
 
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait

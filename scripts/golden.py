@@ -97,7 +97,7 @@ def networks() -> Iterator[tuple[str, Callable[[], wb.Report]]]:
 
 def foreign_networks() -> Iterator[tuple[str, Callable[[], wb.Report]]]:
     """Networks of the tests: layers with a backward of their own, honest networks, altered ones."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     import foreign
     import honest
 

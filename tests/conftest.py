@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -45,13 +46,19 @@ def set_environment() -> None:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # read when ray is first imported, by whichever test that is
     }
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(path).absolute()) for path in given)  # also from other folders
+    given = [str(Path(path).absolute()) for path in given]  # also from other folders
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*given, *FOLDERS]))
     if "lo" in {name for _, name in socket.if_nameindex()}:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # else what the machine's name resolves to
     if hasattr(time, "tzset"):
         time.tzset()
 
 
+sys.path.insert(0, str(Path(__file__).parent / "helpers"))
+
+from places import FOLDERS  # noqa: E402
+
+sys.path += [folder for folder in FOLDERS if folder not in sys.path]  # here, and by PYTHONPATH in other processes
 set_environment()  # before anything reads it
 
 import hypothesis  # noqa: E402

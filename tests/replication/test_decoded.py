@@ -1,0 +1,215 @@
+"""Every published figure beside ours: which runs stand for the papers' conventions, and how they are read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import walkback as wb
+from made_runs import EXPLODED, HEALTHY, write_run
+from made_store import edit
+from places import ROOT
+from walkback.audit.plans import AS_PUBLISHED, plan
+from walkback.audit.records import Records, read_records
+from walkback.replication.agree import FORMER, agrees, agrees_any
+from walkback.replication.conventions import as_published
+from walkback.replication.decoded import EXPLAINED, decoded
+from walkback.replication.published import FIGURES, Figure, figures
+from walkback.report.table import number
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
+
+DFA = RunSpec(augment=True, **AS_PUBLISHED["dfa"])
+FA = RunSpec(augment=True, **AS_PUBLISHED["fa"])
+
+
+def row(table, setting: str, rule: str, quantity: str) -> dict[str, str]:
+    rows = [dict(zip(table.columns, r)) for r in table.rows]
+    (found,) = [r for r in rows if (r["setting"], r["rule"], r["quantity"]) == (setting, rule, quantity)]
+    return found
+
+
+# -- which runs, under which names ---------------------------------------------------------------------------------
+
+
+def test_runs_of_the_preset_take_the_names_that_tables_ask_for_and_others_are_left_out(tmp_path: Path) -> None:
+    ours = [RunSpec(rule="dfa", augment=True), RunSpec(rule="dfa", augment=True, credit_site="reader")]
+    for spec in (DFA, control_spec(DFA), *ours, RunSpec(augment=True)):
+        write_run(tmp_path, spec, 0.3, **HEALTHY)
+    found = {run.spec: run.path.name for run in as_published(read_records(tmp_path))}
+    control = RunSpec(rule="dfa", scope="frozen", augment=True)
+    assert found == {
+        ours[0]: DFA.name,
+        control: control_spec(DFA).name,
+        RunSpec(augment=True): RunSpec(augment=True).name,
+    }
+
+
+def test_every_run_of_the_plan_is_one_of_the_preset(tmp_path: Path) -> None:
+    from walkback.replication.conventions import _own_spec
+
+    specs = plan("as-published").specs
+    own = [_own_spec(spec) for spec in specs]
+    assert None not in own
+    assert len(set(own)) == len(specs), "two runs under one name would hide each other"
+
+
+# -- how they are read ---------------------------------------------------------------------------------------------
+
+
+def test_cosines_of_fa_are_paired_one_site_off_and_all_that_is_made_of_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    below = [None, *rng.uniform(-1, 1, 4).tolist()]
+    for spec in (FA, DFA):
+        write_run(tmp_path, spec, 0.3, **HEALTHY)
+        edit(tmp_path / spec.name, per_layer={"cosine_below": below})
+    before = {run.spec.rule: run for run in read_records(tmp_path)}
+    after = {run.spec.rule: run for run in as_published(read_records(tmp_path))}
+    m = after["fa"].measurements
+    assert m.cosine == [*below[1:], None]
+    assert m.gamma == pytest.approx(np.mean(below[1:]))
+    assert m.deep_cosine == pytest.approx(np.mean(below[2:]))  # sites 1…L−1 of the shifted list
+    assert after["dfa"].measurements.cosine == before["dfa"].measurements.cosine
+    assert after["dfa"].measurements.gamma == before["dfa"].measurements.gamma
+    assert before["fa"].report.per_layer["cosine"] != m.cosine, "the record itself is as it was"
+
+
+def test_nudging_is_that_of_the_longer_step(tmp_path: Path) -> None:
+    write_run(tmp_path, DFA, 0.3, **HEALTHY)
+    path = tmp_path / DFA.name
+    values = read_records(tmp_path).runs[0].report.values
+    edit(path, values={**values, "deep_nudging": -1e-6, "deep_nudging_rms": -1.6e-5})
+    (run,) = as_published(read_records(tmp_path))
+    assert run.report.values["deep_nudging"] == -1.6e-5
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_every_published_figure_has_a_row_and_without_runs_none_is_compared(tmp_path: Path) -> None:
+    nothing = Records(tmp_path)
+    table = decoded(nothing, nothing)
+    keys = {(f.where, f.rule, f.what, f.penalty, f.epoch, f.site) for f in FIGURES}
+    assert len(table.rows) == len(keys)
+    assert {(r[4], r[5], r[6], r[7], r[8]) for r in table.rows} == {("–",) * 5}
+    assert any("walkback train --rule dfa" in line for line in table.missing)
+
+
+def test_a_record_shows_and_deleting_it_shows_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", DFA, 0.31, **EXPLODED)
+    write_run(tmp_path / "b", RunSpec(rule="dfa", augment=True), 0.40, **HEALTHY)
+    table = decoded(read_records(tmp_path / "a"), read_records(tmp_path / "b"))
+    acc = row(table, "primary", "DFA", "accuracy")
+    assert (acc["as-published, ours"], acc["our default"]) == ("0.310 (n=1)", "0.400 (n=1)")
+    assert (acc["agrees?"], acc["default agrees?"]) == ("yes", "no")
+    assert acc["what explains the rest"].startswith("tested: credit of one length")
+    shutil.rmtree(tmp_path / "a" / DFA.name)
+    gone = decoded(read_records(tmp_path / "a"), read_records(tmp_path / "b"))
+    assert row(gone, "primary", "DFA", "accuracy")["as-published, ours"] == "–"
+    assert row(gone, "primary", "DFA", "accuracy")["our default"] == "0.400 (n=1)"
+
+
+def test_what_the_preset_does_not_explain_is_open(tmp_path: Path) -> None:
+    write_run(tmp_path, DFA, 0.50, **EXPLODED)
+    table = decoded(read_records(tmp_path), Records(tmp_path / "none"))
+    assert row(table, "primary", "DFA", "accuracy")["what explains the rest"] == "open: not by the preset either"
+
+
+def test_the_frozen_control_is_that_of_the_dfa_stem(tmp_path: Path) -> None:
+    for spec, acc in ((FA, 0.41), (DFA, 0.349)):
+        write_run(tmp_path, spec, 0.3, **HEALTHY)
+        write_run(tmp_path, control_spec(spec), acc, **HEALTHY)
+    table = decoded(read_records(tmp_path), Records(tmp_path / "none"))
+    assert row(table, "primary", "frozen", "accuracy")["as-published, ours"] == "0.349 (n=1)"
+
+
+def test_the_table_in_results_is_that_of_the_records() -> None:
+    made = decoded(read_records(ROOT / "evidence/runs"), read_records(ROOT / "results"))
+    text = (ROOT / "results/tables/decoded.md").read_text(encoding="utf-8")
+    assert [line for line in text.splitlines() if line.startswith("| ")] == [
+        line for line in made.to_markdown().splitlines() if line.startswith("| ")
+    ]
+    assert all(note in text for note in made.notes[:4])
+
+
+def test_the_page_on_replication_says_what_the_records_say() -> None:
+    """Its sentences are of seed 42, pinned to the records: another record, another sentence."""
+    page = " ".join((ROOT / "docs/replication.md").read_text(encoding="utf-8").split())
+    assert len(page.split()) <= 1500
+    folder = ROOT / "evidence/runs"
+    own = {(r.spec.rule, r.spec.scope): r for r in read_records(folder) if r.spec.seed == 42 and r.spec.epochs == 100}
+    read = {(r.spec.rule, r.spec.scope): r for r in as_published(read_records(folder)) if r.spec.seed == 42}
+    bp, dfa, fa = (own[rule, "all"] for rule in ("bp", "dfa", "fa"))
+    shifted = read["fa", "all"].measurements
+
+    def listed(cosines) -> str:
+        return ", ".join(f"{c:+.2f}" for c in cosines[:4])
+
+    def gain(rule: str) -> str:
+        found = 100 * (own[rule, "all"].accuracy - own[rule, "frozen"].accuracy)
+        return f"{found:+.1f} pp".replace("-", "−")
+
+    norms = {
+        r: (
+            number(own[r, "all"].measurements.h_norm[-1], "norm"),
+            number(own[r, "all"].measurements.g_norm[-1], "norm"),
+        )
+        for r in ("bp", "dfa", "fa")
+    }
+    d1 = next(epoch for epoch, _, m in dfa.epochs if m.growth > 50)
+    b = next(epoch for epoch, _, m in dfa.epochs if m.g_norm[-1] < 8e-7)
+    for words in (
+        f"Accuracy is {dfa.accuracy:.3f} (published 0.306), Γ is {dfa.measurements.gamma:+.3f} (0.10)",
+        f"made of {dfa.measurements.cosine[0]:+.2f} at site 0 and nothing deeper",
+        f"the frozen control has {own['dfa', 'frozen'].accuracy:.3f} (0.349)",
+        f"one site off: {listed(shifted.cosine)} on our network",
+        f"the same network has {listed(fa.measurements.cosine)}",
+        f"accuracy {bp.accuracy:.3f} (0.615), ‖h_L‖ {norms['bp'][0]} (200), ‖g_L‖ {norms['bp'][1]} (4e-4)",
+        f"{gain('dfa')} against its control (−4.3 and −4.0), ‖g_0‖ {number(dfa.measurements.g_norm[0], 'norm')} (4e-7)",
+        f"(b) fires at epoch {b} (3 to 4)",
+        f"**FA**: ‖h_L‖ {norms['fa'][0]} (about 1e5)",
+        f"‖h_L‖ is {norms['dfa'][0]} (4e8), ‖g_L‖ {norms['dfa'][1]} (4e-9)",
+        f"ρ is {dfa.measurements.growth:.0f} (237), and D1 fires at epoch {d1} (8 to 11)",
+        f"‖g_L‖ is {norms['fa'][1]} (9e-7), and no step of its stream exceeds {fa.measurements.growth:.1f}-fold",
+        f"Γ one site off is {shifted.gamma:+.3f} (0.23). Accuracy is {fa.accuracy:.3f}, {gain('fa')} over its",
+    ):
+        assert words in page, words
+    assert max(abs(c) for c in dfa.measurements.cosine[1:]) < 0.01
+    assert decide(dfa, own["dfa", "frozen"]) == ("D1", "D2", "D3")
+
+
+def decide(run, control) -> tuple[str, ...]:
+    return wb.judge(run.report, frozen_baseline_acc=control.accuracy).failed
+
+
+def test_each_explanation_fits_a_published_figure_first() -> None:
+    from fnmatch import fnmatch
+
+    names = [f"{f.where} {f.rule or '-'} {f.what}" for f in FIGURES]
+    first = {next((i for i, (pattern, *_) in enumerate(EXPLAINED) if fnmatch(n, pattern)), None) for n in names}
+    assert first >= set(range(len(EXPLAINED))), "one that is never told"
+    assert {known for _, known, _ in EXPLAINED} <= {"tested", "bounded search", "open"}
+
+
+# -- agreement -----------------------------------------------------------------------------------------------------
+
+
+def test_the_rule_for_cosines_is_stricter_than_the_former_one() -> None:
+    (gamma,) = figures("primary", "fa", what="gamma")
+    assert [agrees(0.23 + d, gamma) for d in (0.019, 0.021, 0.049)] == [True, False, False]
+    assert [agrees(0.23 + d, gamma, FORMER) for d in (0.049, 0.051)] == [True, False]
+    rng = np.random.default_rng(0)
+    for figure in FIGURES:
+        if not isinstance(figure.value, str):
+            for value in (*rng.normal(size=5), *(10.0 ** rng.uniform(-10, 9, 5))):
+                assert not agrees(float(value), figure) or agrees(float(value), figure, FORMER), figure
+
+
+def test_words_agree_word_for_word() -> None:
+    (mark,) = figures("two-modes", "dfa", what="flag.penalised")
+    assert mark.value == "partial alleviation of both"
+    assert agrees("valid reference, aligned credit", mark) is False
+    assert agrees_any("flags (2/3)", [Figure("x", "dfa", "flag.growth", "flags", "004")]) is False

@@ -1,0 +1,278 @@
+"""Verdicts rest on data: sentences can be reworded, three words cover every case, and the line says what decides."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import walkback as wb
+from places import ROOT
+from walkback.cli import run
+from walkback.notes import SENTENCES, Note
+from walkback.report.report import DiagnosticReport
+
+BATCHES = wb.selftest.batches(8)
+
+
+def altered() -> nn.Module:
+    net = wb.selftest.healthy()
+    net.blocks[3].register_full_backward_hook(lambda module, given, out: (-given[0],))
+    return net
+
+
+def poisoned() -> nn.Module:
+    net = wb.selftest.healthy()
+    with torch.no_grad():
+        next(net.blocks[2].parameters()).fill_(float("inf"))
+    return net
+
+
+def reworded(value):
+    """Every sentence of a report as another one."""
+    if isinstance(value, dict):
+        prose = ("text", "reason", "why")
+        return {k: "other words" if k in prose and v else reworded(v) for k, v in value.items()}
+    return [reworded(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("edition", ["three-check", "four-diagnostic", "intrinsic"])
+@pytest.mark.parametrize("make", [altered, poisoned, wb.selftest.exploded, wb.selftest.healthy])
+def test_a_report_is_judged_the_same_whatever_its_sentences_say(make, edition):
+    report = wb.diagnose(make(), BATCHES, 0.60, 0.35, probes=["intrinsic"])
+    saved = json.loads(report.to_json())
+    other = reworded(saved)
+    other["reasons"] = dict.fromkeys(other["reasons"], "other words")
+    other["notes"] = [{**note, "text": "other words"} for note in other["notes"]]
+    before, after = wb.judge(saved, edition), wb.judge(other, edition)
+    assert (before.verdict, before.failed) == (after.verdict, after.failed)
+    assert (before.altered, before.nonfinite, before.doubted) == (after.altered, after.nonfinite, after.doubted)
+    assert [f["flagged"] for f in before.findings] == [f["flagged"] for f in after.findings]
+    assert wb.Report.from_dict(other).verdict_line.partition(":")[2].split()[0] == report.verdict.split()[0].rstrip(
+        ":,"
+    )
+
+
+def test_deleting_every_note_changes_no_verdict():
+    for make in (altered, poisoned):
+        saved = json.loads(wb.diagnose(make(), BATCHES, 0.60, 0.35).to_json())
+        assert wb.judge({**saved, "notes": []}).failed == tuple(saved["failed"])
+        assert wb.judge({**saved, "notes": []}).verdict == "walked back"
+
+
+@pytest.mark.parametrize("now", ["the model's own backward pass is not the derivative of its loss", "non-finite"])
+def test_todays_sentences_may_be_improved(monkeypatch, now):
+    for code in ("altered-backward", "nonfinite", "unchecked-backward"):
+        monkeypatch.setitem(SENTENCES, code, now)
+    for make in (altered, poisoned):
+        report = wb.diagnose(make(), BATCHES, 0.60, 0.35)
+        assert report.verdict == wb.judge(json.loads(report.to_json())).verdict == "walked back"
+
+
+def test_an_untrained_network_on_random_labels_is_undecided():
+    torch.manual_seed(0)
+    net = wb.selftest.ResidualNet(16, 32, depth=4, classes=10)
+    batches = [(torch.randn(128, 16), torch.randint(10, (128,))) for _ in range(8)]
+    report = wb.diagnose(net, batches)
+    assert report.verdict == "undecided"
+    assert report.verdict_line == "VERDICT: undecided: depth not tested (give frozen_acc)"
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "word", "code"),
+    [
+        ({}, "undecided", 3),
+        ({"headline_acc": 0.6, "frozen_baseline_acc": 0.35}, "passes", 0),
+        ({"headline_acc": 0.3, "frozen_baseline_acc": 0.35}, "walked back", 1),
+        ({"headline_acc": 0.6, "frozen_baseline_acc": 0.35, "bp_acc": 0.36}, "undecided", 3),
+        ({"headline_acc": [0.37, 0.38, 0.36], "frozen_baseline_acc": [0.35] * 3}, "undecided", 3),
+    ],
+)
+def test_three_words_and_their_exit_codes(tmp_path, capsys, accuracies, word, code):
+    report = wb.diagnose(wb.selftest.healthy(), BATCHES, **accuracies)
+    assert report.verdict == word
+    assert run(["judge", str(report.save(tmp_path / "r.json"))]) == code
+    assert f"VERDICT: {word}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("norms", "edition", "line"),
+    [
+        (
+            {"h_norm": [1.0, 1330.0], "g_norm": [1e-3, 1e-3]},
+            "three-check",
+            "VERDICT: passes, with D1 flagged (1.33e+03x; it decides only together with D2)",
+        ),
+        (
+            {"h_norm": [1.0, 2.0], "g_norm": [1e-3, 1e-9]},
+            "three-check",
+            "VERDICT: passes, with D2 flagged (1.00e-09; it decides only together with D1)",
+        ),
+        (
+            {"h_norm": [1.0, 1330.0], "g_norm": [1e-3, 1e-3], "float64_disagreement": [0.0, 0.0]},
+            "intrinsic",
+            "VERDICT: passes, with D1 flagged (1.33e+03x; it decides nothing alone)",
+        ),
+        ({"h_norm": [1.0, 1330.0], "g_norm": [1e-3, 1e-3]}, "four-diagnostic", "VERDICT: walked back: a"),
+        ({"h_norm": [1.0, 2.0]}, "three-check", "VERDICT: undecided: D2 not tested: no gradient norms were given"),
+    ],
+)
+def test_what_flags_without_deciding_stands_in_the_line(norms, edition, line):
+    report = wb.judge({"per_layer": norms, "headline_acc": 0.6, "frozen_baseline_acc": 0.3}, edition)
+    assert report.verdict_line == line
+
+
+def test_the_two_facts_of_a_measurement_can_differ_and_both_are_printed():
+    report = wb.diagnose(wb.selftest.exploded(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
+    assert (report.clamped_readable, report.unclamped_exact) == (False, True)
+    assert "clamped cosine readable: no · unclamped cosine exact: yes (off float64 by " in str(report)
+    assert "measurement valid" not in str(report)
+    assert re.search(r"; the intrinsic D2 passes \(cosines off float64 by \de-1\d\)$", report.verdict_line)
+    again = wb.judge(report, "intrinsic")
+    assert again.verdict == "passes"
+    assert re.search(r"; the published D2 flags \(‖g_L‖ 1\.\de-11\)$", again.verdict_line)
+    lost = wb.diagnose(wb.selftest.absorbing(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
+    assert (lost.verdict, lost.clamped_readable, lost.unclamped_exact) == ("passes", True, False)
+    assert "the intrinsic D2 flags" in lost.verdict_line
+    plain = wb.diagnose(wb.selftest.healthy(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
+    assert plain.verdict_line == "VERDICT: passes"
+
+
+def test_protocol_keeps_the_published_words_and_logic():
+    import protocol
+
+    skipped = protocol.diagnose(wb.selftest.healthy(), BATCHES, headline_acc=0.6)
+    assert isinstance(skipped, DiagnosticReport)
+    assert (skipped.verdict, skipped.verdict_line) == ("trustworthy", "VERDICT: trustworthy")
+    assert skipped.to_dict()["verdict"] == "undecided", "what is saved has the three words"
+    grown = protocol.diagnose(wb.selftest.exploded_without_norm(), BATCHES, 0.6, 0.3)
+    assert (grown.verdict, grown.verdict_line) == ("walked back", "VERDICT: needs walk-back: a")
+
+
+# -- a credit that is off by one ------------------------------------------------------------------------------------
+
+
+def rule(name, net):
+    made = wb.rules.make(name)
+    wb.rules.set_up(made, net, BATCHES[0][0], 10, torch.Generator().manual_seed(3))
+    return made
+
+
+def at_random(trace):
+    generator = torch.Generator().manual_seed(trace.index)
+    return [torch.randn(h.shape, generator=generator) for h in trace.states]
+
+
+HONEST = {
+    "BP": lambda net: wb.rules.BP(),
+    "DFA": lambda net: rule("dfa", net),
+    "FA": lambda net: rule("fa", net),
+    "random": lambda net: at_random,
+    "noisy BP": lambda net: lambda t: [g + 2 * g.std() * torch.randn(g.shape) for g in t.grads],
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_credit_is_not_said_to_be_shifted(name):
+    torch.manual_seed(0)
+    net = wb.selftest.healthy()
+    report = wb.diagnose(net, BATCHES, credit=HONEST[name](net))
+    assert "shifted-pairing" not in [note.code for note in report.notes]
+
+
+@pytest.mark.parametrize(
+    ("credit", "fits"),
+    [
+        (lambda t: (*t.grads[1:], t.grads[-1]), "next"),
+        (lambda t: (t.grads[0], *t.grads[:-1]), "previous"),
+        (lambda t: [g + g.std() * torch.randn(g.shape) for g in (*t.grads[1:], t.grads[-1])], "next"),
+    ],
+)
+def test_a_credit_that_is_off_by_one_is_noted(credit, fits):
+    torch.manual_seed(0)
+    report = wb.diagnose(wb.selftest.healthy(), BATCHES, credit=credit)
+    (note,) = [note for note in report.notes if note.code == "shifted-pairing"]
+    assert note.values["fits"] == fits
+    assert note.values["shifted"] > note.values["own"]
+    assert "with next" in str(report), "then both columns are shown"
+    assert wb.judge(report).notes == report.notes
+
+
+def test_fa_measured_one_site_off_looks_aligned_at_the_deep_end():
+    net = wb.selftest.healthy()
+    right = wb.diagnose(net, BATCHES, credit=rule("fa", net))
+    published = wb.diagnose(net, BATCHES, credit=rule("fa", net), pairing="shifted")
+    assert published.per_layer["cosine"][:-1] == pytest.approx(right.per_layer["cosine_below"][1:], abs=1e-12)
+    assert published.values["gamma"] > 0.2 > 0.1 > abs(right.values["gamma"])
+    assert "shifted-pairing" in [note.code for note in published.notes]
+    assert (right.conditions["pairing"], published.conditions["pairing"]) == ("site", "shifted")
+
+
+def test_a_pairing_that_is_none_is_refused():
+    with pytest.raises(wb.InputError, match="Expected pairing to be one of site, shifted, but got 'other'"):
+        wb.diagnose(wb.selftest.healthy(), BATCHES, pairing="other")
+    with pytest.raises(wb.InputError, match="Expected a credit with pairing"):
+        wb.diagnose(wb.selftest.healthy(), BATCHES, pairing="shifted")
+
+
+# -- samples without credit --------------------------------------------------------------------------------------
+
+
+def test_samples_without_credit_count_in_every_average():
+    def half(trace):
+        return [torch.where(torch.arange(len(g))[:, None] % 4 == 0, 0.0, g) for g in trace.grads]
+
+    net = wb.selftest.healthy()
+    all_ = wb.diagnose(net, BATCHES, credit=wb.rules.BP(), probes=["nudging", "perturbation"])
+    some = wb.diagnose(net, BATCHES, credit=half, probes=["nudging", "perturbation"])
+    assert some.per_layer["zero_credit"] == [0.25] * 5
+    assert some.per_layer["cosine"] == pytest.approx([0.75] * 5)
+    assert some.values["gamma"] == pytest.approx(0.75)
+    assert some.aggregates["samples"] == pytest.approx(0.75)
+    assert some.per_layer["perturbation"] == pytest.approx([0.75] * 5, abs=1e-3)
+    assert [note.code for note in some.notes].count("zero-credit-site") == 5
+    # A quarter of the steps along BP's gradient are not taken: what is left is the mean over the others, times 3/4.
+    kept = torch.cat([torch.arange(len(y)) % 4 != 0 for _, y in BATCHES])
+    changes = torch.tensor([per_sample_nudge(net, site) for site in range(5)])
+    assert some.per_layer["nudging"] == pytest.approx((changes * kept).mean(1).tolist(), rel=1e-6)
+    assert all_.per_layer["nudging"] == pytest.approx(changes.mean(1).tolist(), rel=1e-6)
+
+
+def per_sample_nudge(net, site, eta=0.01):
+    """Change of every sample's loss after a step of η along −g at a site, in plain float64 autograd."""
+    wide = wb.selftest.healthy().double()
+    out = []
+    for x, y in BATCHES:
+        h = wide.embed(x.double())
+        for block in wide.blocks[:site]:
+            h = h + block(h)
+
+        def rest(h, y=y):
+            for block in wide.blocks[site:]:
+                h = h + block(h)
+            return nn.functional.cross_entropy(wide.out_head(wide.out_ln(h)), y, reduction="none")
+
+        h = h.detach().requires_grad_()
+        (g,) = torch.autograd.grad(rest(h).sum(), [h])
+        with torch.no_grad():
+            out += (rest(h - eta * g / g.norm(dim=1, keepdim=True)) - rest(h)).tolist()
+    return out
+
+
+def test_a_site_without_any_credit_has_no_cosine():
+    def top_only(trace):
+        return [torch.zeros_like(h) for h in trace.states[:-1]] + [trace.grads[-1]]
+
+    m = wb.measure(wb.selftest.healthy(), BATCHES, credit=top_only)
+    assert m.cosine == [None] * 4 + [pytest.approx(1.0)]
+    assert m.gamma is None
+    assert "site 0: the credit is zero for every sample" in m.reasons["cosine"]
+    assert Note("no-cosine", 0, m.notes[0].values) == m.notes[0]
+
+
+def test_every_code_is_in_the_docs():
+    page = (ROOT / "docs" / "notes.md").read_text(encoding="utf-8")
+    assert [code for code in SENTENCES if f"`{code}`" not in page] == []
