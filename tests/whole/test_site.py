@@ -80,7 +80,7 @@ def test_the_reference_has_every_public_name_with_its_example(site: Path) -> Non
 
 
 def test_generated_tables_are_on_their_page(site: Path) -> None:
-    text = html(site, "replication.html")
+    text = html(site, "default-recipe.html")
     assert "<!-- include" not in text
     title = (ROOT / "results" / "tables" / "primary.md").read_text(encoding="utf-8").splitlines()[0].strip("# ")
     assert re.sub(r"\s+", " ", title) in re.sub(r"\s+", " ", text)
