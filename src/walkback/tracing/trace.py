@@ -9,7 +9,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.network.batch import Inputs
 
 
@@ -78,7 +78,7 @@ class LastGradient(Sequence[Tensor]):
         if site in (-1, self._sites - 1):
             return self._last
         raise InputError(
-            f"Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it asked for {site!r}: "
+            f"Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it asked for {shown(site)}: "
             "a training step knows no other, except under backpropagation. A function as credit= may read them all."
         )
 
