@@ -78,8 +78,9 @@ class LastGradient(Sequence[Tensor]):
         if site in (-1, self._sites - 1):
             return self._last
         raise InputError(
-            f"Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it asked for {shown(site)}: "
-            "a training step knows no other, except under backpropagation. A function as credit= may read them all."
+            "Expected a rule to read the gradient of the last site alone, trace.grads[-1], but it asked for "
+            f"{shown(site)}: a training step knows no other, except under backpropagation. A function as credit= may "
+            "read them all."
         )
 
 
