@@ -17,6 +17,7 @@ _HOMES = {
     "Bundle": "walkback.training.bundle",
     "CreditError": "walkback.errors",
     "Claim": "walkback.verdict.claim",
+    "Depth": "walkback.measures.depth",
     "DiagnosticThresholds": "walkback.verdict.checks",
     "FormatError": "walkback.errors",
     "FreshFeedback": "walkback.measures.probes",
@@ -35,6 +36,7 @@ _HOMES = {
     "audit": "walkback.audit",
     "certify": "walkback.training.certify",
     "data": "walkback.data",
+    "depth": "walkback.measures.depth",
     "diagnose": "walkback.api",
     "frozen_baseline": "walkback.training.control",
     "judge": "walkback.report.formats.logged",
@@ -69,6 +71,8 @@ if TYPE_CHECKING:
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
     from walkback.lint import lint as lint
+    from walkback.measures.depth import Depth as Depth
+    from walkback.measures.depth import depth as depth
     from walkback.measures.measurements import Measurements as Measurements
     from walkback.measures.precision import Intrinsic as Intrinsic
     from walkback.measures.probes import FreshFeedback as FreshFeedback
