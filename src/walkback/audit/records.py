@@ -24,7 +24,7 @@ from walkback.nets import NETS
 from walkback.report.formats.logged import measurements
 from walkback.report.report import Report
 from walkback.rules import RULES
-from walkback.training.bundle import SCHEMA
+from walkback.training.bundle import SCHEMA, run_fields, schema_of
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.files import read_table
@@ -276,13 +276,11 @@ def _read_record(path: Path) -> Record:
         raise FormatError(f"unfinished: there is no report.json{_how_far(path)}")
     if missing:
         raise FormatError(f"incomplete: there is no {' and no '.join(missing)}")
-    fields = read_table(path / "spec.json")
-    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-        got = fields.get("schema") if isinstance(fields, dict) else type(fields).__name__
+    fields: Any = read_table(path / "spec.json")
+    if (got := schema_of(fields)) != SCHEMA:
         raise FormatError(f"Expected spec.json to be of schema {SCHEMA}, but got {got}.")
     check("spec", fields, "spec.json")
-    own = ("schema", "input_shape", "classes")
-    spec = RunSpec(**{k: v for k, v in fields.items() if k not in own})
+    spec = RunSpec(**run_fields(fields))
     report = Report.load(path / "report.json")
     check("report", {name: getattr(report, name) for name in _USED}, "report.json")
     rows = _rows(path / "trajectory.jsonl")

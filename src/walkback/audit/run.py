@@ -17,7 +17,7 @@ from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError, WalkbackError
-from walkback.training.loop import build, usable
+from walkback.training.setup import build, usable
 from walkback.training.spec import RunSpec
 
 MOST_THREADS = 1024  # far more end in a segmentation fault inside of OpenMP

@@ -22,6 +22,7 @@ from walkback.audit.executors import Job, clipped, reason
 from walkback.data import root_of
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
+from walkback.training.setup import threads
 
 TAIL = 12  # lines of a log that a message shows
 WIDE = 300  # characters that a message shows of a line
@@ -35,7 +36,7 @@ def work(job: Job, wait: bool = True) -> None:
     A run that diverges is finished, not failed: it is a finding. One that another process is training is waited for,
     or with `wait` False a BusyError.
     """
-    with owned(job.folder, wait=wait), _logged(job), _settings(job):
+    with owned(job.folder, wait=wait), _logged(job), threads(job.threads), _deterministic():
         try:
             train(job.spec, job.store, root=root_of(job.spec.data, job.root), device=job.device, quiet=True)
         except BaseException:
@@ -72,16 +73,14 @@ def _logged(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def _settings(job: Job) -> Iterator[None]:
-    """Threads and deterministic kernels as the job asks; as found afterwards."""
+def _deterministic() -> Iterator[None]:
+    """Deterministic kernels; as found afterwards."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's products are not deterministic
-    threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(job.threads)
+    exact = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(exact)
 
 
