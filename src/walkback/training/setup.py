@@ -160,9 +160,8 @@ def set_rate(optimiser: torch.optim.Optimizer, spec: RunSpec, epoch: int) -> Non
 
 def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """The training batches of an epoch, shuffled and augmented, normalised on the device."""
-    generator = seeded(spec.seed, "order", epoch)
+    generator, size = seeded(spec.seed, "order", epoch), spec.optimiser.batch_size
     order = torch.randperm(len(data.train), generator=generator)
-    size = spec.optimiser.batch_size
     for start in range(0, len(order) - len(order) % size or len(order), size):
         index = order[start : start + size]
         x, y = data.train.x[index].to(device), data.train.y[index].to(device)

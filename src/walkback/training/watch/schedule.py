@@ -16,11 +16,7 @@ Count = Literal["steps", "epochs"]
 
 
 def cadence(every: str | int) -> tuple[str, int]:
-    """Return ("epoch" or "step", how many) or ("auto", 1).
-
-    >>> cadence("epoch"), cadence("5 epochs"), cadence(100), cadence("auto")
-    (('epoch', 1), ('epoch', 5), ('step', 100), ('auto', 1))
-    """
+    """Return ("epoch" or "step", how many) or ("auto", 1)."""
     if isinstance(every, int) and not isinstance(every, bool) and every > 0:
         return "step", every
     if every == "auto":
@@ -44,10 +40,6 @@ class Schedule:
         cost: seconds that the next measurement is expected to take.
         spent: seconds that measuring has taken.
         last: the time at which the last measurement ended.
-
-    >>> schedule = Schedule.of(10)
-    >>> [step for step in range(1, 31) if schedule.step()]
-    [10, 20, 30]
     """
 
     unit: str
@@ -98,11 +90,7 @@ class Schedule:
         return before if now >= before else now - 1  # back: training went on from an older checkpoint
 
     def affordable(self, now: float) -> tuple[bool, int]:
-        """Return whether a measurement fits into the budget now, and the call of step() at which to look again.
-
-        >>> Schedule("auto", share=0.1, cost=1.0).affordable(9.0), Schedule("auto", share=0.1, cost=1.0).affordable(8.0)
-        ((True, 1), (False, 1))
-        """
+        """Return whether a measurement fits into the budget now, and the call of step() at which to look again."""
         if self.share is None:
             return True, self.look
         # It must fit into the time that will have passed when it is done, in all and since the last one: what was
@@ -121,13 +109,7 @@ class Schedule:
         return (self.spent + running) / (now - self.start) if now > self.start else 0.0
 
     def unheard(self) -> str:
-        """Return what is wrong where only the other of step() and epoch() is called than the one that `every` needs.
-
-        >>> schedule = Schedule.of("epoch")
-        >>> _ = schedule.step()
-        >>> schedule.unheard()
-        'every="epoch" measures when epoch() is called, but it was never called in 1 call of step()'
-        """
+        """Return what is wrong where only the other of step() and epoch() is called than the one that `every` needs."""
         needed, other = ("epoch", "step") if self.unit == "epoch" else ("step", "epoch")
         calls = self.calls[f"{other}s"]
         if self.unit == "auto" or self.calls[f"{needed}s"] or not calls:

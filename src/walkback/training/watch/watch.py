@@ -120,7 +120,7 @@ class Watch:
         self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
         self._log = None if log is None else Path(log)
         self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
-        self._print = Printer() if live else None
+        self._live = (Printer(),) if live else ()
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._everyone = clock, sharded(model)
         self._numbers: dict[str, float | None] = {}  # the user's own, for the next row
@@ -280,7 +280,7 @@ class Watch:
         return judge(self._rows, self.edition, self.thresholds, **claim)
 
     def __str__(self) -> str:
-        fired = [str(f) for f in self.fired] or ["no check has fired"]
+        fired = [*map(str, self.fired)] or ["no check has fired"]
         lost = [str(self.lost)] if self.lost else ["trust is not lost"] if self.fired else []
         notes = [*(self._rows[-1]["advisories"] if self._rows else ()), *filter(None, [self.schedule.unheard()])]
         told = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
@@ -325,7 +325,7 @@ class Watch:
             self._rows, self._judged, self._resumed = self._rows[:kept], self._judged[:kept], False
         schedule.cost, schedule.last = row["seconds"], self._clock()
         self._add(row)
-        together(partial(self._write, row, self._print))
+        together(partial(self._write, row, *self._live))
         schedule.spent += self._clock() - began
         return row
 
@@ -343,8 +343,8 @@ class Watch:
         self._judged.append(history.judged(row, (self.thresholds, self.edition)))
         self._rows.append(row)
 
-    def _write(self, row: Row, live: Callable[[Row], object] | None = None) -> None:
-        for sink in (*self._sinks, *(() if live is None else (live,))):
+    def _write(self, row: Row, *live: Callable[[Row], object]) -> None:
+        for sink in (*self._sinks, *live):
             sink(row)
 
     def _moved(self) -> Iterator[Any]:
