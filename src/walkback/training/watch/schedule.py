@@ -16,7 +16,11 @@ Count = Literal["steps", "epochs"]
 
 
 def cadence(every: str | int) -> tuple[str, int]:
-    """Return ("epoch" or "step", how many) or ("auto", 1)."""
+    """Return ("epoch" or "step", how many) or ("auto", 1).
+
+    >>> cadence("epoch"), cadence("5 epochs"), cadence(100), cadence("auto")
+    (('epoch', 1), ('epoch', 5), ('step', 100), ('auto', 1))
+    """
     if isinstance(every, int) and not isinstance(every, bool) and every > 0:
         return "step", every
     if every == "auto":
