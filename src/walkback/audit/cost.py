@@ -1,4 +1,4 @@
-"""What a plan will cost on this machine, from a calibration of about ten seconds: a few steps of every kind of run."""
+"""What plans will cost on this machine, from a calibration of about ten seconds: a few steps of every kind of run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
 from walkback.audit import store
 from walkback.audit.plans import Plan
@@ -35,7 +36,6 @@ class Cost:
     cpu_hours_left: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         p = self.plan
         return {
             "plan": p.name,
@@ -47,6 +47,33 @@ class Cost:
             "cpu_hours": round(self.cpu_hours, 6),
             "cpu_hours_left": round(self.cpu_hours_left, 6),
         }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Plans as a list: runs, how many of them are finished in the store `out`, and what they cost."""
+
+    out: Path
+    rows: list[dict[str, Any]]
+
+    @staticmethod
+    def of(plans: Sequence[Plan], out: Path, root: Path | None) -> Listing:
+        return Listing(out, [cost.to_dict() for cost in costs(plans, out, root)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"out": str(self.out), "plans": self.rows}
+
+    def __str__(self) -> str:
+        head = ["plan", "runs", "models", "settings", "finished", "CPU-hours", "left", "about"]
+        keys = [*head[:5], "cpu_hours", "cpu_hours_left", "about"]
+        cells = [[f"{row[key]:.1f}" if "hours" in key else row[key] for key in keys] for row in self.rows]
+        align = ("left", *["right"] * 6, "left")
+        table = tabulate(cells, head, maxcolwidths=[None] * 7 + [56], disable_numparse=True, colalign=align)
+        return (
+            f"{table}\n\nruns: models and the frozen controls that D3 compares them with; finished: in {self.out}; "
+            "CPU-hours: of one core of\n"
+            "this machine when it does nothing else, for all runs and for those that are left"
+        )
 
 
 def costs(plans: Sequence[Plan], out: str | Path = "runs", root: str | Path | None = None) -> list[Cost]:

@@ -68,7 +68,8 @@ class Record:
     @cached_property
     def epochs(self) -> tuple[tuple[int, float, Measurements], ...]:
         """(epoch, test accuracy, measurements) from initialisation to the last epoch."""
-        return tuple((row["epoch"], row["test_acc"], _row_numbers(row)) for row in (self.initial, *self.rows))
+        rows = [(row["epoch"], row) for row in (self.initial, *self.rows)]
+        return tuple((n, row["test_acc"], measurements(row, f"epoch {n}")) for n, row in rows)
 
     @property
     def initial(self) -> dict[str, Any]:
@@ -100,21 +101,15 @@ class Record:
         return [right for right in cut if abs(right.mean() - self.accuracy) < 1e-9]
 
 
-def _row_numbers(row: dict[str, Any]) -> Measurements:
-    return measurements(row, f"epoch {row.get('epoch')}")
-
-
 def canonical(spec: RunSpec) -> RunSpec:
     """The same run without the options that only repeat a default of its network or rule.
 
     >>> canonical(RunSpec(rule="dfa", net_options={"width": 256, "depth": 2}, rule_options={"scale": 1.0})).net_options
     {'depth': 2}
     """
-    options = {
-        "net_options": _without_defaults(NETS.get(spec.net), spec.net_options),
-        "rule_options": _without_defaults(RULES.get(spec.rule), spec.rule_options),
-    }
-    return RunSpec(**{**spec.model_dump(), **options})
+    net = _without_defaults(NETS.get(spec.net), spec.net_options)
+    rule = _without_defaults(RULES.get(spec.rule), spec.rule_options)
+    return RunSpec(**{**spec.model_dump(), "net_options": net, "rule_options": rule})
 
 
 def _without_defaults(made_by: Callable[..., Any] | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,6 @@ RULES = {
 # Options that take a rule's learning away: such runs are its ablation, and in no table.
 ABLATIONS = {"fresh": True, "train": False, "steps": 0}
 
-
 # A run of BP that others are compared with: our own conventions, no penalty.
 OWN: dict[str, Any] = {
     "penalty": 0.0, "penalty_over": "sum", "penalty_stem": False, "credit_site": "writer", "credit_length": "raw",
@@ -90,13 +89,9 @@ def setting_of(spec: RunSpec) -> Setting | None:
 
 
 def _setting(spec: RunSpec) -> Setting:
-    same = {name: getattr(spec, name) for name in _SHARED}
-    return Setting(**same, net_options=_options(spec), unit=spec.rule_options.get("unit") is True)
-
-
-def _options(spec: RunSpec) -> tuple[tuple[str, Any], ...]:
-    options = canonical(spec).net_options
-    return tuple(sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in options.items()))
+    same, options = {name: getattr(spec, name) for name in _SHARED}, canonical(spec).net_options
+    plain = sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in options.items())
+    return Setting(**same, net_options=tuple(plain), unit=spec.rule_options.get("unit") is True)
 
 
 @lru_cache(maxsize=4)
@@ -106,9 +101,8 @@ def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
     for run in records:
         setting = setting_of(run.spec)
         if setting is not None:
-            by_options = groups.setdefault(setting, {})
             options = json.dumps(canonical(run.spec).rule_options, sort_keys=True)
-            by_options.setdefault(options, []).append(run)
+            groups.setdefault(setting, {}).setdefault(options, []).append(run)
     return groups
 
 
@@ -198,11 +192,8 @@ class Judged:
 
     def word(self, edition: str) -> str | None:
         """The verdict over all seeds: a rule passes only where every seed does. None without runs."""
-        verdicts = self.verdicts[edition]
-        if not verdicts:
-            return None
-        words = {v.verdict for v in verdicts}
-        return next(word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words)
+        words = {v.verdict for v in self.verdicts[edition]}
+        return next((word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words), None)
 
     def failed(self, edition: str) -> dict[str, int]:
         """Check -> on how many seeds it walks the claim back."""
@@ -285,13 +276,14 @@ def _claim(
     pairs = [(run, control) for run in runs if (control := records.control(run, stem)) is not None]
     if not pairs:
         return Claim(accuracy=[run.accuracy for run in runs] or None)
-    correct = None
-    if len(pairs) == 1:
-        ours, theirs = pairs[0][0].correct, pairs[0][1].correct
-        correct = None if ours is None or theirs is None else (ours, theirs)
     bp, bp_frozen = reference or (None, None)
     headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
-    return Claim(headline, frozen, bp, bp_frozen, correct)
+    return Claim(headline, frozen, bp, bp_frozen, both_correct(*pairs[0]) if len(pairs) == 1 else None)
+
+
+def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
+    """Which test samples a run and its control have right; None where one of them does not tell."""
+    return None if run.correct is None or control.correct is None else (run.correct, control.correct)
 
 
 # -- what is missing -------------------------------------------------------------------------------------------
@@ -360,12 +352,8 @@ def other_optimiser(spec: RunSpec) -> list[str]:
     >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
     ['lr 0.008', 'schedule constant']
     """
-    return worded({k.replace("_", " "): v for k, v in _changed(spec.optimiser).items()})
-
-
-def _changed(optimiser: Optimiser) -> dict[str, Any]:
-    default = Optimiser().model_dump()
-    return {name: value for name, value in optimiser.model_dump().items() if value != default[name]}
+    changed = spec.optimiser.model_dump(exclude_defaults=True)
+    return worded({k.replace("_", " "): v for k, v in changed.items()})
 
 
 def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
@@ -381,7 +369,7 @@ def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
     conventions = ("penalty_over", "credit_site", "credit_length", "penalty_stem", "augment")
     given = {name: getattr(spec, name) for name in conventions}
     options |= {name: value for name, value in given.items() if value != RunSpec.model_fields[name].default}
-    options |= _changed(spec.optimiser)
+    options |= spec.optimiser.model_dump(exclude_defaults=True)
     more = {name: getattr(spec, name) for name in ("net_options", "rule_options")}
     options |= {name: json.dumps(value) for name, value in more.items() if value}
     words = ["walkback", "train"]

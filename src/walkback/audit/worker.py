@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -58,7 +59,6 @@ def tail(job: Job) -> str:
 def _logged(job: Job) -> Iterator[None]:
     """Python's output goes to the end of the run's log."""
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
         log = job.log.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise unwritable(job.log, error) from None
@@ -84,10 +84,10 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(exact)
 
 
-def _leash(pipe: int) -> None:
+def _leash(pipe: IO[bytes]) -> None:
     """End with the process that started us, which holds the other end of the pipe open."""
     with suppress(OSError):
-        while os.read(pipe, 4096):
+        while pipe.read(4096):
             pass
     os._exit(1)  # at once: every write is atomic, so this is as good a moment as any
 
@@ -99,9 +99,9 @@ def main() -> int:
     if hasattr(os, "register_at_fork"):  # a child that outlives us must not be waited for
         os.register_at_fork(after_in_child=voice.close)
     try:
-        pipe = os.dup(0)
-        sys.path[:] = json.loads(_line(pipe))
-        job = Job.from_json(_line(pipe))
+        pipe = os.fdopen(os.dup(0), "rb", buffering=0)
+        sys.path[:] = json.loads(pipe.readline())
+        job = Job.from_json(pipe.readline().decode())
         threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
         with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
             os.dup2(nothing.fileno(), 0)
@@ -113,16 +113,6 @@ def main() -> int:
             print(SPEAKS + reason(error), file=voice, flush=True)
         return 1
     return 0
-
-
-def _line(pipe: int) -> str:
-    text = b""
-    while not text.endswith(b"\n"):
-        byte = os.read(pipe, 1)
-        if not byte:
-            break
-        text += byte
-    return text.decode()
 
 
 if __name__ == "__main__":

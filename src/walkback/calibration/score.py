@@ -12,7 +12,7 @@ import numpy as np
 
 from walkback.api import measure
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import judged_runs
+from walkback.audit.settings import both_correct, judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
 from walkback.errors import FormatError
 from walkback.measures.accumulate import Measurements
@@ -125,8 +125,7 @@ def run_cases(
 def _claim(run: Record, control: Record | None) -> Claim:
     if control is None:
         return Claim(run.accuracy)
-    correct = None if run.correct is None or control.correct is None else (run.correct, control.correct)
-    return Claim(run.accuracy, control.accuracy, correct=correct)
+    return Claim(run.accuracy, control.accuracy, correct=both_correct(run, control))
 
 
 def _gains(path: Path | None) -> dict[str, float]:

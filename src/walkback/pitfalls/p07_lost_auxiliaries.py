@@ -122,17 +122,11 @@ def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) 
 
 def show(seed: int = 0) -> Shown:
     """Γ from a checkpoint of the network alone, and from one that has B."""
-    import torch
-
     run = trained(seed)
-    x, y = (torch.cat(part) for part in zip(*run.batches))
-    logits, hidden = run.net(x, return_hidden=True)
-    losses = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    grads = list(torch.autograd.grad(losses, hidden[:-1]))
-    error = (logits.softmax(1) - torch.nn.functional.one_hot(y, logits.shape[1])).detach()
+    error, grads = run.signals()
     return Shown(
         "Γ of DFA",
-        gamma(dict(run.net.state_dict()), grads, error),
-        gamma({**run.net.state_dict(), **run.rule.state_dict()}, grads, error),
+        gamma(dict(run.net.state_dict()), grads[:-1], error),
+        gamma({**run.net.state_dict(), **run.rule.state_dict()}, grads[:-1], error),
         "the network's state dict has no B, so the script compares the gradient with itself: perfectly aligned.",
     )

@@ -302,12 +302,7 @@ def _is_too_early(reader: Reader, cosine: ast.expr, credit: ast.expr, gradient: 
 
 def signals(run: Trained) -> tuple[list[Tensor], list[Tensor]]:
     """a_0…a_L of FA and g_0…g_L, each (1024, 64) in float64: a_L is g_L itself, carried down by the matrices B."""
-    import torch
-
-    x, y = (torch.cat(part) for part in zip(*run.batches))
-    logits, hidden = run.net(x, return_hidden=True)
-    loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    grads = [g.double() for g in torch.autograd.grad(loss, hidden)]
+    grads = [g.double() for g in run.signals()[1]]
     credits = [grads[-1]]
     for matrix in reversed(run.rule.matrices()):  # type: ignore[operator]
         credits.insert(0, credits[0] @ matrix.double())

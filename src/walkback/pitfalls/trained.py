@@ -30,6 +30,16 @@ class Trained:
 
         return measure(self.net, self.batches, credit=rule or self.rule)
 
+    def signals(self) -> tuple[Tensor, list[Tensor]]:
+        """Return softmax − onehot (N, C) of all test samples, and g_0…g_L of their summed loss."""
+        import torch.nn.functional as F
+        from torch import autograd, cat
+
+        x, y = (cat(part) for part in zip(*self.batches))
+        logits, hidden = self.net(x, return_hidden=True)
+        grads = autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
+        return (logits.softmax(1) - F.one_hot(y, logits.shape[1])).detach(), list(grads)
+
 
 def cosine(a: Tensor, g: Tensor) -> float:
     """Return the mean over samples of the cosine of two (B, n), in float64 and without an ε."""

@@ -45,7 +45,6 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the run's files are."""
         return Path(self.store) / self.spec.name
 
     @property
@@ -59,7 +58,6 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """The inverse of `to_json`."""
         try:
             fields = json.loads(text)
             return cls(**{**fields, "spec": RunSpec(**fields["spec"])})
@@ -117,11 +115,7 @@ def executor(name: str) -> Executor:
 
 
 def clipped(text: str, room: int) -> str:
-    """The beginning of a text that is too long.
-
-    >>> clipped("abcdef", 3), clipped("abc", 3)
-    ('abc…', 'abc')
-    """
+    """The beginning of a text that is too long, as in "abc…"."""
     return text if len(text) <= room else text[:room] + "…"
 
 

@@ -27,9 +27,8 @@ class _Attempt(Generic[Handle]):
 
 def absolute(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs with paths that depend on no working folder; links stay, since a node may have its own."""
-    full = [str(Path(job.store).absolute()) for job in jobs]
-    roots = [job.root and str(Path(job.root).absolute()) for job in jobs]
-    return [replace(job, store=store, root=root) for job, store, root in zip(jobs, full, roots)]
+    full = [[path and str(Path(path).absolute()) for path in (job.store, job.root)] for job in jobs]
+    return [replace(job, store=store, root=root) for job, (store, root) in zip(jobs, full)]
 
 
 def follow(
