@@ -24,12 +24,7 @@ _above: ContextVar[Console | None] = ContextVar("above", default=None)  # of a b
 
 @contextmanager
 def quietly(really: bool = True) -> Iterator[None]:
-    """Inside, nothing of this module shows anything.
-
-    >>> with quietly():
-    ...     list(track([1, 2], "counting"))
-    [1, 2]
-    """
+    """Inside, nothing of this module shows anything."""
     token, above = _quiet.set(_quiet.get() or really), _above.set(None if really else _above.get())
     try:
         yield
@@ -39,13 +34,7 @@ def quietly(really: bool = True) -> Iterator[None]:
 
 
 def say(text: str, alarm: bool = False) -> None:
-    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours.
-
-    >>> import contextlib, sys
-    >>> with contextlib.redirect_stderr(sys.stdout):
-    ...     say("epoch 1  growth 1.2")
-    epoch 1  growth 1.2
-    """
+    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours."""
     from rich.console import Console
 
     console = _above.get()
@@ -58,11 +47,7 @@ def say(text: str, alarm: bool = False) -> None:
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, patience: float = 2.0) -> Iterator[T]:
-    """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left.
-
-    >>> list(track([1, 2], "counting"))
-    [1, 2]
-    """
+    """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left."""
     if _quiet.get() or not sys.stderr.isatty():
         yield from items
         return

@@ -73,7 +73,6 @@ class Record:
 
     @property
     def initial(self) -> dict[str, Any]:
-        """The row before the first epoch."""
         return self.report.run["initial"]
 
     @property
@@ -102,11 +101,7 @@ class Record:
 
 
 def canonical(spec: RunSpec) -> RunSpec:
-    """The same run without the options that only repeat a default of its network or rule.
-
-    >>> canonical(RunSpec(rule="dfa", net_options={"width": 256, "depth": 2}, rule_options={"scale": 1.0})).net_options
-    {'depth': 2}
-    """
+    """The same run without the options that only repeat a default of its network or rule."""
     net = _without_defaults(NETS.get(spec.net), spec.net_options)
     rule = _without_defaults(RULES.get(spec.rule), spec.rule_options)
     return RunSpec(**{**spec.model_dump(), "net_options": net, "rule_options": rule})
@@ -169,13 +164,7 @@ class Records:
 
 
 def read_records(folder: str | Path) -> Records:
-    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     len(read_records(folder))
-    0
-    """
+    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`."""
     folder = Path(folder)
     if not folder.is_dir():
         found = "it is a file" if folder.exists() else "there is none"

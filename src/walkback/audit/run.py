@@ -211,7 +211,6 @@ class _Line:
 
     @property
     def left(self) -> int:
-        """Epochs to go."""
         return 0 if self.status in ("finished", "failed") else self.spec.epochs - (self.seen.get("epoch") or 0)
 
 
@@ -275,11 +274,7 @@ def duration(seconds: float) -> str:
 
 
 def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
-    """Runs in few words: the rule, and what they do not all share, what differs most often first.
-
-    >>> list(labels([RunSpec(rule="dfa", penalty=1e-2), RunSpec(rule="mine:Own", net_options={"width": 512})]).values())
-    ['dfa λ0.01', 'Own width=512']
-    """
+    """Runs in few words: the rule, and what they do not all share, what differs most often first."""
     parts = {spec: _parts(spec) for spec in specs}
     shared = set.intersection(*(set(said) for said in parts.values())) if len(parts) > 1 else set()
     own = {spec: [part for part in said if part not in shared] for spec, said in parts.items()}

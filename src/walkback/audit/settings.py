@@ -78,11 +78,7 @@ _SHARED = tuple(f.name for f in fields(Setting) if f.name in RunSpec.model_field
 
 
 def setting_of(spec: RunSpec) -> Setting | None:
-    """The setting a run belongs to; None for ablations and for another optimiser.
-
-    >>> setting_of(RunSpec(net_options={"width": 256, "depth": 2})).net_options
-    (('depth', 2),)
-    """
+    """The setting a run belongs to; None for ablations and for another optimiser."""
     if spec.optimiser != Optimiser() or any(spec.rule_options.get(k) == v for k, v in ABLATIONS.items()):
         return None
     return _setting(spec)
@@ -302,11 +298,7 @@ def lacking(records: Records, setting: Setting, controls: bool = True) -> list[R
 
 
 def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
-    """Lines "what: command", one for all seeds of a spec.
-
-    >>> commands([RunSpec(rule="fa", seed=1), RunSpec(rule="fa", seed=2)], Path("runs"))[0].partition(": ")[2]
-    'for s in 1 2; do walkback train --rule fa --data cifar10 --epochs 100 --seed $s --out runs; done'
-    """
+    """Lines "what: command", one for all seeds of a spec."""
     seeds: dict[RunSpec, list[int]] = {}
     for spec in specs:
         same = seeds.setdefault(_seedless(spec), [])
@@ -338,20 +330,12 @@ def penalty_words(spec: RunSpec) -> list[str]:
 
 
 def how_long(spec: RunSpec) -> list[str]:
-    """Epochs and augmentation in words.
-
-    >>> how_long(RunSpec(epochs=1))
-    ['1 epoch', 'plain']
-    """
+    """Epochs and augmentation in words, as in ['1 epoch', 'plain']."""
     return [f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}", "augmented" if spec.augment else "plain"]
 
 
 def other_optimiser(spec: RunSpec) -> list[str]:
-    """What differs from the papers' optimiser, in words.
-
-    >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
-    ['lr 0.008', 'schedule constant']
-    """
+    """What differs from the papers' optimiser, in words, as in ['lr 0.008', 'schedule constant']."""
     changed = spec.optimiser.model_dump(exclude_defaults=True)
     return worded({k.replace("_", " "): v for k, v in changed.items()})
 

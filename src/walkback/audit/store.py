@@ -36,11 +36,7 @@ class State:
 
 
 def state(store: str | Path, spec: RunSpec) -> State:
-    """Look, and change nothing.
-
-    >>> state("no-such-store", RunSpec())
-    State(kind='new', detail='', weights=True)
-    """
+    """Look, and change nothing."""
     folder = Path(store) / spec.name
     try:
         done = finished(folder, spec)

@@ -32,7 +32,6 @@ class Examination:
     ok: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:

@@ -184,14 +184,7 @@ def _walks_back(verdict: Verdict) -> bool | None:
 
 
 def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None) -> list[Score]:
-    """Every check against every question, over the cases whose answer is known.
-
-    >>> cases = [Case(str(g), {"reference": g < 1e-8}, {"reference": {"D2": g < 1e-7}}, {"D2": g})
-    ...          for g in (1e-9, 1e-10, 5e-8, 1e-5)]
-    >>> score = scores(cases)[0]
-    >>> score.hits, score.alarms, score.area[0], score.free
-    (2, 1, 1.0, (1e-09, 5e-08))
-    """
+    """Every check against every question, over the cases whose answer is known."""
     limits = asdict(thresholds or DiagnosticThresholds())
     found = []
     for question in QUESTIONS:

@@ -16,11 +16,7 @@ from walkback.training.watch import Watch, planned
 
 
 def library(module: str, extra: str) -> Any:
-    """Return the module, or raise an InputError that says how to install it.
-
-    >>> library("json", "nothing").dumps([1])
-    '[1]'
-    """
+    """Return the module, or raise an InputError that says how to install it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -19,17 +19,7 @@ _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "di
 
 @dataclass(frozen=True)
 class Finding:
-    """One place in a script.
-
-    Args:
-        code: P01 … P15, as in `walkback.pitfalls`.
-        path: the file.
-        line: from 1; in a notebook, of the cell.
-        cell: of a notebook, from 1; None for a script.
-        why: what goes wrong here.
-        fix: what to write instead.
-        page: of the documentation.
-    """
+    """One place in a script: `line` counts from 1, in a notebook within its `cell`; `page` is of the documentation."""
 
     code: str
     path: str
@@ -62,7 +52,6 @@ class Linted:
         return "\n".join([*map(str, self.findings), summary])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from walkback.pitfalls import DETECTORS
 
 _IGNORE = re.compile(r"#\s*walkback:\s*ignore(?:\[([\w\s,]*)\])?")
-_MAGIC = re.compile(r"\s*[%!?]")
+_MAGIC = re.compile(r"^(\s*)[%!?].*$", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,14 @@ class Source:
 
 def read(path: Path) -> Source | Problem:
     """Parse a .py or .ipynb file."""
+    cells: list[tuple[int, str]] = []
     try:
-        cells = _cells(path) if path.suffix == ".ipynb" else []
-        text = "\n".join(code for _, code in cells) if path.suffix == ".ipynb" else _text(path)
+        if path.suffix == ".ipynb":
+            cells = _cells(path)
+            text = "\n".join(code for _, code in cells)
+        else:
+            with tokenize.open(path) as file:
+                text = file.read()
     except (OSError, ValueError, SyntaxError, LookupError) as error:  # a wrong encoding is any of the last three
         return Problem(str(path), None, f"can't be read: {error}")
     starts, line = [], 1
@@ -76,11 +81,6 @@ def read(path: Path) -> Source | Problem:
         return Problem(str(path), None, f"not Python: {error}")
 
 
-def _text(path: Path) -> str:
-    with tokenize.open(path) as file:
-        return file.read()
-
-
 def _cells(path: Path) -> list[tuple[int, str]]:
     """(number from 1, code) of the code cells; magics become blank lines, cells of another language are empty."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -93,12 +93,8 @@ def _cells(path: Path) -> list[tuple[int, str]]:
         lines = "".join(cell.get("source") or ()).split("\n")
         if lines[0].startswith("%%") and not lines[0].startswith(("%%time", "%%capture")):
             lines = [""] * len(lines)
-        found.append((number, "\n".join(_plain(line) for line in lines)))
+        found.append((number, "\n".join(_MAGIC.sub(r"\1pass", line) for line in lines)))
     return found
-
-
-def _plain(line: str) -> str:
-    return f"{line[: len(line) - len(line.lstrip())]}pass" if _MAGIC.match(line) else line
 
 
 def _ignored(text: str) -> dict[int, frozenset[str]]:
@@ -106,10 +102,6 @@ def _ignored(text: str) -> dict[int, frozenset[str]]:
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None
         if match is not None:
-            named = (
-                frozenset(DETECTORS)
-                if match[1] is None
-                else frozenset(code.strip().upper() for code in match[1].split(","))
-            )
-            found[token.start[0]] = named
+            named = DETECTORS if match[1] is None else (code.strip().upper() for code in match[1].split(","))
+            found[token.start[0]] = frozenset(named)
     return found

@@ -34,16 +34,13 @@ class Layers:
 
     @property
     def name(self) -> str:
-        """What the list is called."""
         return last(self.node)
 
     @property
     def is_whole(self) -> bool:
-        """Is nothing left out?"""
         return self.start == 0 and self.end == 0
 
     def is_same_list(self, other: Layers) -> bool:
-        """Are both one list, or parts of one?"""
         return (self.root, self.held) == (other.root, other.held)
 
 

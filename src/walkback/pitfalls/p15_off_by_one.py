@@ -57,7 +57,6 @@ class Pair:
 
     @property
     def roots(self) -> frozenset[tuple[Key, str]]:
-        """Which two lists."""
         return frozenset((side.layers.root, side.layers.held) for side in self.sides)
 
     @property

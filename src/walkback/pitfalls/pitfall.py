@@ -34,7 +34,6 @@ class Entry:
 
     @property
     def page(self) -> str:
-        """Its page of the documentation."""
         return f"docs/pitfalls/{self.number:02}-{self.name}.md"
 
 
@@ -50,18 +49,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Pitfall:
-    """A pitfall as its reproducer showed it here and now.
-
-    Args:
-        number: as in CHECKLIST.md.
-        name: of the catalogue.
-        title: the mistake in one line.
-        quantity: what both numbers claim to be.
-        wrong: what the mistake gives.
-        right: what it should have been.
-        factor: wrong / right, None where the right number is zero.
-        explanation: why they differ, with what else was measured.
-    """
+    """A pitfall as its reproducer showed it here and now; `factor` is wrong / right, None where right is zero."""
 
     number: int
     name: str
@@ -73,5 +61,4 @@ class Pitfall:
     explanation: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)

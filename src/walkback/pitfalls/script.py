@@ -68,11 +68,9 @@ class Script:
     # -- the tree --------------------------------------------------------------------------------------------
 
     def of(self, *kinds: type[N]) -> Iterator[N]:
-        """Yield all nodes of some kinds."""
         return (node for node in self.nodes if isinstance(node, kinds))
 
     def calls(self, within: ast.AST | None = None) -> Iterator[ast.Call]:
-        """Yield all calls, of the script or below a node."""
         return self.of(ast.Call) if within is None else (n for n in ast.walk(within) if isinstance(n, ast.Call))
 
     def has_call(self, *methods: str) -> bool:
@@ -114,7 +112,6 @@ class Script:
         return Kinds(self, node, _gradient).holds(node)
 
     def is_normalised(self, node: ast.AST) -> bool:
-        """Divided by its own norm."""
         return Kinds(self, node, _normalised).holds(node)
 
     def is_data(self, node: ast.AST) -> bool:
@@ -139,7 +136,6 @@ class Script:
         return owner(call) if method(call) == "norm" else None
 
     def differentiates(self, node: ast.AST) -> bool:
-        """Return whether it is a call of torch.autograd.grad."""
         return isinstance(node, ast.Call) and self.name(node.func).endswith("autograd.grad")
 
     def is_random(self, node: ast.AST) -> bool:
@@ -163,7 +159,6 @@ class Script:
         return called in COSINES or _COSINE_NAME.fullmatch(called.rpartition(".")[2]) is not None
 
     def assignments(self, scope: Scope, name: str) -> list[Assigned]:
-        """Every assignment to a name in a scope."""
         return self._assigned.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:

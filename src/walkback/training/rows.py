@@ -102,12 +102,7 @@ def _some(x: float | None) -> float | None:
 
 
 def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
-    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
-
-    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit_sites": [0]}, {"epoch": 2, "zero_credit_sites": [0, 1]}]
-    >>> [dict(note.values) for note in zero_credit_notes(rows)]
-    [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
-    """
+    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run."""
     trained = [row for row in rows if row["epoch"] > 0]
     count = Counter(site for row in trained for site in row.get("zero_credit_sites", ()))
     by_epochs = {n: sorted(s for s in count if count[s] == n) for n in sorted(set(count.values()), reverse=True)}

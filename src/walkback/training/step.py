@@ -47,7 +47,6 @@ class Step:
 
     @staticmethod
     def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
-        """The step that a spec asks for."""
         frozen, reader, mean = spec.scope == "frozen", spec.credit_site == "reader", spec.penalty_over == "mean"
         return Step(parts, rule, declares(rule, "exact"), frozen, spec.penalty, reader, mean, spec.penalty_stem)
 

@@ -232,7 +232,6 @@ class Watch:
 
     @property
     def max_overhead(self) -> float | None:
-        """The share of wall time that measuring may take; None for no limit."""
         return self.schedule.share
 
     @property
