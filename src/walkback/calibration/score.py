@@ -86,17 +86,13 @@ class Score:
     best: tuple[float, int] | None = None
 
 
-# -- cases ---------------------------------------------------------------------------------------------------
-
-
 def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:
     """Measure a specimen as a user would, and ask every check."""
-    m = measure(specimen.net, specimen.batches, credit=specimen.credit, probes=("intrinsic",))
-    claim = Claim(specimen.headline_acc, specimen.frozen_acc)
-    verdicts = {edition: decide(m, claim, thresholds, edition) for edition in EDITIONS}
-    truth = {"reference": specimen.unusable, "rounding": specimen.lost, "depth": specimen.unused}
-    truth |= {"drift": specimen.drifts, "claim": specimen.unusable or specimen.unused}
-    return _case(specimen.name, truth, m, specimen.headline_acc, specimen.reported, CLASSES, verdicts)
+    s, m = specimen, measure(specimen.net, specimen.batches, credit=specimen.credit, probes=("intrinsic",))
+    verdicts = {edition: decide(m, Claim(s.headline_acc, s.frozen_acc), thresholds, edition) for edition in EDITIONS}
+    truth = {"reference": s.unusable, "rounding": s.lost, "depth": s.unused, "drift": s.drifts}
+    truth["claim"] = s.unusable or s.unused
+    return _case(s.name, truth, m, s.headline_acc, s.reported, CLASSES, verdicts)
 
 
 def run_cases(
@@ -112,10 +108,8 @@ def run_cases(
         off = clamp_error(m)
         gain = gains.get(run.spec.name)
         truth = {"reference": None if off is None else off > OFF, "depth": None if gain is None else gain < GAIN}
-        known = [truth["reference"], truth["depth"]]
-        truth["claim"] = True if True in known else None if None in known else False
-        j = judged_runs(records, [run], limits)
-        verdicts = {edition: found_by[0] for edition, found_by in j.verdicts.items()}
+        truth["claim"] = _either(truth["reference"], truth["depth"])
+        verdicts = {edition: of[0] for edition, of in judged_runs(records, [run], limits).verdicts.items()}
         if m.float64_disagreement:
             verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), limits, "intrinsic")
         found.append(_case(run.spec.name, truth, m, run.accuracy, m.gamma, run.classes, verdicts))
@@ -178,9 +172,6 @@ def _walks_back(verdict: Verdict) -> bool | None:
     checks = [f for f in verdict.findings if f.title != "direction stability"]
     open_ = any(f.cause in ("straddles", "not-measured") for f in checks) or all(f.flagged is None for f in checks)
     return True if verdict.failed else None if open_ else False
-
-
-# -- scores --------------------------------------------------------------------------------------------------
 
 
 def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None) -> list[Score]:

@@ -187,9 +187,6 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
     )
 
 
-# -- networks ------------------------------------------------------------------------------------------------
-
-
 class Rescaled(nn.Module):
     """The same function as `base`, the stream of site l written scales[l] times larger: g_l is so much smaller."""
 
@@ -337,9 +334,6 @@ def _refit(net: Residual) -> Residual:
     return net.eval()
 
 
-# -- outcomes ------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
     """Of (N, …) samples."""
@@ -376,7 +370,7 @@ def _reported(
         printed.append([float(F.cosine_similarity(a, g).float().nanmean()) for a, g in pairs])  # walkback: ignore[P02]
         sums = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
         plain.append([_plain_cosine(a, g.flatten(1).double()) for a, g in zip(credit, sums)])
-    return [_mean(site) for site in zip(*printed)], [_mean(site) for site in zip(*plain)]
+    return [*map(_mean, zip(*printed))], [*map(_mean, zip(*plain))]
 
 
 def _plain_cosine(a: Tensor, g: Tensor) -> float:

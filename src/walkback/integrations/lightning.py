@@ -52,7 +52,7 @@ class LightningWatch(WatchCallback):
         stop: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(eval_batches, every, network, stop, options)
+        super().__init__(eval_batches, every, network=network, stop=stop, **options)
         self.accuracy = accuracy
         self._metric: Any = None  # as it was when it was last looked at: Lightning keeps old ones, object and all
         self._epoch: dict[str, Any] = {}  # of the last epoch: the step it ended at, its accuracy; was one ever logged?

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from walkback.integrations.library import WatchCallback
@@ -29,17 +28,6 @@ class TransformersWatch(WatchCallback):
     @staticmethod
     def modules() -> tuple[str, ...]:
         return ("transformers",)
-
-    def __init__(
-        self,
-        eval_batches: Iterable[Any],
-        every: str | int = "epoch",
-        *,
-        network: str | None = None,
-        stop: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(eval_batches, every, network, stop, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         planned: dict[str, int] = {"total_steps": state.max_steps}
