@@ -78,17 +78,7 @@ def _bar(what: str, total: int | None, done: int):
 def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
     """Give a function that shows how far training is: `show(2.5, "")` within an epoch, `show(3, "acc 0.9")` at its end.
 
-    Args:
-        what: the name of the run.
-        done: epochs that were finished before this process.
-        total: epochs of the run.
-        numbers: what was measured last.
-
-    >>> import contextlib, sys
-    >>> with contextlib.redirect_stderr(sys.stdout), epochs("a run", 0, 2, "acc 0.1") as show:
-    ...     show(0.5, "")
-    ...     show(1, "acc 0.5")
-    a run  epoch 1/2  acc 0.5  ... s/epoch, 0 min left
+    `done` epochs were finished before this process, and `numbers` were measured last.
     """
     start = time.monotonic()
 

@@ -37,16 +37,7 @@ _TRACES = (*FILES, "checkpoint.safetensors", "weights.safetensors")
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished run.
-
-    Args:
-        path: its folder.
-        spec: what was trained.
-        report: the diagnosis after the last epoch.
-        rows: one per epoch, from 1; the state at initialisation is `report.run["initial"]`.
-        machine: where it was trained.
-        classes: of its data.
-    """
+    """One finished run; `rows` are one per epoch, from 1, and the state at initialisation is `initial`."""
 
     path: Path
     spec: RunSpec

@@ -41,15 +41,12 @@ OWN: dict[str, Any] = {
 class Setting:
     """What a row of a table asks for: the fields of a spec but the seed.
 
-    Args:
-        net_options: what differs from the network's defaults, sorted.
-        any_epochs: take the longest runs there are; `epochs` is then what the command for a missing one says.
-        unit: every sample's credit has length 1.
+    With `any_epochs` the longest runs there are; `epochs` is then what the command for a missing one says.
     """
 
     rule: str
     net: str = "resmlp"
-    net_options: tuple[tuple[str, Any], ...] = ()
+    net_options: tuple[tuple[str, Any], ...] = ()  # what differs from the network's defaults, sorted
     data: str = "cifar10"
     scope: str = "all"
     penalty: float = 0.0
@@ -57,7 +54,7 @@ class Setting:
     augment: bool = False
     credit_site: str = "writer"
     any_epochs: bool = False
-    unit: bool = False
+    unit: bool = False  # every sample's credit has length 1
     credit_length: str = "raw"
     penalty_over: str = "sum"
     penalty_stem: bool = False
@@ -161,22 +158,14 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting over its seeds: every run on its own for growth and reference, all together for depth.
-
-    Args:
-        runs: one per seed.
-        depth: D3 against the matched control (stem by the rule), None for a control itself.
-        depth_bp: D3 against the control with a BP-trained stem.
-        paired: how many of the runs have the matched control, and how many the one with a BP-trained stem.
-        verdicts: edition -> one Verdict per run, each with the depth finding of all seeds.
-    """
+    """A setting over its seeds: every run on its own for growth and reference, all together for depth."""
 
     setting: Setting
-    runs: tuple[Record, ...]
-    depth: Finding | None
-    depth_bp: Finding | None
-    verdicts: dict[str, tuple[Verdict, ...]]
-    paired: tuple[int, int] = (0, 0)
+    runs: tuple[Record, ...]  # one per seed
+    depth: Finding | None  # D3 against the matched control (stem by the rule), None for a control itself
+    depth_bp: Finding | None  # D3 against the control with a BP-trained stem
+    verdicts: dict[str, tuple[Verdict, ...]]  # edition -> one per run, each with the depth finding of all seeds
+    paired: tuple[int, int] = (0, 0)  # how many runs have the matched control, and the one with a BP-trained stem
 
     def stat(self, what: str) -> Stat | None:
         """A quantity of VALUES over the seeds."""

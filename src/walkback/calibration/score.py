@@ -40,50 +40,31 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One network: what is true of it, and what every check says.
-
-    Args:
-        name: of the specimen or run.
-        truth: question -> True, False, or None where it is not known.
-        said: question -> check -> flagged; None where the check could not decide.
-        values: check -> the number it compares with its threshold.
-    """
+    """What is true of one network, what every check says of it, and the numbers compared; None where not known."""
 
     name: str
-    truth: dict[str, bool | None]
-    said: dict[str, dict[str, bool | None]]
-    values: dict[str, float | None] = field(default_factory=dict)
+    truth: dict[str, bool | None]  # by question
+    said: dict[str, dict[str, bool | None]]  # by question and check
+    values: dict[str, float | None] = field(default_factory=dict)  # by check
 
 
 @dataclass(frozen=True)
 class Score:
-    """A check against a question.
-
-    Args:
-        question: of QUESTIONS.
-        check: its name.
-        hits, misses, passes, alarms: true positives, false negatives, true negatives, false positives.
-        undecided: cases the check said nothing of.
-        sensitivity, specificity: with exact 95 % intervals; None without a case of that kind.
-        area: under the ROC curve, with a bootstrap interval; None for a check without a threshold.
-        threshold: in use.
-        free: (low, high): every threshold between them makes no error; None where none is.
-        best: the threshold with the fewest errors, and how many those are.
-    """
+    """A check against a question; rates and areas are (value, low, high), None without cases to take them from."""
 
     question: str
     check: str
-    hits: int
-    misses: int
-    passes: int
-    alarms: int
-    undecided: int
-    sensitivity: tuple[float, float, float] | None
+    hits: int  # true positives
+    misses: int  # false negatives
+    passes: int  # true negatives
+    alarms: int  # false positives
+    undecided: int  # cases the check said nothing of
+    sensitivity: tuple[float, float, float] | None  # with exact 95 % intervals
     specificity: tuple[float, float, float] | None
-    area: tuple[float, float, float] | None = None
-    threshold: float | None = None
-    free: tuple[float, float] | None = None
-    best: tuple[float, int] | None = None
+    area: tuple[float, float, float] | None = None  # under the ROC curve, with a bootstrap interval
+    threshold: float | None = None  # in use
+    free: tuple[float, float] | None = None  # every threshold between these makes no error; None where none is
+    best: tuple[float, int] | None = None  # the threshold with the fewest errors, and how many those are
 
 
 def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:

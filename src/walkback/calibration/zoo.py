@@ -63,10 +63,7 @@ class Specimen:
     """A network with a claim, and what is true of it.
 
     Args:
-        name: net, dtype and strengths.
-        net: of `nets`, in `dtype`.
         batches: eight probe batches of 128.
-        credit: for `diagnose`.
         headline_acc: on 2,000 test samples.
         frozen_acc: of one network with random blocks and a refitted readout, on the same samples.
         off: |reported − true| cosine, the worst site 1…L, over the samples for which a number is reported (float16's

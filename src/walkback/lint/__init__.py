@@ -134,19 +134,12 @@ def _files(path: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed file.
-
-    Args:
-        path: the file.
-        tree: of the script, or of all code cells one after the other.
-        ignored: line -> codes that a comment there silences.
-        cells: of a notebook, (first line, number from 1) of each code cell; empty for a script.
-    """
+    """A parsed script, or all code cells of a notebook one after the other."""
 
     path: Path
     tree: ast.Module
-    ignored: dict[int, frozenset[str]] = field(default_factory=dict)
-    cells: tuple[tuple[int, int], ...] = ()
+    ignored: dict[int, frozenset[str]] = field(default_factory=dict)  # line -> codes that a comment there silences
+    cells: tuple[tuple[int, int], ...] = ()  # of a notebook, (first line, number from 1) of each code cell
 
     def place(self, line: int) -> tuple[int | None, int]:
         """(cell, line in it) of a line of the tree; the cell of a script is None."""

@@ -14,23 +14,14 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True)
 class Layers:
-    """A list with one entry per layer, or a part of it.
+    """A list with one entry per layer, or a part of it."""
 
-    Args:
-        root: names the whole list.
-        node: the whole list where it is read.
-        made: what was assigned to it; None where that is not certain.
-        start: how many of its entries are left out in front.
-        end: how many at its end; None where that can't be read.
-        held: "grad" where an attribute of the entries is meant, as in `hidden[l].grad`.
-    """
-
-    root: Key
-    node: ast.Name | ast.Attribute
-    made: ast.expr | None = None
-    start: int = 0
-    end: int | None = 0
-    held: str = ""
+    root: Key  # names the whole list
+    node: ast.Name | ast.Attribute  # the whole list where it is read
+    made: ast.expr | None = None  # what was assigned to it; None where that is not certain
+    start: int = 0  # how many of its entries are left out in front
+    end: int | None = 0  # how many at its end; None where that can't be read
+    held: str = ""  # "grad" where an attribute of the entries is meant, as in `hidden[l].grad`
 
     @property
     def name(self) -> str:
@@ -46,20 +37,12 @@ class Layers:
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`.
-
-    Args:
-        layers: the list.
-        offset: how far the entry is ahead of the turn.
-        left_out: how many entries no turn reaches at the other end of the list; None where that can't be read.
-        loop: None where the vector is all of the list at once.
-        backwards: the loop runs over the list from its end.
-    """
+    """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`."""
 
     layers: Layers
     offset: int
-    left_out: int | None
-    loop: Loop | None = None
+    left_out: int | None  # how many entries no turn reaches at the other end; None where that can't be read
+    loop: Loop | None = None  # None where the vector is all of the list at once
     backwards: bool = False
 
 

@@ -13,13 +13,9 @@ Found = Iterator[tuple[ast.expr | ast.stmt, str, str]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A pitfall of the catalogue.
+    """A pitfall of the catalogue, numbered as in CHECKLIST.md.
 
-    Args:
-        number: as in CHECKLIST.md.
-        name: what `run` and the command line call it.
-        title: the mistake in one line.
-        detector: what finds it: "lint" (in a script, before it runs), "report" (in the measurement) or both.
+    `detector` is what finds it: "lint" (in a script, before it runs), "report" (in the measurement) or both.
     """
 
     number: int

@@ -23,19 +23,7 @@ LONG = 4000  # characters of an error that a message shows: a pipe holds 64 thou
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be trained by one worker.
-
-    Args:
-        spec: what to train.
-        store: the folder of all runs; workers on other machines must see it under the same path.
-        root: where the data set is.
-        threads: of the worker.
-        device: where to train.
-
-    >>> job = Job(RunSpec(rule="dfa"), "runs")
-    >>> Job.from_json(job.to_json()) == job
-    True
-    """
+    """One run to be trained by one worker, which must see `store` and `root` under these paths wherever it is."""
 
     spec: RunSpec
     store: str

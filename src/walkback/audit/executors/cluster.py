@@ -42,9 +42,9 @@ def follow(
     """Train all jobs; the events of `walkback.audit.executors.Executor`.
 
     Args:
-        jobs: in the order they should be taken.
+        jobs: as an executor takes them, with their `retries`.
         room: how many may be with the cluster at a time.
-        retries: how often a job is handed in again after it died or raised.
+        retries: of each job.
         submit: jobs to a handle each.
         look: a handle to how far it is, and for one that is over why it failed, "" when it did not.
         stop: called in the end with the handles that are not over.

@@ -34,25 +34,15 @@ def cadence(every: str | int) -> tuple[str, int]:
 
 @dataclass
 class Schedule:
-    """Counts steps, epochs and seconds, and says when a measurement is due and when it fits into the budget.
+    """Counts steps, epochs and seconds, and says when a measurement is due and when it fits into the budget."""
 
-    Args:
-        unit: "epoch", "step" or "auto", as `cadence` reads it.
-        n: how many of them lie between two measurements.
-        share: of the time that measuring may take; None is no limit.
-        start: the time at which the watch began.
-        cost: seconds that the next measurement is expected to take.
-        spent: seconds that measuring has taken.
-        last: the time at which the last measurement ended.
-    """
-
-    unit: str
-    n: int = 1
-    share: float | None = None
-    start: float = 0.0
-    cost: float = 0.0
-    spent: float = 0.0
-    last: float = 0.0
+    unit: str  # "epoch", "step" or "auto", as `cadence` reads it
+    n: int = 1  # how many of them lie between two measurements
+    share: float | None = None  # of the time that measuring may take; None is no limit
+    start: float = 0.0  # the time at which the watch began
+    cost: float = 0.0  # seconds that the next measurement is expected to take
+    spent: float = 0.0  # seconds that measuring has taken
+    last: float = 0.0  # the time at which the last measurement ended
     steps: int = 0
     epochs: int = 0
     least: dict[str, int] = field(default_factory=lambda: {"steps": 0, "epochs": 0})  # counts never go back behind it

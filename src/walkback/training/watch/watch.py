@@ -155,12 +155,7 @@ class Watch:
         return self._turn(self.schedule.step(number), numbers)
 
     def epoch(self, number: int | None = None, **numbers: float) -> Row | None:
-        """Say that an epoch has ended. Measures if it is time for it, and then returns the row.
-
-        Args:
-            number: how many epochs were done in all; by default one more than before.
-            numbers: as in `step`.
-        """
+        """Say that an epoch has ended, as `step` says it of a step."""
         return self._turn(self.schedule.epoch(number), numbers)
 
     def measure(self, **numbers: float) -> Row:
