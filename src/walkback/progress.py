@@ -24,12 +24,7 @@ _above: ContextVar[Console | None] = ContextVar("above", default=None)  # of a b
 
 @contextmanager
 def quietly(really: bool = True) -> Iterator[None]:
-    """Inside, nothing of this module shows anything.
-
-    >>> with quietly():
-    ...     list(track([1, 2], "counting"))
-    [1, 2]
-    """
+    """Inside, nothing of this module shows anything."""
     token, above = _quiet.set(_quiet.get() or really), _above.set(None if really else _above.get())
     try:
         yield
@@ -39,13 +34,7 @@ def quietly(really: bool = True) -> Iterator[None]:
 
 
 def say(text: str, alarm: bool = False) -> None:
-    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours.
-
-    >>> import contextlib, sys
-    >>> with contextlib.redirect_stderr(sys.stdout):
-    ...     say("epoch 1  growth 1.2")
-    epoch 1  growth 1.2
-    """
+    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours."""
     from rich.console import Console
 
     console = _above.get()
@@ -58,11 +47,7 @@ def say(text: str, alarm: bool = False) -> None:
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, patience: float = 2.0) -> Iterator[T]:
-    """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left.
-
-    >>> list(track([1, 2], "counting"))
-    [1, 2]
-    """
+    """Yield `items`; once `patience` seconds have passed in a terminal, show how far we are and the time left."""
     if _quiet.get() or not sys.stderr.isatty():
         yield from items
         return
@@ -93,17 +78,7 @@ def _bar(what: str, total: int | None, done: int):
 def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
     """Give a function that shows how far training is: `show(2.5, "")` within an epoch, `show(3, "acc 0.9")` at its end.
 
-    Args:
-        what: the name of the run.
-        done: epochs that were finished before this process.
-        total: epochs of the run.
-        numbers: what was measured last.
-
-    >>> import contextlib, sys
-    >>> with contextlib.redirect_stderr(sys.stdout), epochs("a run", 0, 2, "acc 0.1") as show:
-    ...     show(0.5, "")
-    ...     show(1, "acc 0.5")
-    a run  epoch 1/2  acc 0.5  ... s/epoch, 0 min left
+    `done` epochs were finished before this process, and `numbers` were measured last.
     """
     start = time.monotonic()
 

@@ -62,11 +62,7 @@ def names_in(package: str, table: str) -> list[str]:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return a hint for a typo, with a space before it; empty when nothing is close.
-
-    >>> closest("primry", ["primary", "wide"])
-    " Did you mean 'primary'?"
-    """
+    """Return a hint for a typo, " Did you mean 'primary'?", with a space before it; empty when nothing is close."""
     found = get_close_matches(word, list(known), 1)
     return f" Did you mean {found[0]!r}?" if found else ""
 
@@ -75,11 +71,7 @@ def closest(word: str, known: Iterable[str]) -> str:
 
 
 def is_entry(text: object) -> bool:
-    """Return whether it looks like `package.module:function`.
-
-    >>> is_entry("mymodels:trained"), is_entry("runs/abc")
-    (True, False)
-    """
+    """Return whether it looks like `package.module:function`."""
     return isinstance(text, str) and re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
 
 

@@ -112,7 +112,7 @@ def test_wandb_without_a_run():
 def test_mlflow_with_sqlite(tmp_path, monkeypatch):
     mlflow = import_module("mlflow")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("walkback.integrations.mlflow.time", SimpleNamespace(time=count(1.0).__next__))
+    monkeypatch.setattr("walkback.integrations.loggers.time", SimpleNamespace(time=count(1.0).__next__))
     before, uri = mlflow.get_tracking_uri(), f"sqlite:///{tmp_path}/mlflow.db"
     try:
         mlflow.set_tracking_uri(uri)

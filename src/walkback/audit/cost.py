@@ -1,4 +1,4 @@
-"""What a plan will cost on this machine, from a calibration of about ten seconds: a few steps of every kind of run."""
+"""What plans will cost on this machine, from a calibration of about ten seconds: a few steps of every kind of run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tabulate import tabulate
 
 from walkback.audit import store
 from walkback.audit.plans import Plan
 from walkback.data import SOURCES, Dataset, Split, load, root_of
 from walkback.progress import track
-from walkback.rules.rule import Parts
-from walkback.training.loop import PROBE_BATCHES, batches, build_net, build_rule
+from walkback.training.setup import PROBE_BATCHES, batches, build_net, build_rule, learning, threads
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
 
@@ -36,7 +36,6 @@ class Cost:
     cpu_hours_left: float
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         p = self.plan
         return {
             "plan": p.name,
@@ -48,6 +47,33 @@ class Cost:
             "cpu_hours": round(self.cpu_hours, 6),
             "cpu_hours_left": round(self.cpu_hours_left, 6),
         }
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Plans as a list: runs, how many of them are finished in the store `out`, and what they cost."""
+
+    out: Path
+    rows: list[dict[str, Any]]
+
+    @staticmethod
+    def of(plans: Sequence[Plan], out: Path, root: Path | None) -> Listing:
+        return Listing(out, [cost.to_dict() for cost in costs(plans, out, root)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"out": str(self.out), "plans": self.rows}
+
+    def __str__(self) -> str:
+        head = ["plan", "runs", "models", "settings", "finished", "CPU-hours", "left", "about"]
+        keys = [*head[:5], "cpu_hours", "cpu_hours_left", "about"]
+        cells = [[f"{row[key]:.1f}" if "hours" in key else row[key] for key in keys] for row in self.rows]
+        align = ("left", *["right"] * 6, "left")
+        table = tabulate(cells, head, maxcolwidths=[None] * 7 + [56], disable_numparse=True, colalign=align)
+        return (
+            f"{table}\n\nruns: models and the frozen controls that D3 compares them with; finished: in {self.out}; "
+            "CPU-hours: of one core of\n"
+            "this machine when it does nothing else, for all runs and for those that are left"
+        )
 
 
 def costs(plans: Sequence[Plan], out: str | Path = "runs", root: str | Path | None = None) -> list[Cost]:
@@ -89,14 +115,12 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
     "('student'"
     """
     kinds = {kind(spec): spec for spec in specs}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        largest: dict[str, int] = {}
-        for spec in kinds.values():
-            largest[spec.data] = max(largest.get(spec.data, IMAGES), spec.optimiser.batch_size)
+    found: dict[str, float] = {}
+    largest: dict[str, int] = {}
+    for spec in kinds.values():
+        largest[spec.data] = max(largest.get(spec.data, IMAGES), spec.optimiser.batch_size)
+    with threads(1):
         shares = {name: _sample(name, root, size) for name, size in largest.items()}
-        found: dict[str, float] = {}
         until = time.perf_counter() + budget
         for key, spec in track(kinds.items(), "timing a few steps of each kind of run", len(kinds)):
             data, train_size, test_size = shares[spec.data]
@@ -104,8 +128,6 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
             step = _seconds_per_step(spec, data, min(share, ENOUGH))
             size = spec.optimiser.batch_size
             found[key] = step * (train_size / size + FORWARD * test_size / size + PASSES * PROBE_BATCHES * 128 / size)
-    finally:
-        torch.set_num_threads(threads)
     return found
 
 
@@ -125,15 +147,9 @@ def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
     """Best of the steps that fit into the budget: on a busy machine the best is closest to what a step costs."""
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
-    parts = Parts.of(net)
-    if spec.scope == "frozen":
-        for block in parts.blocks:
-            block.requires_grad_(False)
-    trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
-    optimiser = torch.optim.AdamW(trained, fused=True)
-    step = Step.of(spec, parts, rule)
-    best, start = float("inf"), time.perf_counter()
-    before = start
+    parts, optimiser = learning(spec, net, rule)
+    step, best = Step.of(spec, parts, rule), float("inf")
+    before = start = time.perf_counter()
     while best == float("inf") or time.perf_counter() - start < budget:
         for x, y in batches(spec, data, 1, torch.device("cpu")):
             optimiser.zero_grad(set_to_none=True)

@@ -38,11 +38,7 @@ def demo(
 ) -> list[Report]:
     """Train the demo's runs in `out`, judge each rule against its control, save and return the reports.
 
-    Args:
-        out: the store; what is trained there is not trained again.
-        seed: of all runs.
-        workers: processes, one thread each; as many as there are cores by default.
-        recipe: fields of RunSpec to use instead of RECIPE.
+    What is trained there is not trained again; `recipe` are fields of RunSpec to use instead of RECIPE.
     """
     out = Path(out)
     todo = specs(seed, recipe)

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from walkback.audit.shapes import check
 from walkback.data import load
 from walkback.errors import FormatError
-from walkback.training.loop import batches, evaluate, machine
+from walkback.training.bundle import schema_of
+from walkback.training.rows import evaluate, machine
+from walkback.training.setup import batches, set_rate, threads
 from walkback.training.spec import RunSpec
 from walkback.verdict.files import read_table
 
@@ -32,9 +34,8 @@ def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
     path = linear_probe_file(folder)
     if not path.exists():
         return {}
-    found = read_table(path)
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA or not isinstance(found.get("probes"), dict):
-        got = found.get("schema") if isinstance(found, dict) else type(found).__name__
+    found: Any = read_table(path)
+    if (got := schema_of(found)) != SCHEMA or not isinstance(found.get("probes"), dict):
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but got {got}.")
     for name, record in found["probes"].items():
         check("probe", record, f"probes.{name} of {path}")
@@ -57,12 +58,9 @@ def train_linear_probe(
         torch.nn.init.zeros_(parameter)  # convex: the start decides nothing, so none is drawn
     net = torch.nn.Sequential(torch.nn.Flatten(), linear)
     optimiser = torch.optim.AdamW(net.parameters(), lr=o.lr, weight_decay=o.weight_decay, fused=True)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in one order: the same bytes on every run
-    try:
+    with threads(1):  # sums in one order: the same bytes on every run
         for epoch in range(1, epochs + 1):
-            for group in optimiser.param_groups:
-                group["lr"] = o.lr * 0.5 * (1 + math.cos(math.pi * (epoch - 1) / epochs))
+            set_rate(optimiser, spec, epoch)
             for x, y in batches(spec, dataset, epoch, device):
                 optimiser.zero_grad(set_to_none=True)
                 F.cross_entropy(net(x), y).backward()
@@ -70,8 +68,6 @@ def train_linear_probe(
         right, loss = evaluate(net, dataset, dataset.test, device)
         train_right, train_loss = evaluate(net, dataset, dataset.train, device)
         made_on = machine(device)
-    finally:
-        torch.set_num_threads(threads)
     record = {
         "accuracy": float(right.double().mean()),
         "test_loss": loss,

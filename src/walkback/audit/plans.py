@@ -139,13 +139,7 @@ FULL = "full"
 
 @dataclass(frozen=True)
 class Plan:
-    """Runs to train, each once.
-
-    Args:
-        name: of the plan.
-        about: one sentence.
-        specs: the runs and their frozen controls.
-    """
+    """Runs to train, each once: the runs and their frozen controls."""
 
     name: str
     about: str
@@ -172,20 +166,12 @@ class Plan:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
-
-    >>> counted(1, "run"), counted(2, "run")
-    ('1 run', '2 runs')
-    """
+    """A number of things: 1 run, 2 runs."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def names() -> tuple[str, ...]:
-    """The plans there are by name.
-
-    >>> names()[:2], names()[-1]
-    (('primary', 'primary-plain'), 'full')
-    """
+    """The plans there are by name."""
     return (*PLANS, FULL)
 
 
@@ -213,11 +199,7 @@ def plan(name: str | Path) -> Plan:
 
 
 def with_controls(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
-    """Each run, the control with the stem trained by the same rule, and the one with the stem trained by BP.
-
-    >>> [f"{spec.rule} {spec.scope}" for spec in with_controls([RunSpec(rule="dfa")])]
-    ['dfa all', 'dfa frozen', 'bp frozen']
-    """
+    """Each run, the control with the stem trained by the same rule, and the one with the stem trained by BP."""
     specs = list(specs)
     runs = [spec for spec in specs if spec.scope == "all"]
     return unique([*specs, *(control_spec(spec) for spec in runs), *(control_spec(spec, "bp") for spec in runs)])

@@ -24,7 +24,7 @@ from walkback.nets import NETS
 from walkback.report.formats.logged import measurements
 from walkback.report.report import Report
 from walkback.rules import RULES
-from walkback.training.bundle import SCHEMA
+from walkback.training.bundle import SCHEMA, run_fields, schema_of
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.files import read_table
@@ -37,16 +37,7 @@ _TRACES = (*FILES, "checkpoint.safetensors", "weights.safetensors")
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished run.
-
-    Args:
-        path: its folder.
-        spec: what was trained.
-        report: the diagnosis after the last epoch.
-        rows: one per epoch, from 1; the state at initialisation is `report.run["initial"]`.
-        machine: where it was trained.
-        classes: of its data.
-    """
+    """One finished run; `rows` are one per epoch, from 1, and the state at initialisation is `initial`."""
 
     path: Path
     spec: RunSpec
@@ -68,11 +59,11 @@ class Record:
     @cached_property
     def epochs(self) -> tuple[tuple[int, float, Measurements], ...]:
         """(epoch, test accuracy, measurements) from initialisation to the last epoch."""
-        return tuple((row["epoch"], row["test_acc"], _row_numbers(row)) for row in (self.initial, *self.rows))
+        rows = [(row["epoch"], row) for row in (self.initial, *self.rows)]
+        return tuple((n, row["test_acc"], measurements(row, f"epoch {n}")) for n, row in rows)
 
     @property
     def initial(self) -> dict[str, Any]:
-        """The row before the first epoch."""
         return self.report.run["initial"]
 
     @property
@@ -100,21 +91,11 @@ class Record:
         return [right for right in cut if abs(right.mean() - self.accuracy) < 1e-9]
 
 
-def _row_numbers(row: dict[str, Any]) -> Measurements:
-    return measurements(row, f"epoch {row.get('epoch')}")
-
-
 def canonical(spec: RunSpec) -> RunSpec:
-    """The same run without the options that only repeat a default of its network or rule.
-
-    >>> canonical(RunSpec(rule="dfa", net_options={"width": 256, "depth": 2}, rule_options={"scale": 1.0})).net_options
-    {'depth': 2}
-    """
-    options = {
-        "net_options": _without_defaults(NETS.get(spec.net), spec.net_options),
-        "rule_options": _without_defaults(RULES.get(spec.rule), spec.rule_options),
-    }
-    return RunSpec(**{**spec.model_dump(), **options})
+    """The same run without the options that only repeat a default of its network or rule."""
+    net = _without_defaults(NETS.get(spec.net), spec.net_options)
+    rule = _without_defaults(RULES.get(spec.rule), spec.rule_options)
+    return RunSpec(**{**spec.model_dump(), "net_options": net, "rule_options": rule})
 
 
 def _without_defaults(made_by: Callable[..., Any] | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -174,13 +155,7 @@ class Records:
 
 
 def read_records(folder: str | Path) -> Records:
-    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     len(read_records(folder))
-    0
-    """
+    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`."""
     folder = Path(folder)
     if not folder.is_dir():
         found = "it is a file" if folder.exists() else "there is none"
@@ -276,13 +251,11 @@ def _read_record(path: Path) -> Record:
         raise FormatError(f"unfinished: there is no report.json{_how_far(path)}")
     if missing:
         raise FormatError(f"incomplete: there is no {' and no '.join(missing)}")
-    fields = read_table(path / "spec.json")
-    if not isinstance(fields, dict) or fields.get("schema") != SCHEMA:
-        got = fields.get("schema") if isinstance(fields, dict) else type(fields).__name__
+    fields: Any = read_table(path / "spec.json")
+    if (got := schema_of(fields)) != SCHEMA:
         raise FormatError(f"Expected spec.json to be of schema {SCHEMA}, but got {got}.")
     check("spec", fields, "spec.json")
-    own = ("schema", "input_shape", "classes")
-    spec = RunSpec(**{k: v for k, v in fields.items() if k not in own})
+    spec = RunSpec(**run_fields(fields))
     report = Report.load(path / "report.json")
     check("report", {name: getattr(report, name) for name in _USED}, "report.json")
     rows = _rows(path / "trajectory.jsonl")

@@ -17,7 +17,7 @@ from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError, WalkbackError
-from walkback.training.loop import build, usable
+from walkback.training.setup import build, usable
 from walkback.training.spec import RunSpec
 
 MOST_THREADS = 1024  # far more end in a segmentation fault inside of OpenMP
@@ -48,8 +48,6 @@ class Outcome:
     without_weights: int
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        failed = [{"name": f.spec.name, "detail": f.detail, "log": str(f.log)} for f in self.failed]
         return {
             "plan": self.plan.name,
             "out": str(self.store),
@@ -59,7 +57,7 @@ class Outcome:
             "before": self.before,
             "without_weights": self.without_weights,
             "finished": [spec.name for spec in self.finished],
-            "failed": failed,
+            "failed": [{"name": f.spec.name, "detail": f.detail, "log": str(f.log)} for f in self.failed],
         }
 
     def __str__(self) -> str:
@@ -124,7 +122,9 @@ def audit(
     run, out = executors.executor(executor), Path(out)
     states = {spec: store.state(out, spec) for spec in plan.specs}
     todo = ordered(plan.specs, states)
-    console = _console(quiet)
+    from rich.console import Console
+
+    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     console.print(f"{plan}; {len(todo)} to train", markup=False)
     if todo:
         if executor == "local":  # the workers of the others may have what this machine has not
@@ -147,18 +147,14 @@ def audit(
             if event is not None:
                 board.take(event)
             show(event)
-    by_status = {s: tuple(line for line in board.lines.values() if line.status == s) for s in ("finished", "failed")}
-    return Outcome(
-        plan,
-        out,
-        tuple(line.spec for line in by_status["finished"]),
-        tuple(
-            Failure(line.spec, line.detail, out / line.spec.name / "log.txt", states[line.spec].kind != "damaged")
-            for line in by_status["failed"]
-        ),
-        before=sum(state.kind == "finished" for state in states.values()),
-        without_weights=sum(not state.weights for state in states.values()),
+    finished = tuple(spec for spec, line in board.lines.items() if line.status == "finished")
+    failed = tuple(
+        Failure(spec, line.detail, out / spec.name / "log.txt", states[spec].kind != "damaged")
+        for spec, line in board.lines.items()
+        if line.status == "failed"
     )
+    before = sum(state.kind == "finished" for state in states.values())
+    return Outcome(plan, out, finished, failed, before, sum(not state.weights for state in states.values()))
 
 
 _STATUS = {"finished": "finished", "begun": "waiting", "new": "waiting", "damaged": "failed"}
@@ -215,7 +211,6 @@ class _Line:
 
     @property
     def left(self) -> int:
-        """Epochs to go."""
         return 0 if self.status in ("finished", "failed") else self.spec.epochs - (self.seen.get("epoch") or 0)
 
 
@@ -279,17 +274,11 @@ def duration(seconds: float) -> str:
 
 
 def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
-    """Runs in few words: the rule, and what they do not all share, what differs most often first.
-
-    >>> list(labels([RunSpec(rule="dfa", penalty=1e-2), RunSpec(rule="mine:Own", net_options={"width": 512})]).values())
-    ['dfa λ0.01', 'Own width=512']
-    """
+    """Runs in few words: the rule, and what they do not all share, what differs most often first."""
     parts = {spec: _parts(spec) for spec in specs}
     shared = set.intersection(*(set(said) for said in parts.values())) if len(parts) > 1 else set()
-    return {
-        spec: " ".join([clipped(_short(spec.rule), 16), *(part for part in said if part not in shared)])
-        for spec, said in parts.items()
-    }
+    own = {spec: [part for part in said if part not in shared] for spec, said in parts.items()}
+    return {spec: " ".join([_short(spec.rule), *said]) for spec, said in own.items()}
 
 
 def _parts(spec: RunSpec) -> list[str]:
@@ -300,9 +289,9 @@ def _parts(spec: RunSpec) -> list[str]:
         f"s{spec.seed}",
         f"λ{spec.penalty:g}" if spec.penalty else "",
         *spec.conventions,
-        clipped(_short(spec.net), 16),
+        _short(spec.net),
         *options,
-        clipped(_short(spec.data), 16),
+        _short(spec.data),
         "augmented" if spec.augment else "",
         f"{spec.epochs} epochs",
     ]
@@ -310,14 +299,8 @@ def _parts(spec: RunSpec) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """`module:function` without its module."""
-    return name.rpartition(":")[2]
-
-
-def _console(quiet: bool) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    """`module:function` without its module, and not too long."""
+    return clipped(name.rpartition(":")[2], 16)
 
 
 @contextmanager
@@ -368,13 +351,9 @@ _ORDER = ("running", "failed", "waiting", "finished")
 
 
 def _numbers(line: _Line) -> list[str]:
-    seen = line.seen
-    acc, h, g = (seen.get(key) for key in ("acc", "h_L", "g_L"))
-    return [
-        f"{seen['epoch']}/{line.spec.epochs}" if "epoch" in seen else "",
-        "" if acc is None else f"{acc:.3f}",
-        *("" if x is None else f"{x:.1e}" for x in (h, g)),
-    ]
+    seen, forms = line.seen, {"acc": ".3f", "h_L": ".1e", "g_L": ".1e"}
+    epoch = f"{seen['epoch']}/{line.spec.epochs}" if "epoch" in seen else ""
+    return [epoch, *(format(seen[key], form) if key in seen else "" for key, form in forms.items())]
 
 
 def _table(board: _Board, room: int) -> Any:

@@ -31,7 +31,6 @@ RULES = {
 # Options that take a rule's learning away: such runs are its ablation, and in no table.
 ABLATIONS = {"fresh": True, "train": False, "steps": 0}
 
-
 # A run of BP that others are compared with: our own conventions, no penalty.
 OWN: dict[str, Any] = {
     "penalty": 0.0, "penalty_over": "sum", "penalty_stem": False, "credit_site": "writer", "credit_length": "raw",
@@ -42,15 +41,12 @@ OWN: dict[str, Any] = {
 class Setting:
     """What a row of a table asks for: the fields of a spec but the seed.
 
-    Args:
-        net_options: what differs from the network's defaults, sorted.
-        any_epochs: take the longest runs there are; `epochs` is then what the command for a missing one says.
-        unit: every sample's credit has length 1.
+    With `any_epochs` the longest runs there are; `epochs` is then what the command for a missing one says.
     """
 
     rule: str
     net: str = "resmlp"
-    net_options: tuple[tuple[str, Any], ...] = ()
+    net_options: tuple[tuple[str, Any], ...] = ()  # what differs from the network's defaults, sorted
     data: str = "cifar10"
     scope: str = "all"
     penalty: float = 0.0
@@ -58,7 +54,7 @@ class Setting:
     augment: bool = False
     credit_site: str = "writer"
     any_epochs: bool = False
-    unit: bool = False
+    unit: bool = False  # every sample's credit has length 1
     credit_length: str = "raw"
     penalty_over: str = "sum"
     penalty_stem: bool = False
@@ -79,24 +75,16 @@ _SHARED = tuple(f.name for f in fields(Setting) if f.name in RunSpec.model_field
 
 
 def setting_of(spec: RunSpec) -> Setting | None:
-    """The setting a run belongs to; None for ablations and for another optimiser.
-
-    >>> setting_of(RunSpec(net_options={"width": 256, "depth": 2})).net_options
-    (('depth', 2),)
-    """
+    """The setting a run belongs to; None for ablations and for another optimiser."""
     if spec.optimiser != Optimiser() or any(spec.rule_options.get(k) == v for k, v in ABLATIONS.items()):
         return None
     return _setting(spec)
 
 
 def _setting(spec: RunSpec) -> Setting:
-    same = {name: getattr(spec, name) for name in _SHARED}
-    return Setting(**same, net_options=_options(spec), unit=spec.rule_options.get("unit") is True)
-
-
-def _options(spec: RunSpec) -> tuple[tuple[str, Any], ...]:
-    options = canonical(spec).net_options
-    return tuple(sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in options.items()))
+    same, options = {name: getattr(spec, name) for name in _SHARED}, canonical(spec).net_options
+    plain = sorted((k, v if isinstance(v, (str, int, float)) else json.dumps(v)) for k, v in options.items())
+    return Setting(**same, net_options=tuple(plain), unit=spec.rule_options.get("unit") is True)
 
 
 @lru_cache(maxsize=4)
@@ -106,9 +94,8 @@ def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
     for run in records:
         setting = setting_of(run.spec)
         if setting is not None:
-            by_options = groups.setdefault(setting, {})
             options = json.dumps(canonical(run.spec).rule_options, sort_keys=True)
-            by_options.setdefault(options, []).append(run)
+            groups.setdefault(setting, {}).setdefault(options, []).append(run)
     return groups
 
 
@@ -171,22 +158,14 @@ VALUES = {
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting over its seeds: every run on its own for growth and reference, all together for depth.
-
-    Args:
-        runs: one per seed.
-        depth: D3 against the matched control (stem by the rule), None for a control itself.
-        depth_bp: D3 against the control with a BP-trained stem.
-        paired: how many of the runs have the matched control, and how many the one with a BP-trained stem.
-        verdicts: edition -> one Verdict per run, each with the depth finding of all seeds.
-    """
+    """A setting over its seeds: every run on its own for growth and reference, all together for depth."""
 
     setting: Setting
-    runs: tuple[Record, ...]
-    depth: Finding | None
-    depth_bp: Finding | None
-    verdicts: dict[str, tuple[Verdict, ...]]
-    paired: tuple[int, int] = (0, 0)
+    runs: tuple[Record, ...]  # one per seed
+    depth: Finding | None  # D3 against the matched control (stem by the rule), None for a control itself
+    depth_bp: Finding | None  # D3 against the control with a BP-trained stem
+    verdicts: dict[str, tuple[Verdict, ...]]  # edition -> one per run, each with the depth finding of all seeds
+    paired: tuple[int, int] = (0, 0)  # how many runs have the matched control, and the one with a BP-trained stem
 
     def stat(self, what: str) -> Stat | None:
         """A quantity of VALUES over the seeds."""
@@ -198,11 +177,8 @@ class Judged:
 
     def word(self, edition: str) -> str | None:
         """The verdict over all seeds: a rule passes only where every seed does. None without runs."""
-        verdicts = self.verdicts[edition]
-        if not verdicts:
-            return None
-        words = {v.verdict for v in verdicts}
-        return next(word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words)
+        words = {v.verdict for v in self.verdicts[edition]}
+        return next((word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words), None)
 
     def failed(self, edition: str) -> dict[str, int]:
         """Check -> on how many seeds it walks the claim back."""
@@ -285,13 +261,14 @@ def _claim(
     pairs = [(run, control) for run in runs if (control := records.control(run, stem)) is not None]
     if not pairs:
         return Claim(accuracy=[run.accuracy for run in runs] or None)
-    correct = None
-    if len(pairs) == 1:
-        ours, theirs = pairs[0][0].correct, pairs[0][1].correct
-        correct = None if ours is None or theirs is None else (ours, theirs)
     bp, bp_frozen = reference or (None, None)
     headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
-    return Claim(headline, frozen, bp, bp_frozen, correct)
+    return Claim(headline, frozen, bp, bp_frozen, both_correct(*pairs[0]) if len(pairs) == 1 else None)
+
+
+def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
+    """Which test samples a run and its control have right; None where one of them does not tell."""
+    return None if run.correct is None or control.correct is None else (run.correct, control.correct)
 
 
 # -- what is missing -------------------------------------------------------------------------------------------
@@ -310,11 +287,7 @@ def lacking(records: Records, setting: Setting, controls: bool = True) -> list[R
 
 
 def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
-    """Lines "what: command", one for all seeds of a spec.
-
-    >>> commands([RunSpec(rule="fa", seed=1), RunSpec(rule="fa", seed=2)], Path("runs"))[0].partition(": ")[2]
-    'for s in 1 2; do walkback train --rule fa --data cifar10 --epochs 100 --seed $s --out runs; done'
-    """
+    """Lines "what: command", one for all seeds of a spec."""
     seeds: dict[RunSpec, list[int]] = {}
     for spec in specs:
         same = seeds.setdefault(_seedless(spec), [])
@@ -346,26 +319,14 @@ def penalty_words(spec: RunSpec) -> list[str]:
 
 
 def how_long(spec: RunSpec) -> list[str]:
-    """Epochs and augmentation in words.
-
-    >>> how_long(RunSpec(epochs=1))
-    ['1 epoch', 'plain']
-    """
+    """Epochs and augmentation in words, as in ['1 epoch', 'plain']."""
     return [f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}", "augmented" if spec.augment else "plain"]
 
 
 def other_optimiser(spec: RunSpec) -> list[str]:
-    """What differs from the papers' optimiser, in words.
-
-    >>> other_optimiser(RunSpec(optimiser={"lr": 8e-3, "schedule": "constant"}))
-    ['lr 0.008', 'schedule constant']
-    """
-    return worded({k.replace("_", " "): v for k, v in _changed(spec.optimiser).items()})
-
-
-def _changed(optimiser: Optimiser) -> dict[str, Any]:
-    default = Optimiser().model_dump()
-    return {name: value for name, value in optimiser.model_dump().items() if value != default[name]}
+    """What differs from the papers' optimiser, in words, as in ['lr 0.008', 'schedule constant']."""
+    changed = spec.optimiser.model_dump(exclude_defaults=True)
+    return worded({k.replace("_", " "): v for k, v in changed.items()})
 
 
 def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
@@ -381,7 +342,7 @@ def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
     conventions = ("penalty_over", "credit_site", "credit_length", "penalty_stem", "augment")
     given = {name: getattr(spec, name) for name in conventions}
     options |= {name: value for name, value in given.items() if value != RunSpec.model_fields[name].default}
-    options |= _changed(spec.optimiser)
+    options |= spec.optimiser.model_dump(exclude_defaults=True)
     more = {name: getattr(spec, name) for name in ("net_options", "rule_options")}
     options |= {name: json.dumps(value) for name, value in more.items() if value}
     words = ["walkback", "train"]

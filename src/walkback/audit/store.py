@@ -23,24 +23,17 @@ from walkback.training.spec import RunSpec
 class State:
     """What a store holds of a run.
 
-    Args:
-        kind: "finished", as evidence reads it; "begun" when a checkpoint is there to go on from; "new"; "damaged" when
-            a file of a finished run is missing or not what it should be, or the folder belongs to something else.
-        detail: what is wrong with a damaged one and what to do.
-        weights: False for a finished run of which only the record was kept, or whose weights can't be read.
+    It is "finished", as evidence reads it; "begun" when a checkpoint is there to go on from; "new"; or "damaged" when a
+    file of a finished run is missing or not what it should be, or the folder belongs to something else.
     """
 
     kind: Literal["finished", "begun", "new", "damaged"]
-    detail: str = ""
-    weights: bool = True
+    detail: str = ""  # what is wrong with a damaged one and what to do
+    weights: bool = True  # False for a finished run of which only the record was kept, or whose weights can't be read
 
 
 def state(store: str | Path, spec: RunSpec) -> State:
-    """Look, and change nothing.
-
-    >>> state("no-such-store", RunSpec())
-    State(kind='new', detail='', weights=True)
-    """
+    """Look, and change nothing."""
     folder = Path(store) / spec.name
     try:
         done = finished(folder, spec)

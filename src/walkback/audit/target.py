@@ -21,7 +21,7 @@ from walkback.registry import call_entry, is_entry
 from walkback.tracing.picture import Picture, picture
 from walkback.training.bundle import Bundle, load_bundle
 from walkback.training.control import control_spec
-from walkback.training.loop import probe_batches
+from walkback.training.setup import probe_batches
 from walkback.training.spec import RunSpec
 from walkback.verdict.claim import accuracies
 

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -22,6 +23,7 @@ from walkback.audit.executors import Job, clipped, reason
 from walkback.data import root_of
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
+from walkback.training.setup import threads
 
 TAIL = 12  # lines of a log that a message shows
 WIDE = 300  # characters that a message shows of a line
@@ -35,7 +37,7 @@ def work(job: Job, wait: bool = True) -> None:
     A run that diverges is finished, not failed: it is a finding. One that another process is training is waited for,
     or with `wait` False a BusyError.
     """
-    with owned(job.folder, wait=wait), _logged(job), _settings(job):
+    with owned(job.folder, wait=wait), _logged(job), threads(job.threads), _deterministic():
         try:
             train(job.spec, job.store, root=root_of(job.spec.data, job.root), device=job.device, quiet=True)
         except BaseException:
@@ -57,7 +59,6 @@ def tail(job: Job) -> str:
 def _logged(job: Job) -> Iterator[None]:
     """Python's output goes to the end of the run's log."""
     try:
-        job.folder.mkdir(parents=True, exist_ok=True)
         log = job.log.open("a", encoding="utf-8", buffering=1)
     except OSError as error:
         raise unwritable(job.log, error) from None
@@ -72,23 +73,21 @@ def _logged(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def _settings(job: Job) -> Iterator[None]:
-    """Threads and deterministic kernels as the job asks; as found afterwards."""
+def _deterministic() -> Iterator[None]:
+    """Deterministic kernels; as found afterwards."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's products are not deterministic
-    threads, exact = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    torch.set_num_threads(job.threads)
+    exact = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(exact)
 
 
-def _leash(pipe: int) -> None:
+def _leash(pipe: IO[bytes]) -> None:
     """End with the process that started us, which holds the other end of the pipe open."""
     with suppress(OSError):
-        while os.read(pipe, 4096):
+        while pipe.read(4096):
             pass
     os._exit(1)  # at once: every write is atomic, so this is as good a moment as any
 
@@ -100,9 +99,9 @@ def main() -> int:
     if hasattr(os, "register_at_fork"):  # a child that outlives us must not be waited for
         os.register_at_fork(after_in_child=voice.close)
     try:
-        pipe = os.dup(0)
-        sys.path[:] = json.loads(_line(pipe))
-        job = Job.from_json(_line(pipe))
+        pipe = os.fdopen(os.dup(0), "rb", buffering=0)
+        sys.path[:] = json.loads(pipe.readline())
+        job = Job.from_json(pipe.readline().decode())
         threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
         with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
             os.dup2(nothing.fileno(), 0)
@@ -114,16 +113,6 @@ def main() -> int:
             print(SPEAKS + reason(error), file=voice, flush=True)
         return 1
     return 0
-
-
-def _line(pipe: int) -> str:
-    text = b""
-    while not text.endswith(b"\n"):
-        byte = os.read(pipe, 1)
-        if not byte:
-            break
-        text += byte
-    return text.decode()
 
 
 if __name__ == "__main__":

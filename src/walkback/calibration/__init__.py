@@ -33,7 +33,6 @@ class Calibration:
     conditions: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {"schema": "walkback.calibration/1", **asdict(self)}
 
     def save(self, folder: str | Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from walkback import selftest
 from walkback.api import diagnose
 from walkback.data import inventory
+from walkback.training.setup import threads
 from walkback.version import __version__
 
 
@@ -31,7 +32,6 @@ class Examination:
     ok: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -59,17 +59,14 @@ class Examination:
 
 def examine(root: Path | None = None) -> Examination:
     """Return the state of this installation; data sets are looked for under `root`."""
-    data, threads = inventory(root), torch.get_num_threads()
-    torch.set_num_threads(1)  # the networks are tiny: on a busy machine threads only wait for each other
-    try:
+    data = inventory(root)
+    with threads(1):  # the networks are tiny: on a busy machine threads only wait for each other
         errors = selftest.closed_form_errors()
         verdicts = {
             case.name: diagnose(case.model, selftest.batches(), case.headline_acc, case.frozen_acc).failed
             == case.three_check
             for case in selftest.cases()
         }
-    finally:
-        torch.set_num_threads(threads)
     devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
     if torch.backends.mps.is_available():
         devices.append("mps")
@@ -78,7 +75,7 @@ def examine(root: Path | None = None) -> Examination:
         python=platform.python_version(),
         torch=torch.__version__,
         devices=devices,
-        threads=threads,
+        threads=torch.get_num_threads(),
         data=data,
         closed_form_error=errors,
         known_networks=verdicts,

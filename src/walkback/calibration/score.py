@@ -12,7 +12,7 @@ import numpy as np
 
 from walkback.api import measure
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import judged_runs
+from walkback.audit.settings import both_correct, judged_runs
 from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
 from walkback.errors import FormatError
 from walkback.measures.accumulate import Measurements
@@ -40,63 +40,40 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One network: what is true of it, and what every check says.
-
-    Args:
-        name: of the specimen or run.
-        truth: question -> True, False, or None where it is not known.
-        said: question -> check -> flagged; None where the check could not decide.
-        values: check -> the number it compares with its threshold.
-    """
+    """What is true of one network, what every check says of it, and the numbers compared; None where not known."""
 
     name: str
-    truth: dict[str, bool | None]
-    said: dict[str, dict[str, bool | None]]
-    values: dict[str, float | None] = field(default_factory=dict)
+    truth: dict[str, bool | None]  # by question
+    said: dict[str, dict[str, bool | None]]  # by question and check
+    values: dict[str, float | None] = field(default_factory=dict)  # by check
 
 
 @dataclass(frozen=True)
 class Score:
-    """A check against a question.
-
-    Args:
-        question: of QUESTIONS.
-        check: its name.
-        hits, misses, passes, alarms: true positives, false negatives, true negatives, false positives.
-        undecided: cases the check said nothing of.
-        sensitivity, specificity: with exact 95 % intervals; None without a case of that kind.
-        area: under the ROC curve, with a bootstrap interval; None for a check without a threshold.
-        threshold: in use.
-        free: (low, high): every threshold between them makes no error; None where none is.
-        best: the threshold with the fewest errors, and how many those are.
-    """
+    """A check against a question; rates and areas are (value, low, high), None without cases to take them from."""
 
     question: str
     check: str
-    hits: int
-    misses: int
-    passes: int
-    alarms: int
-    undecided: int
-    sensitivity: tuple[float, float, float] | None
+    hits: int  # true positives
+    misses: int  # false negatives
+    passes: int  # true negatives
+    alarms: int  # false positives
+    undecided: int  # cases the check said nothing of
+    sensitivity: tuple[float, float, float] | None  # with exact 95 % intervals
     specificity: tuple[float, float, float] | None
-    area: tuple[float, float, float] | None = None
-    threshold: float | None = None
-    free: tuple[float, float] | None = None
-    best: tuple[float, int] | None = None
-
-
-# -- cases ---------------------------------------------------------------------------------------------------
+    area: tuple[float, float, float] | None = None  # under the ROC curve, with a bootstrap interval
+    threshold: float | None = None  # in use
+    free: tuple[float, float] | None = None  # every threshold between these makes no error; None where none is
+    best: tuple[float, int] | None = None  # the threshold with the fewest errors, and how many those are
 
 
 def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:
     """Measure a specimen as a user would, and ask every check."""
-    m = measure(specimen.net, specimen.batches, credit=specimen.credit, probes=("intrinsic",))
-    claim = Claim(specimen.headline_acc, specimen.frozen_acc)
-    verdicts = {edition: decide(m, claim, thresholds, edition) for edition in EDITIONS}
-    truth = {"reference": specimen.unusable, "rounding": specimen.lost, "depth": specimen.unused}
-    truth |= {"drift": specimen.drifts, "claim": specimen.unusable or specimen.unused}
-    return _case(specimen.name, truth, m, specimen.headline_acc, specimen.reported, CLASSES, verdicts)
+    s, m = specimen, measure(specimen.net, specimen.batches, credit=specimen.credit, probes=("intrinsic",))
+    verdicts = {edition: decide(m, Claim(s.headline_acc, s.frozen_acc), thresholds, edition) for edition in EDITIONS}
+    truth = {"reference": s.unusable, "rounding": s.lost, "depth": s.unused, "drift": s.drifts}
+    truth["claim"] = s.unusable or s.unused
+    return _case(s.name, truth, m, s.headline_acc, s.reported, CLASSES, verdicts)
 
 
 def run_cases(
@@ -112,10 +89,8 @@ def run_cases(
         off = clamp_error(m)
         gain = gains.get(run.spec.name)
         truth = {"reference": None if off is None else off > OFF, "depth": None if gain is None else gain < GAIN}
-        known = [truth["reference"], truth["depth"]]
-        truth["claim"] = True if True in known else None if None in known else False
-        j = judged_runs(records, [run], limits)
-        verdicts = {edition: found_by[0] for edition, found_by in j.verdicts.items()}
+        truth["claim"] = _either(truth["reference"], truth["depth"])
+        verdicts = {edition: of[0] for edition, of in judged_runs(records, [run], limits).verdicts.items()}
         if m.float64_disagreement:
             verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), limits, "intrinsic")
         found.append(_case(run.spec.name, truth, m, run.accuracy, m.gamma, run.classes, verdicts))
@@ -125,8 +100,7 @@ def run_cases(
 def _claim(run: Record, control: Record | None) -> Claim:
     if control is None:
         return Claim(run.accuracy)
-    correct = None if run.correct is None or control.correct is None else (run.correct, control.correct)
-    return Claim(run.accuracy, control.accuracy, correct=correct)
+    return Claim(run.accuracy, control.accuracy, correct=both_correct(run, control))
 
 
 def _gains(path: Path | None) -> dict[str, float]:
@@ -181,18 +155,8 @@ def _walks_back(verdict: Verdict) -> bool | None:
     return True if verdict.failed else None if open_ else False
 
 
-# -- scores --------------------------------------------------------------------------------------------------
-
-
 def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None) -> list[Score]:
-    """Every check against every question, over the cases whose answer is known.
-
-    >>> cases = [Case(str(g), {"reference": g < 1e-8}, {"reference": {"D2": g < 1e-7}}, {"D2": g})
-    ...          for g in (1e-9, 1e-10, 5e-8, 1e-5)]
-    >>> score = scores(cases)[0]
-    >>> score.hits, score.alarms, score.area[0], score.free
-    (2, 1, 1.0, (1e-09, 5e-08))
-    """
+    """Every check against every question, over the cases whose answer is known."""
     limits = asdict(thresholds or DiagnosticThresholds())
     found = []
     for question in QUESTIONS:

@@ -63,10 +63,7 @@ class Specimen:
     """A network with a claim, and what is true of it.
 
     Args:
-        name: net, dtype and strengths.
-        net: of `nets`, in `dtype`.
         batches: eight probe batches of 128.
-        credit: for `diagnose`.
         headline_acc: on 2,000 test samples.
         frozen_acc: of one network with random blocks and a refitted readout, on the same samples.
         off: |reported − true| cosine, the worst site 1…L, over the samples for which a number is reported (float16's
@@ -185,9 +182,6 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
         gain=100 * (accuracy(deepcopy(base).float(), *task["fresh"]) - _rivals(kind, seed % 3)),
         drifts=_drifts(exact),
     )
-
-
-# -- networks ------------------------------------------------------------------------------------------------
 
 
 class Rescaled(nn.Module):
@@ -337,9 +331,6 @@ def _refit(net: Residual) -> Residual:
     return net.eval()
 
 
-# -- outcomes ------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
     """Of (N, …) samples."""
@@ -376,7 +367,7 @@ def _reported(
         printed.append([float(F.cosine_similarity(a, g).float().nanmean()) for a, g in pairs])  # walkback: ignore[P02]
         sums = torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
         plain.append([_plain_cosine(a, g.flatten(1).double()) for a, g in zip(credit, sums)])
-    return [_mean(site) for site in zip(*printed)], [_mean(site) for site in zip(*plain)]
+    return [*map(_mean, zip(*printed))], [*map(_mean, zip(*plain))]
 
 
 def _plain_cosine(a: Tensor, g: Tensor) -> float:

@@ -46,7 +46,7 @@ def audit(
     from walkback.audit import audit as audited
     from walkback.audit import names
     from walkback.audit import plan as find
-    from walkback.audit.listing import Listing
+    from walkback.audit.cost import Listing
 
     if list:
         with stdout_to_stderr():

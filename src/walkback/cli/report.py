@@ -30,8 +30,13 @@ def report(
     """
     if (out, tables, figures, template) == (None, None, None, None):
         out = Path("report.html")
-    if out is not None:
-        _check_page(out)
+    if out is not None and out.suffix not in (".html", ".htm"):
+        raise InputError(f"Expected --out to end in .html, the page is one file, but got {shown(str(out))}.")
+    if out is not None and out.is_dir():
+        raise InputError(f"Expected --out to be a file, but {out} is a folder. Write --out {out / 'report.html'}.")
+    if out is not None and not out.parent.is_dir():
+        advice = f"{out.parent} is not. Make it: mkdir -p {out.parent}."
+        raise InputError(f"Expected the folder of --out to be there, but {advice}")
     if template is not None and template.suffix not in (".md", ".txt", ""):
         raise InputError(f"Expected --template to end in .md: it is written as Markdown, but got {template}.")
     from walkback.audit.records import read_records
@@ -62,14 +67,3 @@ def report(
     else:
         print_text("\n".join([data["summary"], *(f"{what}: {path}" for what, path in written.items())]))
     return 0
-
-
-def _check_page(out: Path) -> None:
-    if out.suffix not in (".html", ".htm"):
-        raise InputError(f"Expected --out to end in .html, the page is one file, but got {shown(str(out))}.")
-    if out.is_dir():
-        raise InputError(f"Expected --out to be a file, but {out} is a folder. Write --out {out / 'report.html'}.")
-    if not out.parent.is_dir():
-        raise InputError(
-            f"Expected the folder of --out to be there, but {out.parent} is not. Make it: mkdir -p {out.parent}."
-        )

@@ -12,6 +12,8 @@ from walkback.data.pickled import read_arrays
 from walkback.data.source import Layout, Part, Source, damaged
 from walkback.errors import FormatError, InputError
 
+Colour = tuple[float, float, float]
+
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
@@ -85,13 +87,13 @@ def _cifar(
     std: tuple[float, ...],
     binary: Layout,
     python: Layout,
-    parquet: tuple[str, str],
+    folder: str,
+    column: str,
 ) -> Source:
-    """Return the source of CIFAR-10 or CIFAR-100; `parquet` is the folder on the hub and the column of the labels."""
-    folder, column = parquet
-    reader, needs = partial(read_parquet, label_column=column), ("pyarrow", "PIL")
+    """Return the source of CIFAR-10 or CIFAR-100; `folder` on the hub and `column` of the labels are of parquet."""
+    reader, hub = partial(read_parquet, label_column=column), f"uoft-cs/cifar{classes}"
+    parquet = Layout((folder,), ("train-*.parquet",), ("test-*.parquet",), reader, needs=("pyarrow", "PIL"))
     archive = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"
-    hub = f"uoft-cs/cifar{classes}"
     return Source(
         name=f"cifar{classes}",
         title=f"CIFAR-{classes}",
@@ -101,7 +103,7 @@ def _cifar(
         test_size=10_000,
         mean=mean,
         std=std,
-        layouts=(binary, python, Layout((folder,), ("train-*.parquet",), ("test-*.parquet",), reader, needs=needs)),
+        layouts=(binary, python, parquet),
         how_to_get=(
             "mkdir -p ~/.cache/walkback",
             f"curl -L {archive} | tar xz -C ~/.cache/walkback",
@@ -130,7 +132,8 @@ CIFAR10 = _cifar(
     (0.2470, 0.2435, 0.2616),
     Layout(("cifar-10-batches-bin",), tuple(f"{name}.bin" for name in _BATCHES), ("test_batch.bin",), _binary),
     Layout(("cifar-10-batches-py",), _BATCHES, ("test_batch",), _python, _MD5),
-    ("plain_text", "label"),
+    "plain_text",
+    "label",
 )
 CIFAR100 = _cifar(
     100,
@@ -138,6 +141,7 @@ CIFAR100 = _cifar(
     (0.2673, 0.2564, 0.2762),
     Layout(("cifar-100-binary",), ("train.bin",), ("test.bin",), _binary_100),
     Layout(("cifar-100-python",), ("train",), ("test",), _python_100, _MD5_100),
-    ("cifar100", "fine_label"),
+    "cifar100",
+    "fine_label",
 )
 SOURCES = {"cifar10": CIFAR10, "cifar100": CIFAR100}

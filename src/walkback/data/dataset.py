@@ -57,7 +57,9 @@ def checked(data: Dataset) -> Dataset:
     """Return the same data set, or raise an InputError that says what in it can't be trained on."""
     for part, split in (("train", data.train), ("test", data.test)):
         if not isinstance(split, Split) or not isinstance(split.x, Tensor) or not isinstance(split.y, Tensor):
-            raise InputError(f"Expected {part} to be a Split of two tensors, but got {_kind(split)}.")
+            two = f"{type(split.x).__name__} and {type(split.y).__name__}" if isinstance(split, Split) else ""
+            got = two or f"a {type(split).__name__}"
+            raise InputError(f"Expected {part} to be a Split of two tensors, but got {got}.")
         x, y = split.x, split.y
         if y.dtype != torch.int64 or y.ndim != 1:
             raise InputError(f"Expected {part} labels (N,) int64, but got {tuple(y.shape)} {y.dtype}.")
@@ -90,9 +92,3 @@ def checked(data: Dataset) -> Dataset:
     if not all(map(isfinite, (*data.mean, *data.std))) or any(s <= 0 for s in data.std):
         raise InputError(f"Expected finite means and stds > 0, but got {shown(data.mean)} and {shown(data.std)}.")
     return data
-
-
-def _kind(split: object) -> str:
-    if isinstance(split, Split):
-        return f"{type(split.x).__name__} and {type(split.y).__name__}"
-    return f"a {type(split).__name__}"

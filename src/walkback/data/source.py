@@ -63,21 +63,18 @@ class Source:
 
 def read(source: Source, root: str | Path | None = None) -> Dataset:
     """Find a data set, read it and check it against its published facts."""
-    layout, folder = find(source, root)
+    found = look(source, root)
+    if found is None:
+        raise FormatError(_explain(source, bases(source, root)))
+    layout, folder = found
     splits: list[Split] = []
-    for part, patterns, size in (
-        ("train", layout.train, source.train_size),
-        ("test", layout.test, source.test_size),
-    ):
+    for part, patterns, size in (("train", layout.train, source.train_size), ("test", layout.test, source.test_size)):
         paths = [path for pattern in patterns for path in _matches(folder, pattern)]
-        for path in paths:
-            _check_md5(path, layout.md5.get(path.name))
+        for path in (path for path in paths if path.name in layout.md5):
+            _check_md5(path, layout.md5[path.name])
         x, y = layout.reader(paths, Part(size, source.classes, source.shape))
         splits.append(_checked(x, y, source, size, f"{part} split in {folder}"))
     return Dataset(source.name, splits[0], splits[1], source.classes, source.mean, source.std)
-
-
-# -- where ---------------------------------------------------------------------------------------------------
 
 
 def bases(source: Source, root: str | Path | None) -> list[Path]:
@@ -105,14 +102,6 @@ def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] 
     return None
 
 
-def find(source: Source, root: str | Path | None = None) -> tuple[Layout, Path]:
-    """Return what `look` finds, or raise an error with the files looked for, the places, and how to get them."""
-    found = look(source, root)
-    if found is None:
-        raise FormatError(_explain(source, bases(source, root)))
-    return found
-
-
 def _folders(base: Path, source: Source, layout: Layout) -> Iterator[Path]:
     for parent in (base, base / source.name):
         yield parent
@@ -129,6 +118,7 @@ def _missing(folder: Path, layout: Layout) -> list[str]:
 
 
 def _explain(source: Source, places: list[Path]) -> str:
+    """Return the files looked for, the places, what was incomplete, and how to get them."""
     lines = [f"Expected the files of {source.title}, but found no complete set. Looked for one of:"]
     for layout in source.layouts:
         folders = ", ".join(f"{folder}/" for folder in layout.folders)
@@ -146,12 +136,7 @@ def _explain(source: Source, places: list[Path]) -> str:
     return "\n".join([*lines, "For files that are elsewhere, give the root or set WALKBACK_DATA."])
 
 
-# -- what ----------------------------------------------------------------------------------------------------
-
-
-def _check_md5(path: Path, expected: str | None) -> None:
-    if expected is None:
-        return
+def _check_md5(path: Path, expected: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if found != expected:

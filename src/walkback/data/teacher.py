@@ -28,22 +28,15 @@ def teacher() -> Dataset:
     """
     draw = np.random.RandomState(0)
     x = (SPREAD * draw.standard_normal((TRAIN + TEST, INPUTS))).astype(np.float32)
-    scores = _score(x.astype(np.float64) / SPREAD, *_forms(draw))
-    cuts = np.quantile(scores[:TRAIN], np.arange(1, CLASSES) / CLASSES)
-    return _split("teacher", x, np.searchsorted(cuts, scores), TRAIN, CLASSES)
-
-
-def _forms(draw: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-    """The vector w (k,) of the linear part and the matrix A (k, k) of the quadratic part."""
     w, a = draw.standard_normal(INPUTS), draw.standard_normal((INPUTS, INPUTS))
     a = (a + a.T) / 2
     a -= np.eye(INPUTS) * np.trace(a) / INPUTS
-    return w / np.linalg.norm(w), a / (np.sqrt(2) * np.linalg.norm(a))  # Var zᵀAz = 2‖A‖²
-
-
-def _score(z: np.ndarray, w: np.ndarray, a: np.ndarray) -> np.ndarray:
+    w, a = w / np.linalg.norm(w), a / (np.sqrt(2) * np.linalg.norm(a))  # Var zᵀAz = 2‖A‖²
+    z = x.astype(np.float64) / SPREAD
     linear, quadratic = z @ w, ((z @ a) * z).sum(1)
-    return np.sqrt(LINEAR_SHARE) * linear + np.sqrt(1 - LINEAR_SHARE) * quadratic
+    scores = np.sqrt(LINEAR_SHARE) * linear + np.sqrt(1 - LINEAR_SHARE) * quadratic
+    cuts = np.quantile(scores[:TRAIN], np.arange(1, CLASSES) / CLASSES)
+    return _split("teacher", x, np.searchsorted(cuts, scores), TRAIN, CLASSES)
 
 
 def teacher_linear() -> Dataset:

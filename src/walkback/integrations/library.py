@@ -16,11 +16,7 @@ from walkback.training.watch import Watch, planned
 
 
 def library(module: str, extra: str) -> Any:
-    """Return the module, or raise an InputError that says how to install it.
-
-    >>> library("json", "nothing").dumps([1])
-    '[1]'
-    """
+    """Return the module, or raise an InputError that says how to install it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -62,7 +58,13 @@ class WatchCallback:
         return _blank(own, own.modules())
 
     def __init__(
-        self, eval_batches: Iterable[Any], every: str | int, network: str | None, stop: bool, options: dict[str, Any]
+        self,
+        eval_batches: Iterable[Any],
+        every: str | int = "epoch",
+        *,
+        network: str | None = None,
+        stop: bool = False,
+        **options: Any,
     ) -> None:
         known = [p.name for p in signature(Watch).parameters.values() if p.kind is p.KEYWORD_ONLY]
         wrong = ", ".join(name for name in options if name not in known)

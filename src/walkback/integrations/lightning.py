@@ -52,13 +52,12 @@ class LightningWatch(WatchCallback):
         stop: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(eval_batches, every, network, stop, options)
+        super().__init__(eval_batches, every, network=network, stop=stop, **options)
         self.accuracy = accuracy
         self._metric: Any = None  # as it was when it was last looked at: Lightning keeps old ones, object and all
         self._epoch: dict[str, Any] = {}  # of the last epoch: the step it ended at, its accuracy; was one ever logged?
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the watch."""
         lengths = {"total_epochs": trainer.max_epochs, "total_steps": trainer.estimated_stepping_batches}
         planned = {name: int(n) for name, n in lengths.items() if n is not None and 0 < n < math.inf}
 
@@ -88,7 +87,6 @@ class LightningWatch(WatchCallback):
         self._maybe_stop(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Measure the last step."""
         self.watch.finish(**(self._epoch["acc"] if self._epoch["end"] == trainer.global_step else {}))
         if self.accuracy is not None and not self._epoch["logged"]:
             names = ", ".join(trainer.callback_metrics) or "nothing"
@@ -98,7 +96,6 @@ class LightningWatch(WatchCallback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the watch and of the last epoch."""
         return super().state_dict() | ({"epoch": dict(self._epoch)} if self._epoch else {})
 
     def __getstate__(self) -> dict[str, Any]:

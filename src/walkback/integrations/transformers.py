@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from walkback.integrations.library import WatchCallback
@@ -28,22 +27,9 @@ class TransformersWatch(WatchCallback):
 
     @staticmethod
     def modules() -> tuple[str, ...]:
-        """Return the one module that has the class."""
         return ("transformers",)
 
-    def __init__(
-        self,
-        eval_batches: Iterable[Any],
-        every: str | int = "epoch",
-        *,
-        network: str | None = None,
-        stop: bool = False,
-        **options: Any,
-    ) -> None:
-        super().__init__(eval_batches, every, network, stop, options)
-
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Make the watch."""
         planned: dict[str, int] = {"total_steps": state.max_steps}
         if args.max_steps <= 0:  # else the number of epochs is only a bound
             planned["total_epochs"] = math.ceil(state.num_train_epochs)
@@ -51,7 +37,6 @@ class TransformersWatch(WatchCallback):
         self._begin(model, state.global_step, _finished(state.epoch or 0.0), {**planned, **self.options})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count a step."""
         self.watch.step(state.global_step)
         self._after(state, control)
 

@@ -42,13 +42,11 @@ def run(name: str, seed: int = 0) -> Pitfall:
     entry = find(name)
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # everything is tiny: on a busy machine threads only wait for each other
-    try:
-        with torch.random.fork_rng(devices=[]):
-            one: Shown = _FILES[entry].show(seed)
-    finally:
-        torch.set_num_threads(threads)
+    from walkback.training.setup import threads
+
+    # Everything is tiny: on a busy machine threads only wait for each other.
+    with threads(1), torch.random.fork_rng(devices=[]):
+        one: Shown = _FILES[entry].show(seed)
     factor = one.wrong / one.right if one.right else None
     numbers = one.quantity, one.wrong, one.right, factor, one.explanation
     return Pitfall(entry.number, entry.name, entry.title, *numbers)

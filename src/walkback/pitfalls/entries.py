@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
-from walkback.pitfalls.script import KEEP, Scope, Script
-from walkback.pitfalls.syntax import last, targets, whole_number
+from walkback.pitfalls.script import KEEP, Scope, Script, last, targets, whole_number
 
 Key = tuple[str, int]  # how a list is written, and the line where it was assigned
 Loop = ast.For | ast.AsyncFor | ast.comprehension
@@ -15,55 +14,35 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True)
 class Layers:
-    """A list with one entry per layer, or a part of it.
+    """A list with one entry per layer, or a part of it."""
 
-    Args:
-        root: names the whole list.
-        node: the whole list where it is read.
-        made: what was assigned to it; None where that is not certain.
-        start: how many of its entries are left out in front.
-        end: how many at its end; None where that can't be read.
-        held: "grad" where an attribute of the entries is meant, as in `hidden[l].grad`.
-    """
-
-    root: Key
-    node: ast.Name | ast.Attribute
-    made: ast.expr | None = None
-    start: int = 0
-    end: int | None = 0
-    held: str = ""
+    root: Key  # names the whole list
+    node: ast.Name | ast.Attribute  # the whole list where it is read
+    made: ast.expr | None = None  # what was assigned to it; None where that is not certain
+    start: int = 0  # how many of its entries are left out in front
+    end: int | None = 0  # how many at its end; None where that can't be read
+    held: str = ""  # "grad" where an attribute of the entries is meant, as in `hidden[l].grad`
 
     @property
     def name(self) -> str:
-        """What the list is called."""
         return last(self.node)
 
     @property
     def is_whole(self) -> bool:
-        """Is nothing left out?"""
         return self.start == 0 and self.end == 0
 
     def is_same_list(self, other: Layers) -> bool:
-        """Are both one list, or parts of one?"""
         return (self.root, self.held) == (other.root, other.held)
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`.
-
-    Args:
-        layers: the list.
-        offset: how far the entry is ahead of the turn.
-        left_out: how many entries no turn reaches at the other end of the list; None where that can't be read.
-        loop: None where the vector is all of the list at once.
-        backwards: the loop runs over the list from its end.
-    """
+    """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`."""
 
     layers: Layers
     offset: int
-    left_out: int | None
-    loop: Loop | None = None
+    left_out: int | None  # how many entries no turn reaches at the other end; None where that can't be read
+    loop: Loop | None = None  # None where the vector is all of the list at once
     backwards: bool = False
 
 

@@ -6,8 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script
-from walkback.pitfalls.syntax import argument, keyword, method, number
+from walkback.pitfalls.script import Script, argument, keyword, method, number
 
 if TYPE_CHECKING:
     from torch import Tensor

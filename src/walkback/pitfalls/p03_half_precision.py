@@ -6,8 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script
-from walkback.pitfalls.syntax import argument, last, method
+from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +55,7 @@ def _autocasts_to_half(script: Script, call: ast.Call, name: str) -> bool:
     dtype, device = argument(call, 1, "dtype"), argument(call, 0, "device_type")
     if dtype is not None:
         return _is_half(script, dtype)
-    return name.endswith("cuda.amp.autocast") or (isinstance(device, ast.Constant) and device.value == "cuda")
+    return name.endswith("cuda.amp.autocast") or literal(device) == "cuda"
 
 
 def gradient(seed: int) -> Tensor:

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, is_feedback
-from walkback.pitfalls.syntax import last, method, targets
+from walkback.pitfalls.script import NULL, Script, is_feedback, last, literal, method, targets
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
@@ -45,8 +44,8 @@ def _keys(script: Script) -> Iterator[str]:
             key = node.slice
         elif isinstance(node, ast.Call) and method(node) in ("get", "pop") and node.args:
             key = node.args[0]
-        if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value
+        if isinstance(word := literal(key), str):
+            yield word
         elif isinstance(key, ast.JoinedStr) and key.values and isinstance(key.values[0], ast.Constant):
             yield str(key.values[0].value).rstrip("._")
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Scope, Script
-from walkback.pitfalls.syntax import method, owner, words
+from walkback.pitfalls.script import Scope, Script, method, owner, words
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")

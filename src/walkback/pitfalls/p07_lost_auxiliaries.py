@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.p04_fresh_feedback import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, is_feedback
-from walkback.pitfalls.syntax import last, method, owner, root, words
+from walkback.pitfalls.script import NULL, Script, is_feedback, last, literal, method, owner, root, words
+from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,9 +83,8 @@ def _fallbacks(script: Script) -> Found:
             read = any(is_feedback(w) for n in getattr(tried, "body", ()) for w in words(n))
             yield from ((s, why, fix) for s in node.body if read and _takes_gradient(script, s))
         elif isinstance(node, ast.Call) and method(node) == "get" and len(node.args) == 2:
-            key = node.args[0]
-            named = isinstance(key, ast.Constant) and is_feedback(str(key.value))
-            if named and script.is_gradient(node.args[1]):
+            key, default = node.args
+            if is_feedback(str(literal(key))) and script.is_gradient(default):
                 yield node, why, fix
 
 
@@ -117,24 +116,17 @@ def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) 
     for site, g in enumerate(grads):
         feedback = checkpoint.get(f"B{site}")
         a = g if feedback is None else error @ feedback  # walkback: ignore[P07]
-        a, g = a.double(), g.double()
-        cosines.append(float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean()))
+        cosines.append(cosine(a, g))
     return sum(cosines) / len(cosines)  # walkback: ignore[P06]
 
 
 def show(seed: int = 0) -> Shown:
     """Γ from a checkpoint of the network alone, and from one that has B."""
-    import torch
-
     run = trained(seed)
-    x, y = (torch.cat(part) for part in zip(*run.batches))
-    logits, hidden = run.net(x, return_hidden=True)
-    losses = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    grads = list(torch.autograd.grad(losses, hidden[:-1]))
-    error = (logits.softmax(1) - torch.nn.functional.one_hot(y, logits.shape[1])).detach()
+    error, grads = run.signals()
     return Shown(
         "Γ of DFA",
-        gamma(dict(run.net.state_dict()), grads, error),
-        gamma({**run.net.state_dict(), **run.rule.state_dict()}, grads, error),
+        gamma(dict(run.net.state_dict()), grads[:-1], error),
+        gamma({**run.net.state_dict(), **run.rule.state_dict()}, grads[:-1], error),
         "the network's state dict has no B, so the script compares the gradient with itself: perfectly aligned.",
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
+from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,7 +18,7 @@ PITFALL = Entry(8, "two-passes", "credit and reference come from different passe
 def detect(script: Script) -> Found:
     """Find two batches drawn in a function that compares directions."""
     for _, nodes in script.scopes():
-        drawn = [n for n in nodes if isinstance(n, ast.Call) and script.name(n.func) == "next" and _draws(script, n)]
+        drawn = [n for n in nodes if isinstance(n, ast.Call) and _draws(script, n)]
         if len(drawn) > 1 and any(script.is_cosine_call(n) for n in nodes):
             yield (
                 sorted(drawn, key=lambda call: call.lineno)[1],
@@ -27,19 +28,20 @@ def detect(script: Script) -> Found:
 
 
 def _draws(script: Script, call: ast.Call) -> bool:
-    inner = call.args[0] if call.args else None
+    """Is it next(iter(…))?"""
+    inner = call.args[0] if call.args and script.name(call.func) == "next" else None
     return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
 
 
-def with_dropout(seed: int) -> nn.Module:
-    """A healthy network with dropout in every block."""
+def with_dropout(seed: int, p: float = 0.5, gain: float = 1.0) -> nn.Module:
+    """A network, healthy unless a gain makes it grow, with dropout at the end of every block."""
     from torch import nn
 
     from walkback.selftest import network
 
-    net = network(seed=seed)
+    net = network(gain=gain, seed=seed)
     for block in net.blocks:
-        block.append(nn.Dropout(0.5))  # type: ignore[operator]
+        block.append(nn.Dropout(p))  # type: ignore[operator]
     return net
 
 
@@ -50,11 +52,6 @@ def gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     logits, hidden = net(x, return_hidden=True)  # walkback: ignore[P10]
     (g,) = torch.autograd.grad(torch.nn.functional.cross_entropy(logits, y, reduction="sum"), hidden[:1])
     return g.double()
-
-
-def cosine(a: Tensor, g: Tensor) -> float:
-    """The mean over samples."""
-    return float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean())
 
 
 def show(seed: int = 0) -> Shown:

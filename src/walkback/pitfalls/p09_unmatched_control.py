@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script
+from walkback.pitfalls.script import Script, keyword, literal
 from walkback.pitfalls.trained import train
 
 PITFALL = Entry(9, "unmatched-control", "depth is compared with a control that trained for less", "lint, report")
@@ -33,9 +33,9 @@ def detect(script: Script) -> Found:
 
 
 def _is_frozen(call: ast.Call) -> bool:
-    values = [a.value for a in (*call.args, *(k.value for k in call.keywords)) if isinstance(a, ast.Constant)]
-    flags = [k for k in call.keywords if k.arg in ("frozen", "freeze", "freeze_blocks", "frozen_blocks")]
-    return "frozen" in values or any(isinstance(k.value, ast.Constant) and k.value.value is True for k in flags)
+    values = [literal(a) for a in (*call.args, *(k.value for k in call.keywords))]
+    flag = keyword(call, "frozen", "freeze", "freeze_blocks", "frozen_blocks")
+    return "frozen" in values or literal(flag) is True
 
 
 def _recipe(call: ast.Call) -> dict[str | None, object]:
@@ -48,12 +48,10 @@ def _differ(ours: dict[str | None, object], theirs: dict[str | None, object]) ->
 
 def accuracies(seed: int) -> tuple[float, float, float]:
     """DFA, its matched control, and a control with a sixth of the epochs."""
-    runs = (
-        train("dfa", epochs=6, seed=seed),
-        train("dfa", "frozen", epochs=6, seed=seed),
-        train("dfa", "frozen", epochs=1, seed=seed),  # walkback: ignore[P09]
-    )
-    return runs[0].accuracy, runs[1].accuracy, runs[2].accuracy
+    run = train("dfa", epochs=6, seed=seed)
+    matched = train("dfa", "frozen", epochs=6, seed=seed)
+    short = train("dfa", "frozen", epochs=1, seed=seed)  # walkback: ignore[P09]
+    return run.accuracy, matched.accuracy, short.accuracy
 
 
 def show(seed: int = 0) -> Shown:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.p08_two_passes import with_dropout
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script
-from walkback.pitfalls.syntax import argument, last, method
+from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method
 
 if TYPE_CHECKING:
     from torch import nn
@@ -17,7 +17,8 @@ PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report"
 
 def detect(script: Script) -> Found:
     """Find a network that is measured in a script without `.eval()`."""
-    if script.has_call("eval") or any(map(_turns_off, script.calls())):
+    off = (literal(argument(call, 0, "mode")) for call in script.calls() if method(call) == "train")
+    if script.has_call("eval") or any(value is False for value in off):
         return
     made = script.has_call("load_state_dict") or any(map(_builds_model, script.of(ast.Assign)))
     imported = _imported_models(script)
@@ -38,11 +39,6 @@ def detect(script: Script) -> Found:
                 "the network is measured in the mode it happens to be in: dropout and batch norm change what is seen",
                 "call model.eval() before, and say so beside the numbers",
             )
-
-
-def _turns_off(call: ast.Call) -> bool:
-    value = argument(call, 0, "mode")
-    return method(call) == "train" and isinstance(value, ast.Constant) and value.value is False
 
 
 def _builds_model(node: ast.Assign) -> bool:
@@ -81,14 +77,7 @@ P = 0.9  # of dropout: what it keeps is scaled by 1/(1 − p)
 
 def exploding_with_dropout(seed: int) -> nn.Module:
     """A network whose stream its branches make up, with dropout at the end of each."""
-    from torch import nn
-
-    from walkback.selftest import network
-
-    net = network(gain=10.0, seed=seed)
-    for block in net.blocks:
-        block.append(nn.Dropout(P))  # type: ignore[operator]
-    return net
+    return with_dropout(seed, P, gain=10.0)
 
 
 def stream_norm(net: nn.Module, seed: int) -> float:

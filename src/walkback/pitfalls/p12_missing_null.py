@@ -12,8 +12,8 @@ PENALTY = 1.0
 
 def accuracies(seed: int) -> tuple[float, float, float]:
     """DFA with the penalty, BP without it, BP with it."""
-    runs = train("dfa", penalty=PENALTY, seed=seed), train("bp", seed=seed), train("bp", penalty=PENALTY, seed=seed)
-    return runs[0].accuracy, runs[1].accuracy, runs[2].accuracy
+    dfa, bp = train("dfa", penalty=PENALTY, seed=seed), train("bp", seed=seed)
+    return dfa.accuracy, bp.accuracy, train("bp", penalty=PENALTY, seed=seed).accuracy
 
 
 def show(seed: int = 0) -> Shown:

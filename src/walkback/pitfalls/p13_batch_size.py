@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script
-from walkback.pitfalls.syntax import keyword, last, method
+from walkback.pitfalls.script import Script, keyword, last, literal, method
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +24,8 @@ def detect(script: Script) -> Found:
         losses = [c for c in calls if method(c) in ("cross_entropy", "nll_loss", "mse_loss", "CrossEntropyLoss")]
         if not any(map(script.differentiates, calls)) or not losses:
             continue
-        if any(map(_reduces_otherwise, losses)) or any(map(_scales_by_size, nodes)):
+        reductions = [keyword(loss, "reduction") for loss in losses]
+        if any(r is not None and literal(r) != "mean" for r in reductions) or any(map(_scales_by_size, nodes)):
             continue
         for call in calls:
             if _row_norm(script, call) and not isinstance(script.parents[call], ast.BinOp):
@@ -34,11 +34,6 @@ def detect(script: Script) -> Found:
                     "the gradient of a mean loss shrinks with the batch, so this norm depends on the batch size",
                     'take the loss with reduction="sum" (a norm per sample), and say what it is divided by',
                 )
-
-
-def _reduces_otherwise(call: ast.Call) -> bool:
-    value = keyword(call, "reduction")
-    return value is not None and not (isinstance(value, ast.Constant) and value.value == "mean")
 
 
 def _scales_by_size(node: ast.AST) -> bool:

@@ -7,8 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import LABELS, Script
-from walkback.pitfalls.syntax import keyword, last, method, number, owner
+from walkback.pitfalls.script import LABELS, Script, keyword, last, literal, method, number, owner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,13 +38,10 @@ def detect(script: Script) -> Found:
         data = call.args[0] if call.args else keyword(call, "dataset")
         if method(call) != "DataLoader" or data is None:
             continue
-        ordered = keyword(call, "sampler", "batch_sampler") is None and _is_false(keyword(call, "shuffle"))
+        shuffle = keyword(call, "shuffle")
+        ordered = keyword(call, "sampler", "batch_sampler") is None and (shuffle is None or literal(shuffle) is False)
         if ordered and len(call.args) < 3 and (method(data) in _FOLDERS or last(data) in folders):
             yield call, f"ImageFolder lists its samples class by class: {why}", "pass shuffle=True"
-
-
-def _is_false(node: ast.AST | None) -> bool:
-    return node is None or (isinstance(node, ast.Constant) and node.value is False)
 
 
 def _sorts_labels(script: Script, call: ast.AST) -> bool:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.entries import Key, Layers, Loop, Reader, Vector
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import GRADIENT, Script
-from walkback.pitfalls.syntax import method, names, owner, targets, whole_number
-from walkback.pitfalls.trained import Trained, train
+from walkback.pitfalls.script import GRADIENT, Script, keyword, literal, method, names, owner, targets, whole_number
+from walkback.pitfalls.trained import Trained, cosine, train
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,22 +57,12 @@ class Pair:
 
     @property
     def roots(self) -> frozenset[tuple[Key, str]]:
-        """Which two lists."""
         return frozenset((side.layers.root, side.layers.held) for side in self.sides)
 
     @property
     def by(self) -> int:
         """How far their indices are apart."""
         return abs(self.sides[0].offset - self.sides[1].offset)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The list that another was made from, entry by entry, and how many of it are left out at either end."""
-
-    root: Key
-    start: int = 0
-    end: int | None = 0
 
 
 def detect(script: Script) -> Found:
@@ -161,18 +150,18 @@ def _is_shifted(reader: Reader, pair: Pair) -> bool:
         return a.offset + ours.end != g.offset + theirs.end
     low, high = sorted(pair.sides, key=lambda side: side.offset)
     opposite = low.left_out is not None and low.left_out - (high.left_out or 0) == pair.by
-    certain = opposite or _of_one_trace(reader, pair) or _equally_long(reader, pair) or _filled_alike(reader, pair)
-    return pair.by > 0 and certain
+    return pair.by > 0 and (opposite or _of_one_trace(reader, pair) or _alike(reader, pair))
 
 
-def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Origin:
-    """What a list was made from; the list itself where that is not certain."""
-    made = replace(layers, held="", start=0, end=0) if layers.held else _made_from(reader, layers)
+def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Layers:
+    """What a list was made from, entry by entry, with what is left out of that; itself where it is not certain."""
+    whole = replace(layers, held="", start=0, end=0)
+    made = whole if layers.held else _made_from(reader, layers)
     if made is None or depth > 4:
-        return Origin(layers.root)
-    before = _origin(reader, replace(made, start=0, end=0), depth + 1)
+        return whole
+    before = _origin(reader, made, depth + 1)
     end = None if made.end is None or before.end is None else made.end + before.end
-    return Origin(before.root, made.start + before.start, end)
+    return replace(before, start=made.start + before.start, end=end)
 
 
 def _made_from(reader: Reader, layers: Layers) -> Layers | None:
@@ -259,36 +248,27 @@ def _of_one_trace(reader: Reader, pair: Pair) -> bool:
     return {a.attr, g.attr} == {"credits", "grads"} and ast.dump(a.value) == ast.dump(g.value)
 
 
-def _equally_long(reader: Reader, pair: Pair) -> bool:
-    """len(credits) == len(grads), or zip(credits, grads, strict=True), somewhere in the same function."""
+def _alike(reader: Reader, pair: Pair) -> bool:
+    """Does something in the same function say that the same index is the same layer in both lists?
+
+    Equal lengths: len(credits) == len(grads), or zip(credits, grads, strict=True). Or credits[L] = grads[L].
+    """
     roots = {side.layers.root for side in pair.sides}
     for node in reader.script.inside(reader.script.scope(pair.node)):
-        lists: list[Layers | None] = []
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.Eq, ast.NotEq)):
-            both = [reader.length(side) for side in (node.left, node.comparators[0])]
-            lists = [of[0] for of in both if of is not None and of[1] == 0]
-        elif isinstance(node, ast.Call) and reader.given(node, "zip"):
-            strict = [k.value for k in node.keywords if k.arg == "strict"]
-            if strict and isinstance(strict[0], ast.Constant) and strict[0].value is True:
-                lists = [reader.layers(part) for part in node.args]
-        if roots <= {layers.root for layers in lists if layers is not None and layers.is_whole}:
-            return True
-    return False
-
-
-def _filled_alike(reader: Reader, pair: Pair) -> bool:
-    """credits[L] = grads[L]: the same index is the same layer."""
-    roots = {side.layers.root for side in pair.sides}
-    for node in reader.script.inside(reader.script.scope(pair.node)):
-        into = node.targets[0] if isinstance(node, ast.Assign) else None
-        of = reader.bare(node.value) if isinstance(node, ast.Assign) else None
-        if not isinstance(into, ast.Subscript) or not isinstance(of, ast.Subscript):
-            continue
-        number = whole_number(into.slice)
-        counted = isinstance(into.slice, ast.Name) or (number is not None and number >= 0)
-        lists = [reader.layers(part) for part in (into.value, of.value)]
-        same = counted and ast.dump(into.slice) == ast.dump(of.slice)
-        if same and roots == {layers.root for layers in lists if layers is not None}:
+        whole: list[Layers | None] = []
+        match node:
+            case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
+                whole = [of[0] for of in map(reader.length, (left, right)) if of is not None and of[1] == 0]
+            case ast.Call() if reader.given(node, "zip") and literal(keyword(node, "strict")) is True:
+                whole = [reader.layers(part) for part in node.args]
+            case ast.Assign(targets=[ast.Subscript(value=into, slice=at), *_], value=value):
+                of, number = reader.bare(value), whole_number(at)
+                counted = isinstance(at, ast.Name) or (number is not None and number >= 0)
+                if counted and isinstance(of, ast.Subscript) and ast.dump(at) == ast.dump(of.slice):
+                    lists = [reader.layers(part) for part in (into, of.value)]
+                    if roots == {layers.root for layers in lists if layers is not None}:
+                        return True
+        if roots <= {layers.root for layers in whole if layers is not None and layers.is_whole}:
             return True
     return False
 
@@ -321,27 +301,17 @@ def _is_too_early(reader: Reader, cosine: ast.expr, credit: ast.expr, gradient: 
 
 def signals(run: Trained) -> tuple[list[Tensor], list[Tensor]]:
     """a_0…a_L of FA and g_0…g_L, each (1024, 64) in float64: a_L is g_L itself, carried down by the matrices B."""
-    import torch
-
-    x, y = (torch.cat(part) for part in zip(*run.batches))
-    logits, hidden = run.net(x, return_hidden=True)
-    loss = torch.nn.functional.cross_entropy(logits, y, reduction="sum")
-    grads = [g.double() for g in torch.autograd.grad(loss, hidden)]
+    grads = [g.double() for g in run.signals()[1]]
     credits = [grads[-1]]
     for matrix in reversed(run.rule.matrices()):  # type: ignore[operator]
         credits.insert(0, credits[0] @ matrix.double())
     return credits, grads
 
 
-def cosines(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> list[float]:
-    """Mean over samples, one per pair."""
-    return [float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean()) for a, g in zip(credits, grads)]
-
-
 def pairings(run: Trained) -> tuple[list[float], list[float]]:
     """Cosines at sites 0…L−1 with the credit of the site above, and with each site's own."""
     credits, grads = signals(run)
-    return cosines(credits[1:], grads[:-1]), cosines(credits[:-1], grads[:-1])
+    return list(map(cosine, credits[1:], grads)), list(map(cosine, credits, grads[:-1]))
 
 
 def show(seed: int = 0) -> Shown:

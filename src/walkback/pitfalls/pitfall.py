@@ -13,13 +13,9 @@ Found = Iterator[tuple[ast.expr | ast.stmt, str, str]]
 
 @dataclass(frozen=True)
 class Entry:
-    """A pitfall of the catalogue.
+    """A pitfall of the catalogue, numbered as in CHECKLIST.md.
 
-    Args:
-        number: as in CHECKLIST.md.
-        name: what `run` and the command line call it.
-        title: the mistake in one line.
-        detector: what finds it: "lint" (in a script, before it runs), "report" (in the measurement) or both.
+    `detector` is what finds it: "lint" (in a script, before it runs), "report" (in the measurement) or both.
     """
 
     number: int
@@ -34,7 +30,6 @@ class Entry:
 
     @property
     def page(self) -> str:
-        """Its page of the documentation."""
         return f"docs/pitfalls/{self.number:02}-{self.name}.md"
 
 
@@ -50,18 +45,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class Pitfall:
-    """A pitfall as its reproducer showed it here and now.
-
-    Args:
-        number: as in CHECKLIST.md.
-        name: of the catalogue.
-        title: the mistake in one line.
-        quantity: what both numbers claim to be.
-        wrong: what the mistake gives.
-        right: what it should have been.
-        factor: wrong / right, None where the right number is zero.
-        explanation: why they differ, with what else was measured.
-    """
+    """A pitfall as its reproducer showed it here and now; `factor` is wrong / right, None where right is zero."""
 
     number: int
     name: str
@@ -73,5 +57,4 @@ class Pitfall:
     explanation: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
         return asdict(self)

@@ -30,16 +30,28 @@ class Trained:
 
         return measure(self.net, self.batches, credit=rule or self.rule)
 
+    def signals(self) -> tuple[Tensor, list[Tensor]]:
+        """Return softmax − onehot (N, C) of all test samples, and g_0…g_L of their summed loss."""
+        import torch.nn.functional as F
+        from torch import autograd, cat
 
+        x, y = (cat(part) for part in zip(*self.batches))
+        logits, hidden = self.net(x, return_hidden=True)
+        grads = autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)
+        return (logits.softmax(1) - F.one_hot(y, logits.shape[1])).detach(), list(grads)
+
+
+def cosine(a: Tensor, g: Tensor) -> float:
+    """Return the mean over samples of the cosine of two (B, n), in float64 and without an ε."""
+    a, g = a.double(), g.double()
+    return float(((a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))).mean())
+
+
+@lru_cache(maxsize=16)
 def train(
     rule: str, scope: str = "all", epochs: int = 6, penalty: float = 0.0, lr: float = 4e-3, seed: int = 0
 ) -> Trained:
     """A ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128; trained once."""
-    return _train(rule, scope, epochs, penalty, lr, seed)
-
-
-@lru_cache(maxsize=16)
-def _train(rule: str, scope: str, epochs: int, penalty: float, lr: float, seed: int) -> Trained:
     import torch
 
     from walkback.data import load

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
@@ -55,8 +57,7 @@ class Bundle:
     def model(self) -> nn.Module:
         """The network, built anew and given its weights, in eval mode on the CPU.
 
-        Where `spec["net"]` is a `module:function`, this imports the module (from the current folder first) and calls
-        the function: look at the spec before you build a bundle from someone else.
+        Where `spec["net"]` is a `module:function`, the module is looked for in the current folder first.
         """
         net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
@@ -77,10 +78,7 @@ class Bundle:
     def rule(self, model: nn.Module) -> Rule:
         """The rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
 
-        Like `model`, it runs code where `spec["rule"]` is a `module:function`.
-
-        Args:
-            model: what `model()` returned, on any device; rules such as EP run its blocks.
+        `model` is what `model()` returned, on any device; rules such as EP run its blocks.
         """
         missing = [key for key in ("rule", "input_shape", "classes") if key not in self.spec]
         if missing:
@@ -143,24 +141,12 @@ def save_bundle(
     ...     bundle.spec["net"], sorted(bundle.weights), sorted(bundle.auxiliaries)
     ('torch.nn:Linear', ['bias', 'weight'], ['B0'])
     """
-    from safetensors.torch import save_file
-
-    path = Path(path)
-    tensors = {f"net.{k}": v for k, v in unwrap(model).state_dict().items()}
-    tensors |= {f"aux.{k}": v for k, v in (auxiliaries or {}).items()}
-    odd = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
-    if odd is not None:
-        raise InputError(f"Expected tensors only, but {odd} is a {type(tensors[odd]).__name__}.")
-    head = {"schema": SCHEMA}
+    path, tensors, head = Path(path), stored(model, auxiliaries or {}), {"schema": SCHEMA}
     spec_text = _text({**head, **spec, **head}, "spec", indent=2)
     rows = "".join(_text(_spelled(row), "trajectory") + "\n" for row in trajectory)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        # Cloned: safetensors refuses tensors that share memory, and tied weights do.
-        save_file(
-            {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()},
-            path / "weights.safetensors",
-        )
+        save_file(tensors, path / "weights.safetensors")
         (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
         for name in ("trajectory.jsonl", "report.json"):  # of what was here before
             (path / name).unlink(missing_ok=True)
@@ -171,6 +157,27 @@ def save_bundle(
     if report is not None:
         report.save(path / "report.json")
     return load_bundle(path)
+
+
+def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) -> dict[str, Tensor]:
+    """Return tensors as a file keeps them: net.* and aux.*, on the CPU."""
+    tensors = {f"net.{k}": v for k, v in unwrap(model).state_dict().items()}
+    tensors |= {f"aux.{k}": v for k, v in auxiliaries.items()} | more
+    odd = next((k for k, v in tensors.items() if not isinstance(v, Tensor)), None)
+    if odd is not None:
+        raise InputError(f"Expected tensors only, but {odd} is a {type(tensors[odd]).__name__}.")
+    # Cloned: safetensors refuses tensors that share memory, and tied weights do.
+    return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+
+
+def schema_of(table: object) -> str:
+    """Return the schema that a file names, or what it holds where that is no object."""
+    return str(table.get("schema")) if isinstance(table, dict) else type(table).__name__
+
+
+def run_fields(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a spec.json has of a RunSpec."""
+    return {k: v for k, v in table.items() if k not in ("schema", "input_shape", "classes")}
 
 
 def _text(value: Any, name: str, indent: int | None = None) -> str:
@@ -198,18 +205,14 @@ def load_bundle(path: str | Path) -> Bundle:
     >>> load_bundle(wb.selftest.BUNDLES / "bp").spec["rule"]
     'bp'
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = Path(path)
     if not (path / "spec.json").is_file():
         raise FormatError(
             f"Expected a bundle at {path}, a folder with spec.json and weights.safetensors, but there is no spec.json."
         )
-    spec = read_table(path / "spec.json")
-    if not isinstance(spec, dict) or spec.get("schema") != SCHEMA:
-        got = spec.get("schema") if isinstance(spec, dict) else type(spec).__name__
-        raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {cut(str(got))}.")
+    spec: Any = read_table(path / "spec.json")
+    if (got := schema_of(spec)) != SCHEMA:
+        raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {cut(got)}.")
     if not (path / "weights.safetensors").exists() and (path / "report.json").exists():
         raise FormatError(
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "

@@ -34,6 +34,7 @@ SAME = 1e-6  # 1 − cosine below which a direction is the exact one: rounding, 
 NEAR = 0.999  # a cosine that is exact in effect, whoever made it
 FLOOR = 0.05  # scrambled networks have no symmetry that makes their mean exactly zero, as drawn feedback has
 Batch = tuple[Tensor, Tensor]
+Draws = list[Tensor | None]  # the gradients of one group in steps with other feedback or networks
 APART = 0.01  # relative difference between the credit of a step and the measured one
 
 
@@ -86,12 +87,8 @@ class Certificate:
             says `exact = True`, as BP does.
         two_faced: where the rule trains with one credit and is measured with another.
 
-    >>> import torch, walkback as wb
-    >>> net, dfa = wb.nets.build("resmlp", (8,), 3, width=16), wb.rules.DFA()
-    >>> wb.rules.set_up(dfa, net, torch.zeros(2, 8), 3, torch.Generator().manual_seed(0))
-    >>> certificate = wb.certify(dfa, net)
-    >>> {group.group: group.kind for group in certificate.groups}["stem"]
-    'random feedback'
+    >>> Certificate("DFA", (Credit("stem", "random feedback", 0.1), Credit("readout", "exact", 1.0))).passed
+    True
     """
 
     rule: str
@@ -125,10 +122,11 @@ class Certificate:
 
     def __str__(self) -> str:
         near, hidden = self.exact_in_effect, self.hidden_backprop
-        f = lambda x, form: "–" if x is None else format(x, form)  # noqa: E731
         ends = {c.group: " + exact" if c.leaks else " ≈ exact" if c.group in near else "" for c in self.groups}
-        rows = [(c.group, c.kind + ends[c.group], f(c.cosine, "+.4f"), f(c.leak, "+.3f")) for c in self.groups]
-        lines = [tabulate(rows, ("parameters", "credit", "cosine to exact", "exact share left"), disable_numparse=True)]
+        rows = [(c.group, c.kind + ends[c.group], c.cosine, c.leak) for c in self.groups]
+        head, forms = ("parameters", "credit", "cosine to exact", "exact share left"), ("", "", "+.4f", "+.3f")
+        table = [[format(x, form) if x is not None else "–" for x, form in zip(row, forms)] for row in rows]
+        lines = [self.rule, tabulate(table, head, disable_numparse=True)]
         if hidden:
             lines.append(f"hidden backpropagation in: {', '.join(hidden)}")
         elif not self.uncertified:
@@ -140,7 +138,7 @@ class Certificate:
             )
         if near:
             lines.append(f"exact in effect, which can be relaxation or disguised backpropagation: {', '.join(near)}")
-        return "\n".join([self.rule, *lines, *map(str, self.two_faced)])
+        return "\n".join([*lines, *map(str, self.two_faced)])
 
 
 def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 0) -> Certificate:
@@ -150,7 +148,7 @@ def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 
 
     Args:
         rule: set up for `net` (see `walkback.rules.rule.set_up`).
-        net: the network.
+        net: the network it trains.
         batch: inputs (B, …) and labels (B,); drawn from a normal distribution when None.
         seed: of the drawn batch, the fresh feedback and the scrambling.
 
@@ -236,12 +234,7 @@ def _refuse_batch(batch: object) -> None:
 
 
 def _judge(
-    group: str,
-    ours: Tensor | None,
-    exact: Tensor | None,
-    redrawn: list[Tensor | None],
-    scrambled: list[Tensor | None],
-    both: list[Tensor | None],
+    group: str, ours: Tensor | None, exact: Tensor | None, redrawn: Draws, scrambled: Draws, both: Draws
 ) -> Credit:
     if ours is None or exact is None:
         return Credit(group, NONE, None)
@@ -260,8 +253,7 @@ def _judge(
         return Credit(group, NOT_FINITE, cosine)
     if cosine is None:
         return Credit(group, kind, None)  # the exact gradient is zero: there is nothing of it to be left
-    size = exact.abs().max()  # squares must not underflow
-    unit = exact / size
+    unit = exact / (size := exact.abs().max())  # squares must not underflow
     shares = torch.stack([d @ unit / (unit @ unit) for d in draws])
     leak, error = float(shares.mean()), float(shares.std() / len(shares) ** 0.5)
     mean = sum(_cosine(d, exact) or 0.0 for d in draws) / len(draws)
@@ -275,7 +267,7 @@ def _cosine(a: Tensor, b: Tensor) -> float | None:
     return cosine if isfinite(cosine) else None
 
 
-def _changes(ours: Tensor, draws: list[Tensor | None]) -> bool:
+def _changes(ours: Tensor, draws: Draws) -> bool:
     return any(d is None or not torch.allclose(d, ours, rtol=1e-4) for d in draws)
 
 

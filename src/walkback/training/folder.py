@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from walkback.errors import FormatError, WalkbackError, shown
 from walkback.report.report import Report
-from walkback.training.bundle import SCHEMA, Bundle, load_bundle
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
 from walkback.verdict.files import read_table
 
@@ -29,15 +29,16 @@ CHECKPOINT, PROGRESS, LOCK = "checkpoint.safetensors", "progress.json", ".lock"
 LEFT_OVER = "*.tmp"  # of a process that was killed while it wrote
 
 AGAIN = "To train it again (the same spec gives the same run), move the folder away first."
+_ROOM = "make room, then run the same command again; it goes on from the last epoch saved."
 _HELP = {
-    errno.ENOSPC: "The disk is full: make room, then run the same command again; it goes on from the last epoch saved.",
-    errno.EDQUOT: "Your quota is used up: make room, then run the same command again; it goes on from the last epoch "
-    "saved.",
+    errno.ENOSPC: f"The disk is full: {_ROOM}",
+    errno.EDQUOT: f"Your quota is used up: {_ROOM}",
     errno.EROFS: "The store is read-only: give another one, or make it writable.",
-    errno.EACCES: "The store is not yours to write: give another one, or change its permissions.",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), "The store is not yours to write: give another one, or change its permissions."
+    ),
     errno.EEXIST: "There is a file of this name: give a folder.",
     errno.ENOTDIR: "There is a file where a folder should be: give another one.",
-    errno.EPERM: "The store is not yours to write: give another one, or change its permissions.",
 }
 
 
@@ -60,9 +61,6 @@ def write(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
         raise unwritable(path, error) from None
-
-
-# -- one owner -----------------------------------------------------------------------------------------------
 
 
 class BusyError(WalkbackError):
@@ -99,15 +97,13 @@ def held(folder: Path) -> bool:
     """Whether some process is training there right now."""
     if not (folder / LOCK).exists():
         return False
-    lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(blocking=False)
+        with FileLock(folder / LOCK).acquire(blocking=False):
+            return False
     except Timeout:
         return True
     except OSError:  # it can't be told; training there will say why
         return False
-    lock.release()
-    return False
 
 
 def tidy(folder: Path) -> None:
@@ -120,9 +116,6 @@ def _remove(folder: Path, *patterns: str) -> None:
         for path in folder.glob(pattern):
             with suppress(OSError):  # a store may be read-only
                 path.unlink(missing_ok=True)
-
-
-# -- what is in it -------------------------------------------------------------------------------------------
 
 
 def spec_text(spec: RunSpec, input_shape: tuple[int, ...], classes: int) -> str:
@@ -194,20 +187,19 @@ def _same_spec(folder: Path, spec: RunSpec) -> None:
         found: Any = read_table(path)
     except FormatError as error:
         raise FormatError(f"{error} {AGAIN}") from None
-    schema = found.get("schema") if isinstance(found, dict) else type(found).__name__
-    if schema != SCHEMA:
+    if (schema := schema_of(found)) != SCHEMA:
         raise FormatError(
             f"Expected {path} to be of schema {SCHEMA}, but got {schema}: the folder was written by another version of "
             "walkback. Read it with that version, or give another store. " + AGAIN
         )
-    fields = {k: v for k, v in found.items() if k not in ("schema", "input_shape", "classes")}
+    fields = run_fields(found)
     unknown = sorted(set(fields) - set(RunSpec.model_fields))
     if unknown:
         raise FormatError(
             f"Expected {path} to have the fields of a spec, but got {', '.join(unknown)} too: the folder was written "
             "by a later version of walkback. Read it with that version, or give another store."
         )
-    here, asked = _plain(RunSpec(**fields)), _plain(spec)
+    here, asked = RunSpec(**fields).model_dump(mode="json"), spec.model_dump(mode="json")
     other = [key for key in asked if asked[key] != here[key]]
     if other:
         told = "; ".join(f"{key} is {shown(here[key])} there and {shown(asked[key])} here" for key in other)
@@ -215,11 +207,6 @@ def _same_spec(folder: Path, spec: RunSpec) -> None:
             f"Expected {folder} to belong to the spec asked for, but another spec has the same name: {told}. "
             "Two runs can't share a folder: give another store, or move that folder away."
         )
-
-
-def _plain(spec: RunSpec) -> dict[str, Any]:
-    """As JSON gives it back: lists for tuples."""
-    return json.loads(json.dumps(spec.model_dump()))
 
 
 @contextmanager

@@ -82,12 +82,7 @@ class FrozenBaseline:
 
 
 def train_frozen(
-    build: Build,
-    train: Train,
-    *,
-    seed: int | Sequence[int] = 0,
-    anatomy: Parts = None,
-    reinit: Reinit = None,
+    build: Build, train: Train, *, seed: int | Sequence[int] = 0, anatomy: Parts = None, reinit: Reinit = None
 ) -> FrozenBaseline:
     """See `frozen_baseline`."""
     for name, value in (("build", build), ("train", train)):
@@ -106,12 +101,12 @@ def train_frozen(
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Expected different seeds, but got {shown(seeds)}: the same run twice says nothing new.")
     controls = tuple(_control(build, train, s, anatomy, reinit) for s in seeds)
-    values = [c.accuracy for c in controls]
-    return FrozenBaseline(values[0] if single else values, controls)
+    return FrozenBaseline(controls[0].accuracy if single else [c.accuracy for c in controls], controls)
 
 
 def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Reinit) -> FrozenControl:
-    with random_state(_devices()):
+    devices = {torch.device("cuda", i) for i in range(torch.cuda.device_count())}
+    with random_state(devices | ({torch.device("mps")} if torch.backends.mps.is_available() else set())):
         other = _built(build, seed + 1)
         # The control starts where the user's run starts: seed, build, train. Nothing in between draws a number.
         model = _built(build, seed)
@@ -125,9 +120,8 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
         _refuse_learning(blocks, parameters)
         how = _randomise(model, parameters, _of_blocks(other, anatomy)[0], seed, anatomy, reinit)
         del other
-        rest = _copies(
-            {n: p for n, p in named_parameters_of(unwrap(model)).items() if n not in parameters and p.requires_grad}
-        )
+        beside = {n: p for n, p in named_parameters_of(unwrap(model)).items() if n not in parameters}
+        rest = _copies({n: p for n, p in beside.items() if p.requires_grad})
         if not parameters or not rest:
             raise InputError(
                 f"Expected blocks with parameters to freeze and something beside them to train, but there are "
@@ -148,8 +142,7 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
                 "Expected train(model) to train the network it is given, but no parameter of it has moved: does it "
                 "train another network, or does its optimiser hold the parameters of another one?"
             )
-        found = named_buffers_of(unwrap(model))
-        tied = _tied(model, blocks)
+        found, tied = named_buffers_of(unwrap(model)), _tied(model, blocks)
     return FrozenControl(
         accuracy=accuracy,
         seed=seed,
@@ -165,11 +158,7 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
 
 
 def digest(parameters: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, shapes and bits.
-
-    >>> digest({"w": torch.zeros(2)}) == digest({"w": torch.zeros(2)}) != digest({"w": -torch.zeros(2)})
-    True
-    """
+    """SHA-256 of names, shapes and bits."""
     found = hashlib.sha256()
     for name, p in parameters.items():
         found.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
@@ -227,17 +216,15 @@ def _randomise(
     A parameter that is the same under two seeds, and not a constant, was not drawn: it was loaded, or `build` sets a
     seed of its own.
     """
-    core = unwrap(model)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
         if reinit is not None:
             for block in _blocks(model, anatomy):
                 reinit(block)
             return "reinit"
-        fixed = {n: p.detach().clone() for n, p in parameters.items() if _fixed(p, other.get(n))}
-        owners = dict.fromkeys(n.rpartition(".")[0] for n in fixed)
-        for owner in owners:
-            module = core.get_submodule(owner)
+        fixed = _copies({n: p for n, p in parameters.items() if _fixed(p, other.get(n))})
+        for owner in dict.fromkeys(n.rpartition(".")[0] for n in fixed):
+            module = unwrap(model).get_submodule(owner)
             reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
@@ -345,8 +332,3 @@ def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Pa
             f"Expected buffers in the blocks that are not trained, but {learning[0]} requires a gradient "
             f"({len(learning)} such buffers). What is trained should be an nn.Parameter: then it is frozen."
         )
-
-
-def _devices() -> set[torch.device]:
-    devices = {torch.device("cuda", i) for i in range(torch.cuda.device_count())}
-    return devices | ({torch.device("mps")} if torch.backends.mps.is_available() else set())

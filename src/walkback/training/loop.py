@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from walkback.api import diagnose
@@ -25,29 +26,16 @@ from walkback.network.values import widest
 from walkback.notes import Note
 from walkback.progress import Show, epochs, quietly, say
 from walkback.rules.rule import Parts, declares
-from walkback.training.bundle import SCHEMA, Bundle, load_bundle
+from walkback.training import setup
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.rows import evaluate, float64_check, fresh_null, machine, measured_row, zero_credit_notes
-from walkback.training.setup import (
-    PROBE_BATCHES,
-    Run,
-    augment,
-    batches,
-    build,
-    build_net,
-    build_rule,
-    probe_batches,
-    seeded,
-    start,
-    usable,
-)
+from walkback.training.setup import augment, build_net, build_rule, probe_batches, seeded
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
 
-__all__ = [
-    "PROBES", "PROBE_BATCHES", "Parts", "Step", "augment", "batches", "build", "build_net", "build_rule", "evaluate",
-    "fresh_null", "machine", "probe_batches", "seeded", "train", "usable", "zero_credit_notes",
-]  # fmt: skip
+# Kept importable from here: what runs are rebuilt and measured again with.
+__all__ = ["PROBES", "Parts", "augment", "build_net", "build_rule", "evaluate", "probe_batches", "train"]
 
 FRESH_DRAWS = 20
 PROBES = ("perturbation", "nudging", "intrinsic")  # of the report after the last epoch
@@ -86,12 +74,12 @@ def train(
     if (done := reopen(folder, spec)) is not None:
         return done
     with quietly(quiet):
-        run = start(spec, load(spec.data, root) if data is None else checked(data), usable(device))
+        run = setup.start(spec, load(spec.data, root) if data is None else checked(data), setup.usable(device))
         with owned(folder, quiet):  # another process may finish it while we wait
             return reopen(folder, spec) or _train(run, folder)
 
 
-def _train(run: Run, folder: Path) -> Bundle:
+def _train(run: setup.Run, folder: Path) -> Bundle:
     spec = run.spec
     write(folder / "spec.json", spec_text(spec, run.data.input_shape, run.data.classes) + "\n")
     with reading_checkpoint(folder):
@@ -119,21 +107,14 @@ def _train(run: Run, folder: Path) -> Bundle:
         return _finish(run, folder)
 
 
-# -- one epoch ---------------------------------------------------------------------------------------------
-
-
-def _epoch(run: Run, epoch: int, show: Show) -> tuple[float, list[int]]:
+def _epoch(run: setup.Run, epoch: int, show: Show) -> tuple[float, list[int]]:
     """Train one epoch; return its mean loss and the sites whose credit was used and zero for every sample."""
-    o = run.spec.optimiser
-    share = (epoch - 1) / run.spec.epochs
-    lr = o.lr * (0.5 * (1 + math.cos(math.pi * share)) if o.schedule == "cosine" else 1.0)
-    for group in run.optimiser.param_groups:
-        group["lr"] = lr
+    setup.set_rate(run.optimiser, run.spec, epoch)
     step = Step.of(run.spec, run.parts, run.rule)
     run.net.train()
     total, count = torch.zeros((), device=run.device, dtype=widest(run.device)), 0
-    steps = max(len(run.data.train) // o.batch_size, 1)
-    for i, (x, y) in enumerate(batches(run.spec, run.data, epoch, run.device)):
+    steps = max(len(run.data.train) // run.spec.optimiser.batch_size, 1)
+    for i, (x, y) in enumerate(setup.batches(run.spec, run.data, epoch, run.device)):
         show(epoch - 1 + i / steps, "")
         run.optimiser.zero_grad(set_to_none=True)
         total += step(x, y).to(total.dtype) * len(x)
@@ -142,15 +123,14 @@ def _epoch(run: Run, epoch: int, show: Show) -> tuple[float, list[int]]:
     return float(total) / count, step.largest.zero_sites()
 
 
-def _no_credit(run: Run, epoch: int, sites: list[int]) -> str:
+def _no_credit(run: setup.Run, epoch: int, sites: list[int]) -> str:
     """The warning: which sites went without credit, and what may help."""
     where = f"site{'s' if len(sites) > 1 else ''} {', '.join(map(str, sites))}"
     what = f"{run.spec.rule} gave zero credit to every sample of epoch {epoch} at {where}"
     advice = (
         f" A relaxation reaches one more site with each step: here it needs {len(run.parts.blocks) + 1} steps or more. "
         "In a stream that has grown, rounding can take its credit too."
-    )
-    advice = advice if declares(run.rule, "relaxes") else ""
+    ) * declares(run.rule, "relaxes")
     return f"warning: {what}: what it should train there learns nothing.{advice}"
 
 
@@ -161,26 +141,14 @@ def _numbers(rows: list[dict[str, Any]]) -> str:
     return "  ".join([f"acc {rows[-1]['test_acc']:.3f}", *(f"{k} {v:.2e}" for k, v in norms if v is not None)])
 
 
-# -- what is on disk -----------------------------------------------------------------------------------------
-
-
-def _tensors(run: Run) -> dict[str, Tensor]:
-    named = {f"net.{k}": v for k, v in run.net.state_dict().items()}
-    return named | {f"aux.{k}": v for k, v in run.rule.state_dict().items()}
-
-
-def _checkpoint(run: Run, folder: Path, epoch: int) -> None:
-    from safetensors.torch import save
-
-    tensors = _tensors(run)
-    for i, state in run.optimiser.state_dict()["state"].items():  # not in order after a resume
-        tensors |= {f"opt.{i}.{k}": v for k, v in state.items()}
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+def _checkpoint(run: setup.Run, folder: Path, epoch: int) -> None:
+    states = run.optimiser.state_dict()["state"].items()  # not in order after a resume
+    moments = {f"opt.{i}.{k}": v for i, state in states for k, v in state.items()}
     metadata = {"schema": SCHEMA, "epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)}
-    write(folder / CHECKPOINT, save(tensors, metadata))
+    write(folder / CHECKPOINT, save(stored(run.net, run.rule.state_dict(), **moments), metadata))
 
 
-def _progress(run: Run, folder: Path, pace: float) -> None:
+def _progress(run: setup.Run, folder: Path, pace: float) -> None:
     """How far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
     row = run.rows[-1]
     told = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
@@ -188,10 +156,8 @@ def _progress(run: Run, folder: Path, pace: float) -> None:
     write(folder / PROGRESS, json.dumps(told))
 
 
-def _resume(run: Run, folder: Path) -> int:
+def _resume(run: setup.Run, folder: Path) -> int:
     """Load the last finished epoch into `run` and return it; 0 when there is none."""
-    from safetensors import safe_open
-
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
@@ -200,26 +166,22 @@ def _resume(run: Run, folder: Path) -> int:
         if metadata.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    state: dict[int, dict[str, Tensor]] = {}
+    for key in (key for key in tensors if key.startswith("opt.")):
+        _, index, name = key.split(".", 2)
+        state.setdefault(int(index), {})[name] = tensors[key]
     run.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
     run.rule.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("aux.")})
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        if key.startswith("opt."):
-            _, index, name = key.split(".", 2)
-            state.setdefault(int(index), {})[name] = value
-    groups = run.optimiser.state_dict()["param_groups"]
-    run.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": state})
     run.rows, epoch = json.loads(metadata["rows"]), int(metadata["epoch"])
     if not isinstance(run.rows, list) or len(run.rows) != epoch + 1:
         raise ValueError(f"expected {epoch + 1} rows after {epoch} epochs")
     return epoch
 
 
-def _finish(run: Run, folder: Path) -> Bundle:
-    from safetensors.torch import save
-
-    spec = run.spec
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in _tensors(run).items()}  # before fresh B moves on
+def _finish(run: setup.Run, folder: Path) -> Bundle:
+    spec, first, final = run.spec, run.rows[0], run.rows[-1]
+    tensors = stored(run.net, run.rule.state_dict())  # before fresh B moves on
     right, _ = evaluate(run.net, run.data, run.data.test, run.device)
     report = diagnose(
         run.net,
@@ -229,28 +191,26 @@ def _finish(run: Run, folder: Path) -> Bundle:
         method_name=spec.rule if spec.scope == "all" else f"{spec.rule}, frozen blocks",
         probes=PROBES,
     )
-    losses = [row["train_loss"] for row in run.rows if row["train_loss"] is not None]
-    last = run.rows[-1]["train_loss"]
+    losses, last = [loss for row in run.rows if (loss := row["train_loss"]) is not None], final["train_loss"]
     extra = {
-        "epochs": run.rows[-1]["epoch"],
-        "initial": run.rows[0],
-        "diverged": run.rows[-1].get("diverged"),
+        "epochs": final["epoch"],
+        "initial": first,
+        "diverged": final.get("diverged"),
         # A run that diverged has no last loss, so there is no difference over it.
         "train_loss_delta": None if last is None or len(losses) < 2 else last - losses[0],
-        "weight_growth": run.rows[-1]["weights"]["growth"],
+        "weight_growth": final["weights"]["growth"],
         "rule": run.rule.describe(),
         "fresh_feedback": fresh_null(run.net, run.rule, run.probe, seeded(spec.seed, "null"), FRESH_DRAWS),
         "float64": float64_check(run.net, run.probe),
         "test_correct": base64.b64encode(np.packbits(right.numpy()).tobytes()).decode(),
     }
     write(folder / "machine.json", json.dumps(machine(run.device), indent=2) + "\n")
-    rows = [json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]]
-    write(folder / "trajectory.jsonl", "".join(rows))
+    write(folder / "trajectory.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]))
     write(folder / "weights.safetensors", save(tensors))
     ended = () if extra["diverged"] is None else (Note("diverged", None, {"where": extra["diverged"]}),)
     where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
-    silent = zero_credit_notes(run.rows)
-    report = replace(report, run=extra, conditions=where, notes=(*ended, *silent, *report.notes))
+    notes = (*ended, *zero_credit_notes(run.rows), *report.notes)
+    report = replace(report, run=extra, conditions=where, notes=notes)
     write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
     tidy(folder)
     return load_bundle(folder)

@@ -84,21 +84,17 @@ def _rounded(value: Any) -> Any:
 def weight_growth(run: Run) -> dict[str, Any]:
     """Per block weight ‖w − w₀‖/‖w₀‖, and per block the product of its weights' norms, Frobenius and spectral."""
     names = {id(p): name for name, p in run.net.named_parameters()}
-    growth: list[list[float | None]] = []
-    frobenius: list[float | None] = []
-    spectral: list[float | None] = []
+    out: dict[str, Any] = {"growth": [], "product_frobenius": [], "product_spectral": []}
     for block in run.parts.blocks:
         weights = [p for p in block.parameters() if p.ndim >= 2]
-        moved = []
-        for p in weights:
-            w0 = run.first_weights[names[id(p)]]
-            moved.append(_some(float((p.cpu() - w0).double().norm() / w0.double().norm())))
-        growth.append(moved)
-        frobenius.append(_some(math.prod(float(p.cpu().double().norm()) for p in weights)))
+        first = [run.first_weights[names[id(p)]] for p in weights]
+        moved = [float((p.cpu() - w0).double().norm() / w0.double().norm()) for p, w0 in zip(weights, first)]
+        out["growth"].append([_some(m) for m in moved])
+        out["product_frobenius"].append(_some(math.prod(float(p.cpu().double().norm()) for p in weights)))
         finite = all(bool(torch.isfinite(p).all()) for p in weights)
         norms = [float(torch.linalg.matrix_norm(p.flatten(1), ord=2)) for p in weights] if finite else [math.nan]
-        spectral.append(_some(math.prod(norms)))
-    return {"growth": growth, "product_frobenius": frobenius, "product_spectral": spectral}
+        out["product_spectral"].append(_some(math.prod(norms)))
+    return out
 
 
 def _some(x: float | None) -> float | None:
@@ -106,26 +102,16 @@ def _some(x: float | None) -> float | None:
 
 
 def zero_credit_notes(rows: list[dict[str, Any]]) -> list[Note]:
-    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run.
-
-    >>> rows = [{"epoch": 0}, {"epoch": 1, "zero_credit_sites": [0]}, {"epoch": 2, "zero_credit_sites": [0, 1]}]
-    >>> [dict(note.values) for note in zero_credit_notes(rows)]
-    [{'sites': [0], 'epochs': 2, 'of': 2}, {'sites': [1], 'epochs': 1, 'of': 2}]
-    """
+    """Return one note for all sites that went without credit in equally many epochs, from the rows of a run."""
     trained = [row for row in rows if row["epoch"] > 0]
     count = Counter(site for row in trained for site in row.get("zero_credit_sites", ()))
-    return [
-        Note(
-            "zero-credit-epochs",
-            None,
-            {"sites": sorted(s for s in count if count[s] == epochs), "epochs": epochs, "of": len(trained)},
-        )
-        for epochs in sorted(set(count.values()), reverse=True)
-    ]
+    by_epochs = {n: sorted(s for s in count if count[s] == n) for n in sorted(set(count.values()), reverse=True)}
+    told = ({"sites": sites, "epochs": n, "of": len(trained)} for n, sites in by_epochs.items())
+    return [Note("zero-credit-epochs", None, values) for values in told]
 
 
 def fresh_null(
-    net: nn.Module, rule: Rule, probe: list[tuple[Tensor, Tensor]], generator: torch.Generator, draws: int = 20
+    net: nn.Module, rule: Rule, probe: list[tuple[Tensor, Tensor]], generator: torch.Generator, draws: int
 ) -> dict[str, Any] | None:
     """Return deep cosine and Γ with the feedback drawn anew, mean and standard deviation; None without feedback."""
     stranger, found, traces = copy.deepcopy(rule), [], []

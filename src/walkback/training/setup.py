@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,6 +86,17 @@ def usable(device: str | torch.device) -> torch.device:
         ) from None
 
 
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Inside, torch uses so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
     """The network and the rule of a spec, or an InputError where it can't be trained."""
     if spec.augment and len(data.input_shape) != 3:
@@ -124,21 +136,32 @@ def start(spec: RunSpec, data: Dataset, device: torch.device) -> Run:
     net, rule = build(spec, data)
     first = {name: p.detach().clone() for name, p in net.named_parameters()}
     net, rule = net.to(device), rule.to(device)
-    parts = Parts.of(net)
+    parts, optimiser = learning(spec, net, rule)
+    return Run(spec, data, net, rule, parts, optimiser, first, probe_batches(data, device), device)
+
+
+def learning(spec: RunSpec, net: nn.Module, rule: Rule) -> tuple[Parts, torch.optim.Optimizer]:
+    """The parts of a network, blocks frozen where the spec says so, and the optimiser of all that trains."""
+    parts, o = Parts.of(net), spec.optimiser
     if spec.scope == "frozen":
         for block in parts.blocks:
             block.requires_grad_(False)
-    o = spec.optimiser
     trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
-    optimiser = torch.optim.AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
-    return Run(spec, data, net, rule, parts, optimiser, first, probe_batches(data, device), device)
+    return parts, torch.optim.AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
+
+
+def set_rate(optimiser: torch.optim.Optimizer, spec: RunSpec, epoch: int) -> None:
+    """Give the optimiser the learning rate that the spec's schedule has in an epoch, from 1."""
+    share = (epoch - 1) / spec.epochs
+    fall = 0.5 * (1 + math.cos(math.pi * share)) if spec.optimiser.schedule == "cosine" else 1.0
+    for group in optimiser.param_groups:
+        group["lr"] = spec.optimiser.lr * fall
 
 
 def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
     """The training batches of an epoch, shuffled and augmented, normalised on the device."""
-    generator = seeded(spec.seed, "order", epoch)
+    generator, size = seeded(spec.seed, "order", epoch), spec.optimiser.batch_size
     order = torch.randperm(len(data.train), generator=generator)
-    size = spec.optimiser.batch_size
     for start in range(0, len(order) - len(order) % size or len(order), size):
         index = order[start : start + size]
         x, y = data.train.x[index].to(device), data.train.y[index].to(device)

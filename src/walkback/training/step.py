@@ -27,13 +27,7 @@ class LargestCredit:
         self.peaks = peaks if self.peaks is None else torch.maximum(self.peaks, peaks)
 
     def zero_sites(self) -> list[int]:
-        """Return the sites whose credit was zero for every sample; NaN is not zero. None were seen: none are listed.
-
-        >>> largest = LargestCredit()
-        >>> largest.add([torch.zeros(2, 3), torch.tensor([[0.0, 0.0], [0.0, -1e-30]])])
-        >>> largest.zero_sites()
-        [0]
-        """
+        """Return the sites whose credit was zero for every sample; NaN is not zero. None were seen: none are listed."""
         return [] if self.peaks is None else [site for site, peak in enumerate(self.peaks.tolist()) if peak == 0]
 
 
@@ -53,17 +47,8 @@ class Step:
 
     @staticmethod
     def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
-        """The step that a spec asks for."""
-        return Step(
-            parts,
-            rule,
-            exact=declares(rule, "exact"),
-            frozen=spec.scope == "frozen",
-            penalty=spec.penalty,
-            reader=spec.credit_site == "reader",
-            per_feature=spec.penalty_over == "mean",
-            stem_too=spec.penalty_stem,
-        )
+        frozen, reader, mean = spec.scope == "frozen", spec.credit_site == "reader", spec.penalty_over == "mean"
+        return Step(parts, rule, declares(rule, "exact"), frozen, spec.penalty, reader, mean, spec.penalty_stem)
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(B, …) inputs and labels to the mean loss, a detached scalar."""

@@ -23,19 +23,7 @@ LONG = 4000  # characters of an error that a message shows: a pipe holds 64 thou
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be trained by one worker.
-
-    Args:
-        spec: what to train.
-        store: the folder of all runs; workers on other machines must see it under the same path.
-        root: where the data set is.
-        threads: of the worker.
-        device: where to train.
-
-    >>> job = Job(RunSpec(rule="dfa"), "runs")
-    >>> Job.from_json(job.to_json()) == job
-    True
-    """
+    """One run to be trained by one worker, which must see `store` and `root` under these paths wherever it is."""
 
     spec: RunSpec
     store: str
@@ -45,7 +33,6 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """Where the run's files are."""
         return Path(self.store) / self.spec.name
 
     @property
@@ -59,7 +46,6 @@ class Job:
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """The inverse of `to_json`."""
         try:
             fields = json.loads(text)
             return cls(**{**fields, "spec": RunSpec(**fields["spec"])})
@@ -103,13 +89,7 @@ class Executor(Protocol):
 
 
 def executor(name: str) -> Executor:
-    """An executor by name; its libraries are imported now.
-
-    >>> executor("lokal")
-    Traceback (most recent call last):
-    ...
-    walkback.errors.InputError: Expected executor to be one of local, ray, slurm, but got 'lokal'. Did you mean 'local'?
-    """
+    """An executor by name; its libraries are imported now."""
     if name not in NAMES:
         known = ", ".join(NAMES)
         raise InputError(f"Expected executor to be one of {known}, but got {shown(name)}.{closest(name, NAMES)}")
@@ -117,11 +97,7 @@ def executor(name: str) -> Executor:
 
 
 def clipped(text: str, room: int) -> str:
-    """The beginning of a text that is too long.
-
-    >>> clipped("abcdef", 3), clipped("abc", 3)
-    ('abc…', 'abc')
-    """
+    """The beginning of a text that is too long, as in "abc…"."""
     return text if len(text) <= room else text[:room] + "…"
 
 

@@ -27,9 +27,8 @@ class _Attempt(Generic[Handle]):
 
 def absolute(jobs: Sequence[Job]) -> list[Job]:
     """The same jobs with paths that depend on no working folder; links stay, since a node may have its own."""
-    full = [str(Path(job.store).absolute()) for job in jobs]
-    roots = [job.root and str(Path(job.root).absolute()) for job in jobs]
-    return [replace(job, store=store, root=root) for job, store, root in zip(jobs, full, roots)]
+    full = [[path and str(Path(path).absolute()) for path in (job.store, job.root)] for job in jobs]
+    return [replace(job, store=store, root=root) for job, (store, root) in zip(jobs, full)]
 
 
 def follow(
@@ -43,9 +42,9 @@ def follow(
     """Train all jobs; the events of `walkback.audit.executors.Executor`.
 
     Args:
-        jobs: in the order they should be taken.
+        jobs: as an executor takes them, with their `retries`.
         room: how many may be with the cluster at a time.
-        retries: how often a job is handed in again after it died or raised.
+        retries: of each job.
         submit: jobs to a handle each.
         look: a handle to how far it is, and for one that is over why it failed, "" when it did not.
         stop: called in the end with the handles that are not over.

@@ -15,15 +15,7 @@ from walkback.errors import FormatError, InputError
 from walkback.measures.accumulate import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.progress import say
-from walkback.report.formats.logged import (
-    BLANK,
-    WATCH_SCHEMA,
-    culprit,
-    jsonl_rows,
-    measurements,
-    plain,
-    standing,
-)
+from walkback.report.formats.logged import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, measurements, plain, standing
 from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import Claim, decide
 
@@ -41,11 +33,7 @@ RESERVED = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer
 
 @dataclass(frozen=True)
 class Fired:
-    """The first time a check flagged: which, after how many epochs and steps, and the layer it points at.
-
-    >>> print(Fired("D1", 2, 300, 3, 71.25, "> 50"))
-    D1 fired at epoch 2, step 300, layer 3: 71.2 > 50
-    """
+    """The first time a check flagged: which, after how many epochs and steps, and the layer it points at."""
 
     check: str
     epoch: int
@@ -63,11 +51,7 @@ class Fired:
 
 @dataclass(frozen=True)
 class Lost:
-    """The first time the edition walked the claim back: by which checks, after how many epochs and steps.
-
-    >>> print(Lost(("D1", "D2"), 2, 300))
-    trust lost at epoch 2, step 300: D1, D2
-    """
+    """The first time the edition walked the claim back: by which checks, after how many epochs and steps."""
 
     checks: tuple[str, ...]
     epoch: int
@@ -157,17 +141,16 @@ def same_network(row: Row, shapes: Sequence[Sequence[int]], path: Path | str | N
     def known(shapes: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(shape[-1:] if len(shape) == 2 else shape) for shape in shapes]  # batches differ in their tokens
 
+    def told(shapes: Sequence[Sequence[int]]) -> str:
+        kinds = " or ".join(dict.fromkeys("×".join(map(str, shape)) or "scalar" for shape in shapes))
+        return f"of shape {kinds} at {len(shapes)} sites"
+
     before = row["conditions"]["state_shapes"]
     if known(before) != known(shapes):
         raise InputError(
-            f"Expected {path} to be the history of this network, with states {_shapes(shapes)}, but it is that of one "
-            f"with states {_shapes(before)}. Give log another name, or delete the file if it is not needed."
+            f"Expected {path} to be the history of this network, with states {told(shapes)}, but it is that of one "
+            f"with states {told(before)}. Give log another name, or delete the file if it is not needed."
         )
-
-
-def _shapes(shapes: Sequence[Sequence[int]]) -> str:
-    kinds = " or ".join(dict.fromkeys("×".join(map(str, shape)) or "scalar" for shape in shapes))
-    return f"of shape {kinds} at {len(shapes)} sites"
 
 
 # -- on disk ----------------------------------------------------------------------------------------------------
@@ -270,21 +253,16 @@ class Printer:
             say("  ".join(head.rjust(width) for head, width in zip(heads, widths)))
         line = "  ".join(_cell(row, head).rjust(width) for head, width in zip(heads, widths))
         say(line, alarm=any(row["flagged"].values()))
-        for text in dict.fromkeys(row["advisories"]):
+        self._rows += 1
+        for text in row["advisories"]:
             if text not in self._notes:
                 say(f"note: {text}")
-        self._rows += 1
-        self._notes |= set(row["advisories"])
+                self._notes.add(text)
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return a row as flat names and numbers, for loggers: walkback/acc, walkback/growth, walkback/g_norm/4, …
-
-    >>> scalars({"per_layer": {"h_norm": [1.0, 2.0]}, "values": {"growth": 2.0}, "flagged": {"D1": False}})
-    {'walkback/growth': 2.0, 'walkback/h_norm/0': 1.0, 'walkback/h_norm/1': 2.0, 'walkback/flagged/D1': 0.0}
-    """
-    own = {name: value for name, value in row.items() if name not in RESERVED}
-    numbers = {**own, **row["values"]}
+    """Return a row as flat names and numbers, for loggers: walkback/acc, walkback/growth, walkback/g_norm/4, …"""
+    numbers = {name: value for name, value in row.items() if name not in RESERVED} | row["values"]
     for name, values in row["per_layer"].items():
         numbers |= {f"{name}/{site}": value for site, value in enumerate(values or ())}
     numbers |= {f"flagged/{check}": flagged for check, flagged in row["flagged"].items()}

@@ -34,29 +34,15 @@ def cadence(every: str | int) -> tuple[str, int]:
 
 @dataclass
 class Schedule:
-    """Counts steps, epochs and seconds, and says when a measurement is due and when it fits into the budget.
+    """Counts steps, epochs and seconds, and says when a measurement is due and when it fits into the budget."""
 
-    Args:
-        unit: "epoch", "step" or "auto", as `cadence` reads it.
-        n: how many of them lie between two measurements.
-        share: of the time that measuring may take; None is no limit.
-        start: the time at which the watch began.
-        cost: seconds that the next measurement is expected to take.
-        spent: seconds that measuring has taken.
-        last: the time at which the last measurement ended.
-
-    >>> schedule = Schedule.of(10)
-    >>> [step for step in range(1, 31) if schedule.step()]
-    [10, 20, 30]
-    """
-
-    unit: str
-    n: int = 1
-    share: float | None = None
-    start: float = 0.0
-    cost: float = 0.0
-    spent: float = 0.0
-    last: float = 0.0
+    unit: str  # "epoch", "step" or "auto", as `cadence` reads it
+    n: int = 1  # how many of them lie between two measurements
+    share: float | None = None  # of the time that measuring may take; None is no limit
+    start: float = 0.0  # the time at which the watch began
+    cost: float = 0.0  # seconds that the next measurement is expected to take
+    spent: float = 0.0  # seconds that measuring has taken
+    last: float = 0.0  # the time at which the last measurement ended
     steps: int = 0
     epochs: int = 0
     least: dict[str, int] = field(default_factory=lambda: {"steps": 0, "epochs": 0})  # counts never go back behind it
@@ -98,11 +84,7 @@ class Schedule:
         return before if now >= before else now - 1  # back: training went on from an older checkpoint
 
     def affordable(self, now: float) -> tuple[bool, int]:
-        """Return whether a measurement fits into the budget now, and the call of step() at which to look again.
-
-        >>> Schedule("auto", share=0.1, cost=1.0).affordable(9.0), Schedule("auto", share=0.1, cost=1.0).affordable(8.0)
-        ((True, 1), (False, 1))
-        """
+        """Return whether a measurement fits into the budget now, and the call of step() at which to look again."""
         if self.share is None:
             return True, self.look
         # It must fit into the time that will have passed when it is done, in all and since the last one: what was
@@ -121,13 +103,7 @@ class Schedule:
         return (self.spent + running) / (now - self.start) if now > self.start else 0.0
 
     def unheard(self) -> str:
-        """Return what is wrong where only the other of step() and epoch() is called than the one that `every` needs.
-
-        >>> schedule = Schedule.of("epoch")
-        >>> _ = schedule.step()
-        >>> schedule.unheard()
-        'every="epoch" measures when epoch() is called, but it was never called in 1 call of step()'
-        """
+        """Return what is wrong where only the other of step() and epoch() is called than the one that `every` needs."""
         needed, other = ("epoch", "step") if self.unit == "epoch" else ("step", "epoch")
         calls = self.calls[f"{other}s"]
         if self.unit == "auto" or self.calls[f"{needed}s"] or not calls:

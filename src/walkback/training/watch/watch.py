@@ -120,7 +120,7 @@ class Watch:
         self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
         self._log = None if log is None else Path(log)
         self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
-        self._print = Printer() if live else None
+        self._live = (Printer(),) if live else ()
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._everyone = clock, sharded(model)
         self._numbers: dict[str, float | None] = {}  # the user's own, for the next row
@@ -155,12 +155,7 @@ class Watch:
         return self._turn(self.schedule.step(number), numbers)
 
     def epoch(self, number: int | None = None, **numbers: float) -> Row | None:
-        """Say that an epoch has ended. Measures if it is time for it, and then returns the row.
-
-        Args:
-            number: how many epochs were done in all; by default one more than before.
-            numbers: as in `step`.
-        """
+        """Say that an epoch has ended, as `step` says it of a step."""
         return self._turn(self.schedule.epoch(number), numbers)
 
     def measure(self, **numbers: float) -> Row:
@@ -232,7 +227,6 @@ class Watch:
 
     @property
     def max_overhead(self) -> float | None:
-        """The share of wall time that measuring may take; None for no limit."""
         return self.schedule.share
 
     @property
@@ -280,7 +274,7 @@ class Watch:
         return judge(self._rows, self.edition, self.thresholds, **claim)
 
     def __str__(self) -> str:
-        fired = [str(f) for f in self.fired] or ["no check has fired"]
+        fired = [*map(str, self.fired)] or ["no check has fired"]
         lost = [str(self.lost)] if self.lost else ["trust is not lost"] if self.fired else []
         notes = [*(self._rows[-1]["advisories"] if self._rows else ()), *filter(None, [self.schedule.unheard()])]
         told = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
@@ -325,7 +319,7 @@ class Watch:
             self._rows, self._judged, self._resumed = self._rows[:kept], self._judged[:kept], False
         schedule.cost, schedule.last = row["seconds"], self._clock()
         self._add(row)
-        together(partial(self._write, row, self._print))
+        together(partial(self._write, row, *self._live))
         schedule.spent += self._clock() - began
         return row
 
@@ -343,8 +337,8 @@ class Watch:
         self._judged.append(history.judged(row, (self.thresholds, self.edition)))
         self._rows.append(row)
 
-    def _write(self, row: Row, live: Callable[[Row], object] | None = None) -> None:
-        for sink in (*self._sinks, *(() if live is None else (live,))):
+    def _write(self, row: Row, *live: Callable[[Row], object]) -> None:
+        for sink in (*self._sinks, *live):
             sink(row)
 
     def _moved(self) -> Iterator[Any]:
