@@ -352,6 +352,7 @@ def test_without_a_live_table_lines_tell_the_time_left_and_who_is_waited_for(tmp
 
 
 @pytest.mark.usefixtures("simple")
+@pytest.mark.slow
 def test_the_plan_in_the_docs_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
     for language, name in (("toml", "mine.toml"), ("python", "mytask.py")):

@@ -34,6 +34,7 @@ NOT_RUN = {
     "walkback demo*": "takes a minute; tests/audit/test_demo.py",
     "walkback calibrate --results*": "takes minutes; tests/calibration/test_calibration.py runs a small one",
     "walkback calibrate --nets resmlp*": "with it",
+    "walkback calibrate --count 12*": "the block below it does the same in Python, and more",
     "walkback diagnose mine:network *": "the reader's network",
     "walkback audit*": "trains many runs, or times steps of all plans; tests/audit",
     "walkback lint my_evaluation/*": "a folder of the reader's; tests/lint/test_lint.py",
@@ -147,7 +148,8 @@ def run_console(block: Block, page: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a page runs; modules that it writes are forgotten afterwards."""
-    (tmp_path / "results").symlink_to(ROOT / "results")
+    for name in ("results", "evidence"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield tmp_path

@@ -27,6 +27,8 @@ from walkback.tracing.untouched import set_modes, untouched
 
 STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # of the ridge on standardised features
 HELD_OUT = 0.1
+CHOOSE = 10_000  # samples that the ridge is chosen on: more say no more about it
+LARGE = 2**24  # entries of features above which float32 does
 Batches = Iterable[tuple[Any, Tensor]]
 Build = Callable[[], nn.Module]
 
@@ -222,10 +224,11 @@ def _head(tracer: Tracer) -> nn.Linear:
 def _fit(x: Tensor, y: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
     """Logistic regression on standardised features (N, d), to its optimum; what predicts classes from others."""
     mean, std = x.mean(0), x.std(0).clamp(min=1e-12 * (1 + float(x.abs().max())))
-    rows, classes = (x - mean) / std, int(y.max()) + 1
-    weight = torch.zeros(classes, x.shape[1], dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(classes, dtype=torch.float64, requires_grad=True)
-    solver = torch.optim.LBFGS([weight, bias], max_iter=200, tolerance_grad=1e-7, line_search_fn="strong_wolfe")
+    kind = torch.float32 if x.numel() > LARGE else torch.float64
+    rows, classes = ((x - mean) / std).to(kind), int(y.max()) + 1
+    weight = torch.zeros(classes, x.shape[1], dtype=kind, requires_grad=True)
+    bias = torch.zeros(classes, dtype=kind, requires_grad=True)
+    solver = torch.optim.LBFGS([weight, bias], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
         solver.zero_grad()
@@ -235,13 +238,13 @@ def _fit(x: Tensor, y: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
 
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[arg-type]
-    return lambda other: F.linear((other - mean) / std, weight.detach(), bias.detach()).argmax(1)
+    return lambda other: F.linear(((other - mean) / std).to(kind), weight.detach(), bias.detach()).argmax(1)
 
 
 def _strength(x: Tensor, y: Tensor, seed: int) -> float:
     """The ridge that predicts held-out training samples best; of equal ones the strongest."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    out, kept = order[: max(1, int(HELD_OUT * len(x)))], order[max(1, int(HELD_OUT * len(x))) :]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:CHOOSE]
+    out, kept = order.split([held := max(1, int(HELD_OUT * len(order))), len(order) - held])
     found = {s: _accuracy(_fit(x[kept], y[kept], s)(x[out]) == y[out]) for s in STRENGTHS}
     return max(found, key=lambda s: (found[s], s))
 
@@ -360,7 +363,7 @@ def _pixels(seen: Any, unseen: Any, seed: int) -> tuple[float | None, str]:
         return None, "inputs are no floating-point tensors"
     if len({tuple(x.shape[1:]) for x in xs}) > 1:
         return None, "inputs have different shapes"
-    a, b = (torch.cat([x.flatten(1).double().cpu() for x, _ in part]) for part in (seen, unseen))
+    a, b = (torch.cat([x.flatten(1).cpu() for x, _ in part]) for part in (seen, unseen))
     labels = [torch.cat([y.cpu() for _, y in part]) for part in (seen, unseen)]
     return _accuracy(_score(a, labels[0], b, labels[1], _strength(a, labels[0], seed))), ""
 
