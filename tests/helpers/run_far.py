@@ -18,8 +18,8 @@ DEVICE = "far:0"
 FEW = [wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32)]
 # Where the device has float64, and where not, what is trained there.
 TRAINED = {
-    "float64": ("bp", "fa", "dfa", "ep", "state-bridge", "credit-bridge"),
-    "no float64": ("dfa", "credit-bridge"),
+    "float64": ("bp", "dfa", "ep", "credit-bridge"),
+    "no float64": ("dfa",),
 }
 ALONG_DATA = [wb.Perturbation("data", count=4, samples=32)]
 
