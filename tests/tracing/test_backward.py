@@ -678,6 +678,11 @@ def test_a_network_worth_checking_is_run_three_times_more_on_few_samples():
         (lambda x: x + torch.tensor(float(x.detach().norm())), True),
         (lambda x: [x.detach().norm().item(), x * 0.5][1], False),
         (lambda x: [(x > 0).tolist(), x + 1][1], False),
+        (lambda x: [x.exp().grad_fn.register_hook(lambda *_: None), x + 1][1], True),
+        (lambda x: (x * 2).data.mul_(3), True),
+        (lambda x: (x * 2).detach()[:2].zero_(), True),
+        (lambda x: (x * 2).detach().clone().mul_(3), False),  # a log of its own
+        (lambda x: x.data.clamp_(-1, 1), False),  # a leaf, as weights are: written before it is used
     ],
 )
 def test_the_spy(pass_: Callable[[Tensor], Any], parts: bool):
@@ -714,6 +719,32 @@ def test_a_branch_that_leaves_torch_is_reported():
     report = wb.diagnose(net, BATCHES)
     assert report.conditions["backward_error"] < 1e-3
     assert report.altered is None
+
+
+class Past(nn.Module):
+    """Changes its output past the graph, or changes the gradient at a graph node."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.f, self.way = nn.Linear(16, 16), way
+
+    def forward(self, h: Tensor) -> Tensor:
+        made = h + self.f(h)
+        if self.way == "data":
+            made.data.mul_(1.3)
+        elif self.way == "node" and made.grad_fn is not None:
+            made.grad_fn.register_hook(lambda given, _: tuple(None if g is None else 0.9 * g for g in given))
+        elif made.grad_fn is not None:  # a log
+            made.grad_fn.name()
+        return made
+
+
+@pytest.mark.parametrize(("way", "altered"), [("data", True), ("node", True), ("log", False)])
+def test_what_is_written_or_hooked_past_the_graph_is_checked(way: str, altered: bool):
+    torch.manual_seed(0)
+    report = wb.diagnose(States(lambda: Past(way)), BATCHES)
+    assert (report.altered is not None) is altered
+    assert altered or report.conditions["backward_error"] < 1e-3
 
 
 def test_the_spy_sees_a_pass_without_gradients_that_is_used():

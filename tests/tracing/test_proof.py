@@ -584,6 +584,40 @@ def test_an_optimiser_that_clears_the_gradients_leaves_nothing_to_compare():
     assert gap(trace.credits[0], recorded(made("fa"), x, y)[0].credits[0]) < 1e-6
 
 
+class _Stop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return torch.zeros_like(grad)
+
+
+class Stopped(nn.Module):
+    """h + f(h), and nothing comes back to f; or, with the sum inside, to h either."""
+
+    def __init__(self, everything: bool) -> None:
+        super().__init__()
+        self.f, self.everything = branch(), everything
+
+    def forward(self, h: Tensor) -> Tensor:
+        return _Stop.apply(h + self.f(h)) if self.everything else h + _Stop.apply(self.f(h))
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_signal_that_gives_the_weights_nothing_is_said_and_no_signal_needs_no_proof(everything: bool):
+    torch.manual_seed(0)
+    net = nn.Module()
+    net.embed, net.blocks, net.head = nn.Linear(8, WIDTH), nn.ModuleList(), nn.Linear(WIDTH, CLASSES)
+    net.blocks.extend(Stopped(everything) for _ in range(DEPTH))
+    net.forward = lambda x: net.head(net.blocks[2](net.blocks[1](net.blocks[0](net.embed(x)))))
+    trace, notes = recorded(net, torch.randn(6, 8), torch.arange(6) % CLASSES)
+    assert [bool(a.any()) for a in trace.credits] == [not everything] * (DEPTH + 1)
+    said = [(n.values["proof"], n.values["why"], n.values["sites"]) for n in notes]
+    assert said == ([] if everything else [("weights", "stopped", [1, 2, 3])])
+
+
 def test_layers_that_bear_to_be_run_only_once():
     class _Once(torch.autograd.Function):
         @staticmethod
@@ -683,6 +717,8 @@ def test_the_gradients_of_a_module_in_numbers():
     assert by_weights({"w": g}, {"w": half}, {}, {"w"}).why == "shared"
     assert by_weights({"w": g}, {"w": half}, {"w": half}, {"w"}).added == 0.0
     assert by_weights({"w": None, "v": torch.zeros(3)}, {"w": g}, {}).why == "no-gradient"
+    assert by_weights({"w": None, "v": torch.zeros(3)}, {"v": 0 * g}, {}).why == "stopped"
+    assert by_weights({"w": None}, {}, {}).why == "no-gradient"
     assert by_weights({"w": g}, {"w": g[:2]}, {}).why == "sharded"
     assert by_weights({"w": g / 0}, {"w": g}, {}).why == "nonfinite"
     table = torch.eye(3).to_sparse()

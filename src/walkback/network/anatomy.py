@@ -6,32 +6,32 @@ what is measured. Stem and readout are named for the reader, and for rules that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from torch import nn
 
 from walkback.errors import AnatomyError, shown
+from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, choose, outside
+from walkback.network.lookup import Part, find_part, one_or_many, sequence, unfold
+from walkback.network.refusals import cannot_read
 from walkback.network.stacks import (
     BY_ORDER,
-    Stack,
     around,
     beside,
     find_stacks,
     guess,
     is_tie,
     lone_blocks,
-    matching,
     type_name,
 )
-from walkback.network.values import children_of, named_modules_of
+from walkback.network.values import named_modules_of
 
 # The two spellings of the published interface: stem, terminal norm, head.
 STEMS = ("embed", "patch_embed")
 READOUTS = (("out_ln", "out_head"), ("norm", "head"))
-
-Part = nn.Module | str
 
 _FOLD = 8  # longer rows of blocks of one type are printed as first … last
 
@@ -81,12 +81,14 @@ class Anatomy:
         readout: Part | Iterable[Part] = (),
         pool: int | str | None = None,
         branch: bool | None = None,
+        sites: Any = None,
     ) -> Anatomy:
         """Find the parts of a network; parts the caller names are used as they are.
 
         The published interface is recognised first (`embed` or `patch_embed`, `blocks`, and `out_head` or `head`,
         with `out_ln` or `norm` where there is a terminal norm), then the stacks of common libraries by their
-        spelling, then the longest run of siblings of one type. AnatomyError where that is not enough.
+        spelling, then the longest run of siblings of one type. A network without any of them is read at its layers, see
+        `Layers`; AnatomyError where that is not enough.
 
         Args:
             model: any network, also compiled, data-parallel, sharded or with adapters.
@@ -95,21 +97,32 @@ class Anatomy:
             readout: module or dotted path, or a sequence of them.
             pool: see `Anatomy`.
             branch: see `Anatomy`.
+            sites: "layers" for the outputs of all layers with a weight; a list of dotted names; or module -> bool.
         """
         if not isinstance(model, nn.Module):
             raise AnatomyError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
-        before = _one_or_many(stem)
-        after = (readout,) if isinstance(readout, (nn.Module, str)) else _sequence(readout, "readout")
+        if sites is not None:
+            if any(part is not None for part in (stem, blocks, pool, branch)) or readout != ():
+                raise AnatomyError("Expected sites alone, or the parts of a residual network, but got both.")
+            return layers_of(model, sites)
+        before = one_or_many(stem)
+        after = (readout,) if isinstance(readout, (nn.Module, str)) else sequence(readout, "readout")
         if blocks is not None:
-            many = blocks if isinstance(blocks, (nn.Module, str)) else _sequence(blocks, "blocks")
-            return Anatomy(before, _unfold(many), after, pool, branch).resolve(model)
+            many = blocks if isinstance(blocks, (nn.Module, str)) else sequence(blocks, "blocks")
+            return Anatomy(before, unfold(many), after, pool, branch).resolve(model)
         core = unwrap(model)
         if (found := _published(core)) is not None:
             the_stem, the_readout = found
             return Anatomy(before or the_stem, "blocks", after or the_readout, pool, branch).resolve(model)
         stacks = find_stacks(core)
         if not stacks or is_tie(stacks):
-            raise AnatomyError(_cannot_read(core, stacks))
+            refusal = cannot_read(core, stacks)
+            if stacks or any(type(core.get_submodule(path)) is not nn.Sequential for path in lone_blocks(core)):
+                raise AnatomyError(refusal)
+            try:
+                return layers_of(core, refusal=refusal)
+            except AnatomyError:
+                raise AnatomyError(refusal) from None
         paths = stacks[0].paths
         outer = around(core, paths[0], paths[-1])
         named = before is not None and after
@@ -125,12 +138,12 @@ class Anatomy:
         """Return the same anatomy with every dotted path looked up in `model`."""
         core = unwrap(model)
         known = {id(module): name for name, module in named_modules_of(core)}
-        raw = _unfold(_find(core, self.blocks)) if isinstance(self.blocks, str) else self.blocks
+        raw = unfold(find_part(core, self.blocks)) if isinstance(self.blocks, str) else self.blocks
         if len(raw) == 1 and isinstance(raw[0], (nn.ModuleList, nn.ModuleDict)):
-            raw = _unfold(raw[0])  # a list with the container in it; a lone nn.Sequential is one block
-        blocks = tuple(_find(core, b) for b in raw)
-        stems = tuple(_find(core, s) for s in self.stems)
-        readout = tuple(_find(core, r) for r in self.readout)
+            raw = unfold(raw[0])  # a list with the container in it; a lone nn.Sequential is one block
+        blocks = tuple(find_part(core, b) for b in raw)
+        stems = tuple(find_part(core, s) for s in self.stems)
+        readout = tuple(find_part(core, r) for r in self.readout)
         if not blocks:
             raise AnatomyError(
                 "Expected at least one block, but the blocks given are empty. "
@@ -164,6 +177,10 @@ class Anatomy:
     def stems(self) -> tuple[Part, ...]:
         """The stem as a tuple, whether it is none, one or several modules."""
         return () if self.stem is None else self.stem if isinstance(self.stem, tuple) else (self.stem,)
+
+    def depth_modules(self, model: nn.Module) -> tuple[nn.Module, ...]:
+        """Return what a frozen control leaves at random, once resolved: the blocks."""
+        return tuple(b for b in self.blocks if isinstance(b, nn.Module))
 
     def called(self, i: int) -> str:
         """Return what errors call the block at index i, once resolved: "block 3 (layers.2)"."""
@@ -199,6 +216,126 @@ class Anatomy:
         return [*before, *(f"writes h_{i}" for i in range(1, depth + 1)), *after]
 
 
+@dataclass(frozen=True)
+class Layers(Anatomy):
+    """Where a plain network is read: its hidden layers, in the order of their calls.
+
+    `stem` writes site 0 and `blocks` write the others, as in every Anatomy; all of them are hidden layers, and a layer
+    that is called several times stands there once for each call.
+
+    Args:
+        choice: "layers", the names that were given, or the function that chose them.
+        left_out: layers that are no site, and why.
+        refusal: why no residual stream was found, where nobody asked for layers: an error if there is one after all.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    >>> print(Anatomy.of(net))
+    site 0   0  Linear  writes h_0
+    site 1   2  Linear  writes h_1
+    readout  4  Linear  reads h_1
+    sites are the outputs of all layers with a weight, before the activation
+    the input is no site, the output layer is the readout
+    guessed: layers stand in the order in which they are registered; a batch shows the order of their calls
+    """
+
+    choice: Any = "layers"
+    left_out: tuple[str, ...] = ()
+    refusal: str = ""
+    sites: tuple[Site, ...] = ()  # once a batch has shown them
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """The modules that write site 0…L, one for each site."""
+        return (*self.stems, *self.blocks)  # type: ignore[return-value]  # resolved
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """The name of each site: the path of its layer, with #k where that is called several times."""
+        return self.names[: len(self.modules)]
+
+    @property
+    def read(self) -> tuple[Site, ...]:
+        """Where each site is read: as a batch showed it, or else in the one call of every layer."""
+        return self.sites or tuple(Site(Call(*named), 0, 0) for named in zip(self.site_names, self.modules))
+
+    def resolve(self, model: nn.Module) -> Layers:
+        """Return the same layers of `model`: themselves where they are its own, else those of the same names."""
+        core = unwrap(model)
+        own = {id(module) for _, module in named_modules_of(core)}
+        if all(id(part) in own for part in (*self.modules, *self.readout)):
+            return self
+        known = dict(named_modules_of(core))
+        if any(name.partition("#")[0] not in known for name in self.names):
+            return layers_of(core, list(self.site_names), self.refusal)  # which says what is missing
+        first, *rest = (known[name.partition("#")[0]] for name in self.names)
+        count = len(self.blocks)
+        return replace(self, stem=first, blocks=tuple(rest[:count]), readout=tuple(rest[count:]), sites=())
+
+    def depth_modules(self, model: nn.Module) -> tuple[nn.Module, ...]:
+        """Return what a frozen control leaves at random: every module with parameters but the output layer.
+
+        Also layers that are no site, and the norms between them: all that the output layer reads.
+        """
+        return outside(unwrap(model), [part for part in self.readout if isinstance(part, nn.Module)])
+
+    def called(self, i: int) -> str:
+        """Return what errors call the layer that writes site i + 1."""
+        return f"site {i + 1} ({self.names[i + 1]})"
+
+    def as_called(self, sites: Sequence[Site], readout: Sequence[Call], left_out: Sequence[str]) -> Layers:
+        """Return the layers as a batch showed them."""
+        first, *rest = (site.call.module for site in sites)
+        return replace(
+            self,
+            stem=first,
+            blocks=tuple(rest),
+            readout=tuple(dict.fromkeys(call.module for call in readout)),
+            names=(*(site.call.name for site in sites), *dict.fromkeys(call.path for call in readout)),
+            guesses=tuple(text for text in self.guesses if text != BY_REGISTRATION),
+            left_out=tuple(left_out),
+            refusal="",
+            sites=tuple(sites),
+        )
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (role, dotted path, type) of every part, in the order of their calls."""
+        roles = [*(f"site {i}" for i in range(len(self.modules))), *("readout" for _ in self.readout)]
+        for role, name, part in zip(roles, self.names, (*self.modules, *self.readout)):
+            yield role, name, type_name(part)  # type: ignore[arg-type]  # resolved
+
+    def __str__(self) -> str:
+        last = len(self.modules) - 1
+        what = [*(f"writes h_{i}" for i in range(last + 1)), *(f"reads h_{last}" for _ in self.readout)]
+        rows = [(*row, text) for row, text in zip(self.rows(), what)]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+        lines += [f"sites are {self.why}", "the input is no site, the output layer is the readout"]
+        lines += [f"left out: {text}" for text in self.left_out]
+        return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
+
+    @property
+    def why(self) -> str:
+        """What the sites are, in words."""
+        if self.choice == "layers":
+            return "the outputs of all layers with a weight, before the activation"
+        return "the outputs of the modules " + ("that were named" if isinstance(self.choice, tuple) else "chosen")
+
+
+def layers_of(model: nn.Module, sites: Sites = "layers", refusal: str = "") -> Layers:
+    """Return the layers that are sites, by what is registered.
+
+    Args:
+        model: any network.
+        sites: "layers", dotted names ("fc1", "features.*", "cell#2" for a second call), or module -> bool.
+        refusal: see `Layers`.
+    """
+    chosen, readout, choice = choose(unwrap(model), sites)
+    (_, first), *rest = chosen
+    names = (*(path for path, _ in chosen), *(path for path, _ in readout))
+    blocks, readers = tuple(m for _, m in rest), tuple(m for _, m in readout)
+    return Layers(first, blocks, readers, WHOLE, False, names, (BY_REGISTRATION,), choice, (), refusal)
+
+
 Row = tuple[str, str, str, str]
 
 
@@ -226,70 +363,9 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _unfold(blocks: Part | tuple[Part, ...]) -> tuple[Part, ...] | str:
-    """Unfold a container to its children; a path waits for a model; a lone block stays one block."""
-    if isinstance(blocks, (nn.ModuleList, nn.Sequential)):
-        return tuple(blocks)
-    if isinstance(blocks, nn.ModuleDict):
-        return tuple(blocks.values())
-    if isinstance(blocks, nn.Module):
-        return (blocks,)
-    return blocks
-
-
-def _one_or_many(stem: Part | Iterable[Part] | None) -> Part | tuple[Part, ...] | None:
-    if stem is None or isinstance(stem, (nn.Module, str)):
-        return stem
-    if not isinstance(stem, Iterable):
-        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {shown(stem)}.")
-    return tuple(stem)
-
-
-def _sequence(parts: Iterable[Part], role: str) -> tuple[Part, ...]:
-    if not isinstance(parts, Iterable):
-        raise AnatomyError(f"Expected {role} to be modules or dotted paths, but got {type(parts).__name__}.")
-    return tuple(parts)
-
-
-def _find(model: nn.Module, part: Part) -> nn.Module:
-    if isinstance(part, nn.Module):
-        return part
-    if not isinstance(part, str):
-        raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {shown(part)}.")
-    if any(c in part for c in "*?[") and (found := matching(model, part)):
-        return nn.ModuleList(module for _, module in found)
-    try:
-        return model.get_submodule(part)
-    except AttributeError:
-        pass
-    value: object = model  # `blocks` may be a plain list of modules that are registered elsewhere
-    for step in part.split("."):
-        value = getattr(value, step, None)
-    if isinstance(value, Iterable) and all(isinstance(b, nn.Module) for b in list(value)):
-        return nn.ModuleList(list(value))
-    raise AnatomyError(
-        f"Expected {shown(part)} to be the dotted path of a module, but the model has none there. It has:\n"
-        f"{_tree(model, find_stacks(model))}"
-    )
-
-
-def _counted(container: nn.Module) -> str:
-    children = [child for _, child in children_of(container)]
-    return f"{len(children)} x {' or '.join(dict.fromkeys(type_name(c) for c in children))}"
-
-
-def _tree(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> str:
-    marked = {stack.name() for stack in stacks}
-    lines = [f"  {type_name(model)}"]
-    for name, module in named_modules_of(model):
-        if not name:
-            continue
-        depth = name.count(".") + 1
-        mark = f"   <- {_counted(module)}: blocks?" if name in marked else ""
-        lines.append(f"  {'  ' * depth}{name.rpartition('.')[2]}: {type_name(module)}{mark}")
-    if len(lines) > limit:
-        lines = [*lines[:limit], f"  … {len(lines) - limit} more modules"]
-    return "\n".join(lines)
+def is_published(model: nn.Module) -> bool:
+    """Return whether a network has the published interface, by which it says what its blocks are."""
+    return _published(model) is not None
 
 
 def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
@@ -302,37 +378,3 @@ def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
         isinstance(container, Iterable) and all(isinstance(b, nn.Module) for b in list(container))
     )
     return (stem, present) if has_blocks and stem is not None and present else None
-
-
-def _keywords(model: nn.Module, first: str, last: str, blocks: str) -> str:
-    """Return what to write in `Anatomy.of` for blocks `first` to `last` and what is around them."""
-    before, after = around(model, first, last)
-    named = (("stem", before), ("readout", after))
-    parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}
-    order = {"stem": parts.get("stem"), "blocks": blocks, "readout": parts.get("readout")}
-    return ", ".join(f"{role}={text}" for role, text in order.items() if text)
-
-
-def _cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
-    alone = [] if stacks else lone_blocks(model)
-    offered = [*map(str, stacks[:5]), *(f"{path} ({type_name(model.get_submodule(path))})" for path in alone[:5])]
-    saw = f"Candidates for the blocks: {', '.join(offered) or 'none'}."
-    if not stacks:
-        why = "has no stack of blocks: no list of modules with weights, and no siblings of one type that have parts"
-        keywords = 'blocks="path.to.blocks"'
-        if alone:
-            keywords = _keywords(model, alone[0], alone[0], f'["{alone[0]}"]')
-            saw += (
-                " A network of one block is measured when that is named. A block that is called again and again "
-                "(shared layers, as in ALBERT) writes several sites that can't be told apart: give each call its own "
-                "module, a copy."
-            )
-    else:
-        equal = [s for s in stacks if (s.spelled, len(s)) == (stacks[0].spelled, len(stacks[0]))]
-        why = f"has {len(equal)} stacks of {len(stacks[0])}, and nothing tells which of them carries the stream"
-        keywords = _keywords(model, stacks[0].paths[0], stacks[0].paths[-1], stacks[0].keyword())
-    return (
-        f"Expected a network with one stack of blocks, but {type_name(model)} {why}.\n{_tree(model, stacks)}\n{saw}\n"
-        f"Name the parts:\n  anatomy = walkback.Anatomy.of(model, {keywords})\n"
-        "  walkback.diagnose(model, batches, anatomy=anatomy)"
-    )

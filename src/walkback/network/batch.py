@@ -57,6 +57,18 @@ def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tu
         yield x, y
 
 
+def takes_labels(model: nn.Module) -> bool:
+    """Whether the forward pass of a model takes `labels`, and so may have a loss of its own.
+
+    >>> takes_labels(nn.Linear(2, 2))
+    False
+    """
+    try:
+        return LABELS in inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # code without a signature
+        return False
+
+
 def needs_labels(model: nn.Module) -> bool:
     """Whether the forward pass of a model can't run without `labels`: a feedback rule may project them.
 

@@ -106,6 +106,20 @@ def is_causal(model: nn.Module) -> bool:
     return any(type(m).__name__.endswith(("ForCausalLM", "LMHeadModel")) for m in modules_of(model))
 
 
+def is_shifted(own: Tensor, logits: Tensor, y: Tensor) -> bool | None:
+    """Return whether a model's own loss of `labels=y` is that of the next token, of the same one, or (None) another.
+
+    >>> logits, y = torch.eye(3)[[0, 1, 2, 0]].unsqueeze(0), torch.tensor([[0, 1, 2, 0]])
+    >>> is_shifted(F.cross_entropy(logits.flatten(0, 1), y.flatten()), logits, y)
+    False
+    """
+    wide, right = widened(logits.detach()), float(own.detach())
+    same = float(F.cross_entropy(wide.flatten(0, 1), y.flatten(), ignore_index=-100))
+    shifted = float(F.cross_entropy(wide[:, :-1].flatten(0, 1), y[:, 1:].flatten(), ignore_index=-100))
+    near = [abs(value - right) <= 1e-3 * abs(right) for value in (same, shifted)]
+    return near[1] if near[0] != near[1] else None
+
+
 class SampleLoss:
     """The loss of a session, called with (logits, labels): one loss per sample, whose sum is differentiated.
 
@@ -118,7 +132,7 @@ class SampleLoss:
         if custom is not None and not callable(custom):
             raise InputError(f"Expected loss to be a function of (logits, labels), but got {type(custom).__name__}.")
         self.custom = custom
-        self.next_token = custom is None and is_causal(model)
+        self.next_token = custom is None and is_causal(model)  # by its name, until its own loss was seen
         self.per_sample = True  # False once a custom loss has returned a mean
         self.name = "cross-entropy" if custom is None else getattr(custom, "__name__", type(custom).__name__)
         self._no_sum = False  # True once the mean was seen to be no sum
@@ -142,6 +156,17 @@ class SampleLoss:
         self._refuse_sum(self.custom, loss, logits, y)
         self.per_sample = self.per_sample and batch == 1
         return loss.expand(batch)
+
+    def wants_own(self, y: Tensor) -> bool:
+        """Return whether the model's own loss tells if labels are shifted: they are tokens, and none was passed."""
+        return self.custom is None and y.ndim == 2 and not y.is_floating_point() and y.shape[1] > 1
+
+    def compare(self, own: object, logits: Tensor, y: Tensor) -> None:
+        """Take the shift that the model's own loss has, where it shows one."""
+        if not isinstance(own, Tensor) or own.numel() != 1 or logits.ndim != 3 or logits.shape[:2] != y.shape:
+            return
+        shifted = is_shifted(own.reshape(()), logits, y.long())
+        self.next_token = self.next_token if shifted is None else shifted
 
     def _refuse_sum(self, custom: Loss, loss: Tensor, logits: Tensor, y: Tensor) -> None:
         """On the first batch of more than one: a sum over samples would make every gradient B times too large."""

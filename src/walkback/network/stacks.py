@@ -7,7 +7,7 @@ whether the network really calls them one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -115,7 +115,17 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     holders = {outer for inner, outer, within in nested if _holds_the_stack(outer, inner, within)}
     details = {inner for inner, outer, within in nested if outer not in holders and within == 1}
     kept = [s for s in stacks if s not in holders | details]
-    return sorted(kept, key=lambda s: (not s.spelled, -len(s)))
+    weights = {s: sum(p.numel() for path in s.paths for p in parameters_of(model.get_submodule(path))) for s in kept}
+    kept = [s for s in kept if not any(_outweighs(other, s, weights) for other in kept)]
+    longest = max((len(s) for s in kept), default=0)
+    return sorted(kept, key=lambda s: (not s.spelled or len(s) == 1 < longest, -len(s)))
+
+
+def _outweighs(other: Stack, stack: Stack, weights: Mapping[Stack, int]) -> bool:
+    """Return whether another spelled stack is as good a candidate, but with most of the weights: a position encoding
+    may be a longer stack than the network.
+    """
+    return other.spelled and 2 * len(other) > len(stack) and len(other) > 1 and weights[other] > 4 * weights[stack]
 
 
 def is_tie(stacks: list[Stack]) -> bool:
@@ -221,6 +231,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
             groups.setdefault(_kind(child), []).append((path, child))
         if isinstance(parent, (nn.Sequential, nn.ModuleList)):
             yield from _mixed(prefix, _children(prefix, parent))
+            yield from _in_lists(prefix, parent)
         for members in groups.values():
             found = [block for path, module in members for block in _unfolded(path, module)]
             blocks = [m for _, m in found]
@@ -244,6 +255,17 @@ def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack
         run = []
 
 
+def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
+    """Blocks that stand in each list of a list, as many in all, beside modules that are none (lists of norms, sums)."""
+    lists = _children(prefix, parent)
+    if len(lists) < 2 or not all(type(m) in UNCALLED for _, m in lists):
+        return
+    inside = [[(path, m) for path, m in _children(name, m) if _may_be_block(m)] for name, m in lists]
+    if inside[0] and len({len(found) for found in inside}) == 1:
+        blocks = [block for found in inside for block in found]
+        yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), "", False)
+
+
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:
     return [(f"{prefix}.{name}" if prefix else name, child) for name, child in children_of(parent)]
 
@@ -261,6 +283,8 @@ def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _may_be_block(module: nn.Module) -> bool:
     """Something with weights that is more than one layer of torch's own."""
+    if type(module) in UNCALLED:
+        return False
     primitive = type(module).__module__.startswith("torch.nn.modules") and not any(children_of(module))
     return not primitive and any(True for _ in parameters_of(module))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -50,18 +52,56 @@ def read_still(deepest: Float[Tensor, "batch tokens width"], token: int, index: 
     return token
 
 
-def few_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
-    """The tokens with a gradient, where all samples have the same few of many (as a cls and a distillation token).
+def some_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
+    """The tokens with a gradient, where all samples have the same ones and not all (a cls token may be left out).
 
     >>> g = torch.zeros(2, 9, 4)
     >>> g[:, :2] = 1.0
-    >>> few_tokens(g)
+    >>> some_tokens(g)
     [0, 1]
     """
     used = (deepest != 0).any(-1)
     used = used[used.any(1)]
-    same = len(used) > 0 and bool((used == used[0]).all())
-    return used[0].nonzero().flatten().tolist() if same and 2 * int(used[0].sum()) < used.shape[1] else None
+    same = len(used) > 0 and bool((used == used[0]).all()) and not bool(used[0].all())
+    return used[0].nonzero().flatten().tolist() if same else None
+
+
+def with_gradient(deepest: Float[Tensor, "batch tokens width"]) -> Bool[Tensor, "batch tokens"] | None:
+    """Return (B, T): the tokens that each sample reads; None where all are. A sample that shows none counts all.
+
+    >>> with_gradient(torch.tensor([[[1.0], [0.0]], [[0.0], [0.0]]]))
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    used = (deepest != 0).any(-1)
+    used = used | ~used.any(1, keepdim=True)
+    return None if bool(used.all()) else used
+
+
+def is_time_last(
+    deepest: Float[Tensor, "batch rows columns"], wide: Collection[int], channels: Collection[int]
+) -> bool:
+    """Return whether a state is (B, C, T) rather than (B, T, d), from where its gradient is zero or constant.
+
+    First the sizes decide that weights in the blocks have: `wide` those of last axes (Linear, LayerNorm), `channels`
+    those of second axes (Conv1d, BatchNorm1d). A feature that nothing reads has no gradient either.
+
+    >>> g = torch.randn(2, 3, 1).expand(2, 3, 5)  # the mean over the last axis is read
+    >>> is_time_last(g, [], []), is_time_last(g.mT, [], [])
+    (True, False)
+    """
+    rows, columns = deepest.shape[1:]
+    if (columns in wide) != (rows in channels):
+        return rows in channels
+    shown = deepest[(deepest != 0).flatten(1).any(1)]
+    if len(shown):
+        sparse = [not bool((shown != 0).any(axis).all()) for axis in (2, 1)]  # some rows, some columns are not read
+        if sparse[0] != sparse[1]:
+            return sparse[1]
+        even = [n > 1 and bool((shown == shown.narrow(axis, 0, 1)).all()) for axis, n in ((1, rows), (2, columns))]
+        if even[0] != even[1]:
+            return even[1]
+    return False
 
 
 def only(tokens: list[int], deepest: Float[Tensor, "batch tokens width"], index: int) -> Bool[Tensor, "batch tokens"]:

@@ -56,6 +56,13 @@ def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     return first_tensor((kwargs.get(first), *kwargs.values()))
 
 
+def argument(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
+    """Return what a module was called with for one of its arguments, by place or by name; None where it was not."""
+    names = list(signature(module.forward).parameters)
+    at = names.index(name) if name in names else len(args)
+    return args[at] if at < len(args) else kwargs.get(name)
+
+
 def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     """Return whether a tensor must not be written: it is, or views, what the network keeps (`own`), or overlaps.
 

@@ -7,21 +7,23 @@ it. Gradient edges are taken when the tensor is made, so blocks may write the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from walkback.errors import AnatomyError
 from walkback.network.anatomy import Anatomy
 from walkback.network.stacks import BY_ORDER
-from walkback.network.values import first_tensor, fragile, members, several, stream_of, swapped
-from walkback.tracing.derived import Tape, carry_gradient
+from walkback.network.values import argument, first_tensor, fragile, members, several, stream_of, swapped
+from walkback.tracing.derived import Tape, carry_gradient, unseen_edge
 from walkback.tracing.layout import Layout
+from walkback.tracing.links import edges_of
 
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
@@ -42,6 +44,12 @@ class Capture:
     read: Tensor | None = None  # what the readout received
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # site -> where its gradient is taken
     streams: dict[int, GradientEdge] = field(default_factory=dict)  # site from 1 on -> edge of the stream itself
+    beside_given: dict[int, list[GradientEdge]] = field(default_factory=dict)  # block -> all tensors it received
+    beside_made: dict[int, list[GradientEdge]] = field(default_factory=dict)  # block -> all tensors it returned
+    passed: dict[Any, tuple[str, Any]] = field(
+        default_factory=dict
+    )  # what a module made -> its name, what it was given
+    cross_attends: bool = False  # blocks are handed the states of an encoder
     first_made: Tensor | None = None  # what block 1 returned, in the graph
     handed_copy: bool = False  # block 1 was handed a copy of the stream
     returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
@@ -61,6 +69,9 @@ class Capture:
     def states(self, branch: bool | None) -> tuple[Tensor, ...]:
         """Return h_0 … h_L, where blocks return the branch or the new state."""
         last = self.depth - 1
+        if self.layout.received:
+            assert self.read is not None  # else nothing would have been read there on the first batch
+            return (*(self.given[i] for i in range(last + 1)), self.read)
         if not branch:
             return (self.given[0], *(self.made[i] for i in range(last + 1)))
         ends = {i for i in range(last) if self.given[i + 1].shape != self.made[i].shape}  # of a stage
@@ -97,10 +108,19 @@ class Capture:
                 "with use_reentrant=True). Remove the decorator, or checkpoint with use_reentrant=False."
             )
         self.calls.append(i)
+        if self.layout.receivers:
+            return None
         handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
+        if self.look:
+            self.beside_given[i] = edges_of((*args, *kwargs.values()))
+            self.cross_attends = self.cross_attends or isinstance(
+                argument(module, args, kwargs, "encoder_hidden_states"), Tensor
+            )
         if i > 0:
+            if self.layout.received:
+                self._mark(i, stream)
             return None
         handed = self._safe(handed)
         self._mark(0, handed)
@@ -119,16 +139,32 @@ class Capture:
             )
         if (shapes := several(output)) is not None:
             self.returned[i] = shapes
+        if self.look:
+            self.beside_made[i] = edges_of(members(output))
         # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
         cut = not made.requires_grad and self.tape is not None
         handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
-        if self.layout.widens:  # an exact cast, so the sum with the stream stays the same bit for bit
+        if (
+            self.layout.widens and not self.layout.received
+        ):  # an exact cast, so the sum with the stream stays the same bit for bit
             handed = handed.to(torch.promote_types(handed.dtype, self.given[i].dtype))
-        self._mark(i + 1, handed)
+        if not self.layout.received:
+            self._mark(i + 1, handed)
         if i == 0 and self.look:
             self.first_made = handed.clone()  # the network may add the stream onto it
         self.made[i] = self._keep(handed)
         return None if handed is made else swapped(output, made, handed)
+
+    def before_receiver(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take down what the norm before block i receives, where that is the stream."""
+        stream = stream_of(module, args, kwargs)
+        if stream is None or not stream.requires_grad or i in self.given:
+            raise AnatomyError(
+                f"Expected the norm before {self.anatomy.called(i)} to be handed the stream once, with a gradient, as "
+                "on the first batch, but it is not. Name blocks that include it: Anatomy.of(model, blocks=[…])."
+            )
+        self.given[i] = self._keep(stream)
+        self._mark(i, stream)
 
     def after_stem(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Let what a stem returns carry a gradient.
@@ -142,12 +178,16 @@ class Capture:
     def before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take down what the readout receives."""
         if self.read is None and args and isinstance(args[0], Tensor):
-            self.read = args[0].detach()
+            self.read = self._keep(args[0]) if self.layout.received else args[0].detach()
             self._look_at_stream(self.depth, args[0])
+            if self.layout.received:
+                self._mark(self.depth, args[0])
 
     def before_part(self, name: str, expected: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         """See whether a stem or readout runs where it is registered: after `expected` blocks."""
         done = len(self.calls)
+        if done == self.depth:  # the readout, though it is registered before the blocks
+            self.before_readout(module, args)
         if self.look and done != expected:
             self.misplaced[name] = "before" if done == 0 else "after" if done == self.depth else "between"
 
@@ -160,12 +200,12 @@ class Capture:
     def _look_at_stream(self, site: int, stream: Tensor) -> None:
         """Take down where the stream itself is, to compare its gradient with what blocks show of it."""
         if site and self.look and stream.requires_grad:
-            self.streams[site] = get_gradient_edge(stream)
+            self.streams[site] = unseen_edge(stream)
             if self.tape is not None:
                 self.tape.mark(("stream", site), stream)
 
     def _mark(self, site: int, tensor: Tensor) -> None:
-        self.edges[site] = get_gradient_edge(tensor)
+        self.edges[site] = unseen_edge(tensor)
         if self.tape is not None:
             self.tape.mark(site, tensor)
 
@@ -208,10 +248,41 @@ class Capture:
         )
 
 
+@contextmanager
+def seeing_modules(capture: Capture, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Inside, take down of each of these modules that takes and returns one tensor what these are."""
+
+    def hook(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        given = first_tensor(args)
+        if isinstance(output, Tensor) and output.requires_grad and given is not None and given.requires_grad:
+            made, taken = unseen_edge(output), unseen_edge(given)
+            capture.passed.setdefault((made.node, made.output_nr), (name, (taken.node, taken.output_nr)))
+
+    with ExitStack() as hooks:
+        for name, module in modules.items():
+            hooks.callback(module.register_forward_hook(partial(hook, name)).remove)
+        yield
+
+
 def with_stream(args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, other: Tensor) -> Any:
     """Return what a block was given, with `other` in the place of `stream`."""
     named = {name: other if value is stream else value for name, value in kwargs.items()}
     return tuple(other if value is stream else value for value in args), named
+
+
+def attach_receivers(session: Tracer, stack: ExitStack) -> None:
+    """Put hooks on the norms before the blocks, where those are handed the stream."""
+
+    def hook_of(i: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if isinstance(session.capture, Capture):
+                session.capture.before_receiver(i, module, args, kwargs)
+
+        return hook
+
+    for i, name in enumerate(session.layout.receivers):
+        module = session.model.get_submodule(name)
+        stack.callback(module.register_forward_pre_hook(hook_of(i), with_kwargs=True, prepend=True).remove)
 
 
 def attach(session: Tracer, stack: ExitStack) -> None:

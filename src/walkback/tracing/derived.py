@@ -215,9 +215,10 @@ def _with(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 class Spy(TorchFunctionMode):
     """Sees whether a forward pass parts its backward pass from itself, by tensor hooks or by cutting the graph.
 
-    `saw` is True when a tensor got a hook, when a number cut off its graph (`detach`, `.data`, `no_grad`, `item()`) was
-    used again where gradients flow, or when numbers left torch as an array or a list: what becomes of them can't be
-    seen. A cut that is only logged is none.
+    `saw` is True when a tensor or its graph node may have got a hook, when a number cut off its graph (`detach`,
+    `.data`, `no_grad`, `item()`) was used again where gradients flow, when an activation was written past its graph
+    (`h.data.mul_(2)`), or when numbers left torch as an array or a list: what becomes of them can't be seen. A cut that
+    is only logged is none.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with Spy() as spy:
@@ -231,14 +232,17 @@ class Spy(TorchFunctionMode):
         self.saw = False
         self.read: set[int] = set()  # ids of all tensors that were taken up
         self._cut: dict[int, Tensor] = {}  # kept, so that an id stays theirs
+        self._shared: set[int] = set()  # memory of activations that a cut tensor shares
         self._numbers: set[float] = set()  # what item() and float() gave out
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call and look at what came of its gradients."""
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         given = [t for t in leaves if isinstance(t, Tensor)]
+        cut = [(t, t._version) for t in given if id(t) in self._cut and _memory(t) in self._shared]
+        result = func(*args, **kwargs)
+        self.saw = self.saw or any(t._version != version for t, version in cut)
         self.read.update(map(id, given))
         used = any(id(t) in self._cut for t in given)
         used = used or any(isinstance(v, float) and v in self._numbers for v in leaves)
@@ -247,7 +251,7 @@ class Spy(TorchFunctionMode):
                 self._numbers.add(result)
             else:
                 self.saw = True
-        self.saw = self.saw or func is Tensor.register_hook
+        self.saw = self.saw or func in _HOOKS
         for made in tree_leaves(result):
             if not isinstance(made, Tensor) or not made.is_floating_point():
                 continue
@@ -255,8 +259,25 @@ class Spy(TorchFunctionMode):
                 self.saw = self.saw or used
             elif used or any(t.requires_grad for t in given):
                 self._cut[id(made)] = made
+                if any(t.grad_fn is not None and _memory(t) == _memory(made) for t in given):
+                    self._shared.add(_memory(made))
         return result
 
+
+def _memory(tensor: Tensor) -> int:
+    """Return where the numbers of a tensor lie; 0 where that can't be told."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return 0 if not plain or tensor.is_inference() else tensor.untyped_storage().data_ptr()
+
+
+def unseen_edge(tensor: Tensor) -> GradientEdge:
+    """Return the place of a tensor in the graph, past every `Spy`."""
+    with torch._C.DisableTorchFunction():
+        return get_gradient_edge(tensor)
+
+
+# What hands out a place for a hook.
+_HOOKS = {Tensor.register_hook, Tensor.grad_fn.__get__}  # type: ignore[attr-defined]
 
 # Out of torch: as an array, a list, memory, or a number.
 _LEAVES = {

@@ -13,9 +13,10 @@ from walkback.errors import AnatomyError
 from walkback.network.anatomy import Anatomy
 from walkback.network.batch import Inputs, mapped, split
 from walkback.network.stacks import BY_ORDER
-from walkback.network.tokens import few_tokens, read_at
-from walkback.network.values import hidden_of, logits_of, stream_of, widest
+from walkback.network.tokens import is_time_last, read_at, some_tokens
+from walkback.network.values import hidden_of, largest, logits_of, modules_of, stream_of, widest
 from walkback.notes import Note
+from walkback.tracing.links import find_receivers
 from walkback.tracing.streams import refuse_copy
 
 if TYPE_CHECKING:
@@ -32,14 +33,21 @@ class Layout:
     branch: bool | None = None
     pool: int | str | None = None  # where a (B, T, d) state is read, see `Anatomy`
     pool_found: bool = False  # `pool` comes from the gradient of the first batch, and must hold for every other
-    tokens: tuple[int, ...] | None = None  # where the readout averages over a few tokens
+    tokens: tuple[int, ...] | None = None  # where the readout averages over some of the tokens
+    exact: bool = False  # the readout averages over tokens of each sample, which its gradient shows
+    masked: bool = True  # the inputs' `attention_mask` is of the tokens of the stream, not of an encoder's beside it
+    time_last: bool = False  # the stream is (B, C, T)
     axis: int = 0  # of the batch in the stream: 1 in stacks of (T, B, d)
     copies: bool = False  # states are copied when captured, for networks that write them in place
     widens: bool = False  # branches of a lower precision than the stream are handed on in the stream's
+    received: bool = False  # sites are what the next block, and the readout, receive: steps are made outside of blocks
+    receivers: tuple[str, ...] = ()  # the norms before the blocks that are handed the stream; (): the blocks themselves
     known: bool = False  # a batch has shown all this
 
     def batch_first(self, h: Tensor) -> Tensor:
-        """Return the stream as a trace has it, and the way back."""
+        """Return the stream as a trace has it, (B, T, d), and the way back."""
+        if self.time_last and h.ndim == 3:
+            return h.transpose(1, 2)
         return h.transpose(0, 1) if self.axis else h
 
 
@@ -63,7 +71,16 @@ def infer_layout(
             error.add_note(f"({capture.of_several(i)})")
         raise
     _refuse_condition(capture)
-    shown = find_branch(capture, declared, layout.branch is None)
+    if layout.received:  # found by the pass before this one
+        shown = None
+    else:
+        try:
+            shown = find_branch(capture, declared, layout.branch is None)
+        except AnatomyError:
+            names = None if layout.branch is not None else find_receivers(capture)
+            if names is None:
+                raise
+            return replace(layout, branch=False, received=True, receivers=names), [Note("received-sites")]
     if layout.branch is not None and shown is not None and shown is not layout.branch:
         said, seen = ("branch", "new state") if layout.branch else ("new state", "branch")
         raise AnatomyError(
@@ -73,16 +90,19 @@ def infer_layout(
     branch = shown if layout.branch is None else layout.branch
     if branch and unsure:
         refuse_copy(capture, grads)
-    layout = replace(layout, branch=branch)
+    layout = capture.layout = replace(layout, branch=branch, masked=layout.masked and not capture.cross_attends)
     states = capture.states(branch)
     notes += _compared(declared, states)
+    if states[-1].ndim == 3 and not layout.axis:
+        layout = replace(layout, time_last=is_time_last(grads[-1], *_sizes(capture.anatomy)))
     if states[-1].ndim == 3 and layout.pool is None:
         deepest = layout.batch_first(grads[-1])
         layout = replace(layout, pool=read_at(deepest), pool_found=True)
         if not bool((deepest != 0).any()):
             notes.append(Note("token-not-found"))
-        if layout.pool == "mean" and logits_of(output).ndim == 2 and (few := few_tokens(deepest)) is not None:
-            layout = replace(layout, tokens=tuple(few))
+        if layout.pool == "mean" and logits_of(output).ndim == 2:
+            some = some_tokens(deepest)
+            layout = replace(layout, tokens=None if some is None else tuple(some), exact=some is None)
     if states[-1].ndim == 3 and isinstance(layout.pool, int):
         tokens = layout.batch_first(states[-1]).shape[1]
         if not -tokens <= layout.pool < tokens:
@@ -91,6 +111,23 @@ def infer_layout(
     # float16, the stream's own is not.
     narrow = any(made.dtype != capture.given[i].dtype for i, made in capture.made.items())
     return replace(layout, widens=layout.widens or bool(branch and narrow), known=branch is not None), notes
+
+
+def _sizes(anatomy: Anatomy) -> tuple[set[int], set[int]]:
+    """Return the sizes that weights in the blocks have for last axes, and for channels before a last axis of time."""
+    wide: set[int] = set()
+    channels: set[int] = set()
+    for block in anatomy.blocks:
+        for m in modules_of(block) if isinstance(block, nn.Module) else ():
+            if isinstance(m, nn.Linear):
+                wide.add(m.in_features)
+            elif isinstance(m, nn.LayerNorm):
+                wide.add(m.normalized_shape[-1])
+            elif isinstance(m, (nn.Conv1d, nn.ConvTranspose1d)):
+                channels.add(m.in_channels)
+            elif isinstance(m, nn.BatchNorm1d):
+                channels.add(m.num_features)
+    return wide, channels
 
 
 def as_called(anatomy: Anatomy, misplaced: Mapping[str, str], model: nn.Module) -> Anatomy:
@@ -217,8 +254,10 @@ def find_branch(capture: Capture, declared: Sequence[Tensor] | None, needed: boo
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
     """Does `new` continue `made` as the branch or as the state? None: it can't be told from these numbers."""
-    if given.shape != made.shape:
-        return "state" if new.shape == made.shape else None
+    if given.shape != made.shape:  # what is returned can't be a branch
+        if new.shape != made.shape or not bool(torch.isfinite(new.sum(dtype=widest(new.device)))):
+            return None
+        return "state" if torch.allclose(made, new, rtol=1e-3, atol=1e-3 * largest(new)) else "neither"
     if new.shape != made.shape:
         if new.ndim != 2 or made.ndim != 3:
             return None

@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from walkback.errors import InputError
-from walkback.network.anatomy import Anatomy
+from walkback.network.anatomy import Anatomy, Layers
 from walkback.network.batch import pairs
+from walkback.network.layers import WHOLE, Sites
 from walkback.network.loss import Loss
 from walkback.network.stacks import type_name
 from walkback.tracing.session import Tracer
@@ -38,9 +39,10 @@ class Picture:
         if self.run is not None:
             shapes = dict.fromkeys(_shape(shape) for shape in self.run["state_shapes"])
             pool = self.run["pool"]
+            returned = self.run["blocks_return"]
             lines += [
                 "",
-                f"blocks return  {_RETURNS[self.run['blocks_return']]}",
+                *([] if returned is None else [f"blocks return  {_RETURNS[returned]}"]),
                 f"states         {', then '.join(shapes)}",
                 f"norms          {_NORMS.get(pool, f'at token {pool}')}",
                 f"loss           {self.run['loss']}",
@@ -48,7 +50,9 @@ class Picture:
         return "\n".join(lines)
 
 
+_WORDS = {True: "branch", False: "state", None: "unknown"}
 _NORMS = {
+    WHOLE: "of the whole state; growth compares them per unit, ‖h‖/√d",
     None: "of the whole state",
     "mean": "averaged over tokens",
     "readout": "at the token each sample reads",
@@ -65,6 +69,7 @@ def picture(
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     eval_batches: Iterable[Any] | None = None,
     loss: Loss | None = None,
+    sites: Sites | None = None,
 ) -> Picture:
     """Look at a network as `walkback.diagnose` would, and run the first of the batches if there are any.
 
@@ -83,8 +88,10 @@ def picture(
     norms          of the whole state
     loss           cross-entropy
     """
-    tracer = Tracer(model, anatomy, loss)
+    tracer = Tracer(model, anatomy, loss, sites=sites)
     if eval_batches is None:
+        if anatomy is None and sites is None:
+            Anatomy.of(tracer.model)  # where only a batch could tell whether there is a residual stream, an error
         return Picture(type_name(tracer.model), tracer.anatomy)
     first = next(iter(pairs(eval_batches, tracer.model)), None)
     if first is None:
@@ -93,7 +100,7 @@ def picture(
         trace = tracer.trace(*first)
     seen = {
         "state_shapes": [list(h.shape[1:]) for h in trace.states],
-        "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
+        "blocks_return": None if isinstance(tracer.anatomy, Layers) else _WORDS[tracer.branch],
         "pool": trace.pool,
         "loss": tracer.loss_name,
     }

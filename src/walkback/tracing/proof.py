@@ -96,7 +96,10 @@ def by_weights(
         else:
             fed.append(name)
     if not pairs:
-        return Shown(why="" if fed else "shared" if tied else "no-gradient", fed=tuple(fed))
+        cleared = all(grad is None for grad in left.values())
+        stopped = not cleared and not any(bool(_wide(grad).any()) for grad in sent.values())
+        why = "" if fed else "shared" if tied else "stopped" if stopped else "no-gradient"
+        return Shown(why=why, fed=tuple(fed))
     theirs, ours = (torch.cat([pair[k].flatten() for pair in pairs.values()]) for k in (0, 1))
     if not bool(torch.isfinite(theirs).all() & torch.isfinite(ours).all()):
         return Shown(why="nonfinite", fed=tuple(fed))

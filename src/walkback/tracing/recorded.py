@@ -30,6 +30,7 @@ from walkback.tracing.signals import Listener, OtherPass, alike
 from walkback.tracing.trace import Trace
 from walkback.tracing.untouched import drawn_from, untouched
 
+Known = Anatomy | Callable[[], Anatomy]  # a function: what a measurement has seen by then
 Backward = Callable[[nn.Module, Any, Tensor], object]
 
 
@@ -94,7 +95,7 @@ class Recorded:
 
     model: nn.Module
     backward: Backward | None = None
-    anatomy: Anatomy | None = None
+    anatomy: Known | None = None
     writers: tuple[Part, ...] | None = None
     loss: Loss | None = None
     train: bool | None = None
@@ -102,7 +103,9 @@ class Recorded:
     _proven: set[str] = field(default_factory=set, compare=False, repr=False)
     restores_weights: bool = field(default=True, init=False)
 
-    def bound(self, anatomy: Anatomy, loss: Loss | None, notes: list[Any] | None = None) -> Recorded:
+    def bound(
+        self, anatomy: Anatomy | Callable[[], Anatomy], loss: Loss | None, notes: list[Any] | None = None
+    ) -> Recorded:
         """Return the same with the anatomy, the loss and the notes of a measurement, where it has none of its own."""
         return replace(
             self,
@@ -133,7 +136,8 @@ class Recorded:
     def _hear(self, x: Inputs, y: Tensor, train: bool | None = None, **how: Any) -> Listener:
         """Run the user's backward pass once and listen; the network is afterwards as it was."""
         model = unwrap(self.model)
-        anatomy = Anatomy.of(model) if self.anatomy is None else self.anatomy.resolve(model)
+        known = self.anatomy if isinstance(self.anatomy, Anatomy) or self.anatomy is None else self.anatomy()
+        anatomy = Anatomy.of(model) if known is None else known.resolve(model)
         heard = Listener(model, anatomy, self.writers, **how)
         train = bool(self.train) if train is None else train
         with ExitStack() as stack:
@@ -195,6 +199,8 @@ class Recorded:
                 if not (heard.drew and found.compared) and not self._is_random(trace):
                     raise
                 found = Shown(why="random")
+            if found.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
+                continue  # no credit, and no gradient: so it should be
             if found.why:
                 unknown.setdefault(found, []).append(site)
             if found.fed:

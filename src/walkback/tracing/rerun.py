@@ -13,6 +13,7 @@ from walkback.errors import InputError
 from walkback.network.batch import Inputs, call, mapped
 from walkback.network.values import first_tensor, fragile, members, parameters_of, places, stream_of, swapped
 from walkback.tracing.capture import with_stream
+from walkback.tracing.sites import moved_layers
 
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
@@ -44,9 +45,23 @@ def is_sharded(model: nn.Module) -> bool:
     return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
 
 
+def _refuse_received(tracer: Tracer) -> None:
+    if tracer.layout.received:
+        raise InputError(
+            "Expected blocks that return the residual branch or the new state, to move the stream at their outputs, "
+            "but this network makes its steps outside of the blocks, so its sites can be measured and not moved. Wrap "
+            "each step in a module that returns the new state, and name those as blocks."
+        )
+
+
 @contextmanager
 def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
     """Add `deltas[site]` to the stream of one pass inside, with or without gradients."""
+    if tracer.layer_sites:
+        with moved_layers(tracer.layer_sites, deltas):
+            yield
+        return
+    _refuse_received(tracer)
     past: list[Tensor] = []  # what a skip outside block 1 has to carry, where the stream can't be written
     done: list[int] = []  # activation checkpointing runs block 1 again, on the stream as it was changed
 
@@ -97,6 +112,7 @@ def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: We
 
     None for a block that changes the shape of the stream: it writes a new one rather than add to it.
     """
+    _refuse_received(tracer)
     made: list[Tensor] = []
     batch_first = tracer.layout.batch_first
 

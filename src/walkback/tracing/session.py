@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError, InputError, cut, shown
-from walkback.network.anatomy import Anatomy, unwrap
-from walkback.network.batch import Inputs, check_batch, mapped, real_tokens, split
+from walkback.errors import AnatomyError, InputError, shown
+from walkback.network.anatomy import Anatomy, Layers, is_published, layers_of, unwrap
+from walkback.network.batch import LABELS, Inputs, check_batch, mapped, real_tokens, split, takes_labels
+from walkback.network.given import parts_of
+from walkback.network.layers import BY_REGISTRATION, Site, Sites
 from walkback.network.loss import Loss, SampleLoss
 from walkback.network.prints import prints_of
 from walkback.network.stacks import BY_ORDER
-from walkback.network.tokens import only, read_still
+from walkback.network.tokens import only, read_still, with_gradient
 from walkback.network.values import (
     hidden_of,
     logits_of,
+    modules_of,
+    named_modules_of,
     no_inference,
     places,
     random_state,
@@ -30,11 +34,23 @@ from walkback.network.values import (
 )
 from walkback.notes import Note
 from walkback.tracing import rerun
-from walkback.tracing.capture import Capture, attach
+from walkback.tracing.calls import overheard
+from walkback.tracing.capture import Capture, attach, attach_receivers, seeing_modules
+from walkback.tracing.chosen import has_no_stream
 from walkback.tracing.copying import copyable
 from walkback.tracing.credit import Asked
-from walkback.tracing.derived import Spy, has_custom_backward
+from walkback.tracing.derived import Spy, Tape, has_custom_backward
+from walkback.tracing.explained import complete, explained
+from walkback.tracing.heard import LayerCapture
+from walkback.tracing.layers import attach_layers, layer_pass, watched_layers
 from walkback.tracing.layout import Layout, as_called, find_axis, find_branch, infer_layout, refuse_shapes
+from walkback.tracing.links import (
+    read_past,
+    refuse_broken_links,
+    refuse_second_ways,
+    refuse_several_streams,
+    refuse_ways_past,
+)
 from walkback.tracing.reference import Derived, Own, Twin, gradients
 from walkback.tracing.rerun import Deltas, Weights
 from walkback.tracing.steady import Steady
@@ -60,6 +76,7 @@ class Tracer:
         anatomy: Anatomy | Mapping[str, Any] | None = None,
         loss: Loss | None = None,
         reference: nn.Module | str | None = None,
+        sites: Sites | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise InputError(f"Expected model to be a torch.nn.Module, but got {type(model).__name__}.")
@@ -68,10 +85,11 @@ class Tracer:
         weights = dict(places(self.model))
         refuse_weights(weights)
         self._device = next((t.device for t in weights.values()), None)
-        self.anatomy = _resolved(anatomy, self.model)
+        self.anatomy = parts_of(self.model, anatomy, sites)
         self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
+        self._may_be_plain = anatomy is None and not is_published(self.model) and not rerun.is_sharded(self.model)
         # That parts stand in the order of their registration is no guess for long: a run shows whether it is right.
-        self.guesses = [text for text in self.anatomy.guesses if text != BY_ORDER]
+        self.guesses = [text for text in self.anatomy.guesses if text not in (BY_ORDER, BY_REGISTRATION)]
         self.notes: list[Note] = [Note("guessed", None, {"what": text}) for text in self.guesses]
         self.suspect = False  # something in the forward pass could make the backward pass another function's
         self.keep_branches = False  # in traces, where someone asks for them: they are as large as the states
@@ -79,9 +97,9 @@ class Tracer:
         self._hidden = return_hidden(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)
-        self.capture: Capture | None = None  # of the forward pass that is running
+        self.capture: Capture | LayerCapture | None = None  # of the forward pass that is running
         self._count = 0
-        self._stack = ExitStack()
+        self._stack, self._hooks = ExitStack(), ExitStack()
 
     def _referring_to(self, reference: object) -> Own:
         if reference is None:
@@ -93,6 +111,8 @@ class Tracer:
                 'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
                 f"{shown(reference)}."
             )
+        if isinstance(self.anatomy, Layers):
+            return Twin(Tracer(reference, layers_of(reference, self.anatomy.choice), self.losses.custom))
         stems = len(self.anatomy.stems)
         names = self.anatomy.names[stems : stems + len(self.blocks)]
         anatomy = Anatomy(None, names, (), self.anatomy.pool, self.anatomy.branch)
@@ -104,6 +124,11 @@ class Tracer:
     def blocks(self) -> tuple[nn.Module, ...]:
         """The L blocks, in the order the stream passes them."""
         return cast(tuple[nn.Module, ...], self.anatomy.blocks)
+
+    @property
+    def layer_sites(self) -> tuple[Site, ...]:
+        """Where a plain network is read, once a batch has shown it; () of a residual one."""
+        return self.anatomy.sites if isinstance(self.anatomy, Layers) else ()
 
     @property
     def branch(self) -> bool | None:
@@ -140,6 +165,10 @@ class Tracer:
         """The loss in words, for the conditions."""
         return self.losses.name
 
+    def tape(self) -> Tape | None:
+        """Return what a pass is recorded with, where the reference is derived from the forward pass."""
+        return self._reference.tape()
+
     def own(self, weights: Weights = None) -> Iterator[Tensor]:
         """Return all that the network keeps, and the weights it runs with."""
         kept = () if self.asked.found is None else self.asked.found.reach.tensors
@@ -154,7 +183,8 @@ class Tracer:
             self._stack.enter_context(copyable())
             if isinstance(self._reference, Twin):
                 self._stack.enter_context(self._reference.tracer)
-            attach(self, self._stack)
+            self._stack.enter_context(self._hooks)
+            self._attach()
         except BaseException:
             self.asked.found = None
             self._stack.close()
@@ -203,19 +233,39 @@ class Tracer:
                     trace = self._pass(x, y, None)
                 trace = self._reference.applied(trace, self.asked.alone)
             except Exception as error:
-                raise self._explained(error)  # noqa: B904  # itself, or another one for it
+                raise explained(error, self.model, self._count, self.guesses)  # noqa: B904  # itself, or another one for it
             layout, deepest = self.layout, trace.grads[-1]
             if layout.pool_found and isinstance(layout.pool, int):
                 layout = self.layout = replace(layout, pool=read_still(deepest, layout.pool, self._count))
             tokens = self.read_tokens
-            mask = real_tokens(x, len(y)) if tokens is None else only(tokens, deepest, self._count)
+            mask = real_tokens(x, len(y)) if layout.masked else None
+            if tokens is not None:
+                mask = only(tokens, deepest, self._count)
+            elif layout.exact and (read := with_gradient(deepest)) is not None:
+                mask = read
             trace = replace(
                 trace, prints=prints, pool=layout.pool, index=self._count, mask=mask, reference=self.reference
             )
             if credit is not None:
+                from walkback.tracing.recorded import Recorded  # it imports this module
+
+                if layout.received and isinstance(credit, Recorded):
+                    raise AnatomyError(
+                        "Expected blocks that return the residual branch or the new state, since recorded credits are "
+                        "read at their outputs, but this network makes its steps outside of the blocks. Wrap each step "
+                        "in a module that returns the new state, and name those as blocks."
+                    )
                 trace = replace(trace, credits=self.asked.credits(credit, trace))
             self._count += 1
             return trace
+
+    def settle(self, x: Inputs, y: Tensor) -> None:
+        """Run a batch, where only that shows which layers of a plain network are sites, and which read them."""
+        if self._may_be_plain or (isinstance(self.anatomy, Layers) and not self.layer_sites):
+            self._refuse_outside("settle")
+            check_batch(x, y, self._count, self._device)
+            with self._steady.begin():
+                self._pass(mapped(x, no_inference), no_inference(y), None)
 
     def again(self, x: Inputs, y: Tensor, weights: Weights) -> Trace:
         """Run a batch once more with other weights by name, say in float64. It is not counted, and has no credit.
@@ -257,39 +307,35 @@ class Tracer:
         with self._steady.begin(weights):
             return rerun.run(self.model, x, weights, **self._asking(first=False))
 
+    def run_once(self, x: Inputs, weights: Weights) -> Any:
+        """Run the network within a pass."""
+        return rerun.run(self.model, x, weights, **self._asking(first=False))
+
     def _asking(self, first: bool) -> dict[str, bool]:
         """Return the keyword by which a network returns its states: on the first batch, or where it has to be given."""
         ask = self._hidden == "required" or (self._hidden == "optional" and first)
         return {"return_hidden": True} if ask else {}
 
-    def _explained(self, error: Exception) -> Exception:
-        """Return an error of a pass, with what the user needs to understand it."""
-        made = [name for name, kept in places(self.model) if kept.is_inference()]
-        if made and "Inference tensors" in str(error):
-            error = InputError(
-                f"Expected buffers that a backward pass can use, but {made[0]} was made under "
-                "torch.inference_mode(). Outside it, put a clone in its place: module.name = module.name.clone()."
-            )
-        error.add_note(f"(while measuring batch {self._count})")
-        if isinstance(error, TypeError) and ".forward() missing" in str(error):
-            error.add_note("(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))")
-        if isinstance(error, AnatomyError):
-            for text in self.guesses:
-                error.add_note(f"(guessed: {text})")
-        return error
-
     # -- one pass ------------------------------------------------------------------------------------
 
     def _pass(self, x: Inputs, y: Tensor, weights: Weights) -> Trace:
         """Run a batch forward and backward. The first one shows the layout, and is run again where that asks for it."""
+        if isinstance(self.anatomy, Layers):
+            return layer_pass(self, x, y, weights)
         look = not self.layout.known
         while True:
-            first = not self.layout.known
-            capture, output, spy = self._forward(x, weights, look, first)
+            first, seen = not self.layout.known, self.layout
+            try:
+                capture, output, spy = self._forward(x, weights, look, first)
+            except _NoStream:
+                self.read_layers()
+                return layer_pass(self, x, y, weights)
             if first:
                 axis = find_axis(capture, lambda few: rerun.run(self.model, few, weights, **self._asking(False)), x, y)
                 self.layout = capture.layout = replace(self.layout, axis=axis)
             logits = logits_of(output)
+            if first:
+                self._see_own_loss(x, y, weights, logits)
             with capture.tape or nullcontext():
                 losses = self.losses(logits, y)
             if spy is not None:
@@ -298,16 +344,18 @@ class Tracer:
             losses, sites, streams, kept = gradients(capture, losses)
             if capture.handed_copy:
                 sites = self._with_skip(capture, sites, output)
-            grads = _complete(capture, sites)
+            grads = complete(capture, sites)
             if first:
                 self._learn(capture, grads, output, x, y, unsure=kept and not capture.handed_copy)
-            if self.layout.widens == capture.layout.widens:
+            if (self.layout.widens, self.layout.received) == (capture.layout.widens, seen.received):
                 break
         layout = self.layout
         # Where the backward pass may be another function's, it can't be compared with itself.
         if look and layout.branch and (capture.tape is not None or not self.suspect):
             unseen = refuse_unlike_streams(capture, streams, grads)
             self.notes[:0] = [] if unseen is None else [unseen]
+        if look and layout.known:
+            self._refuse_other_streams(capture, losses)
         states = tuple(map(layout.batch_first, capture.states(layout.branch)))
         refuse_shapes(states, len(y))
         branches = None
@@ -321,22 +369,86 @@ class Tracer:
         while True:
             capture = Capture(self.anatomy, self.layout, lambda: self.own(weights), self._reference.tape(), look)
             drawn = random_state(self._device) if first else None
+            layers = watched_layers(self.model) if first and self._may_be_plain else None
             try:
-                with capture.tape or nullcontext(), Spy() if first else nullcontext() as spy:
+                with (
+                    nullcontext() if layers is None else overheard(layers.modules, layers.look, layers.before),
+                    capture.tape or nullcontext(),
+                    Spy() if first else nullcontext() as spy,
+                    ExitStack() as looking,
+                ):
                     # A copy, always: a network may write its input in any batch, and no look afterwards would bring it
                     # back.
                     inputs = mapped(x, lambda t: t.detach().clone())
                     self.capture = capture
+                    if first and not self.layout.received:
+                        looking.enter_context(seeing_modules(capture, self._modules()))
                     output = rerun.run(self.model, inputs, weights, **self._asking(first))
                 if drawn is not None and not torch.equal(drawn, random_state(self._device)):
                     draws = Note("random-forward")
                     self.notes += [] if draws in self.notes else [draws]
+                if layers is not None and has_no_stream(layers.counted(), self.model, logits_of(output)):
+                    raise _NoStream
                 capture.refuse_other_calls()
             finally:
                 self.capture = None
             if not capture.was_written():
                 return capture, output, spy
             self.layout = replace(self.layout, copies=True)
+
+    def read_layers(self) -> None:
+        """Go on with the layers as sites: what looked like blocks has no residual stream."""
+        self._may_be_plain = False
+        self._hooks.close()
+        self.notes[:] = [note for note in self.notes if note.code != "guessed"]
+        self.guesses, self.anatomy = [], layers_of(self.model)
+        self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
+        self._attach()
+        if self.source is not self:
+            self.source.read_layers()
+
+    def _attach(self) -> None:
+        """Put hooks on the network, for as long as the session lasts; those of layers are on for one pass each."""
+        if not isinstance(self.anatomy, Layers):
+            attach(self, self._hooks)
+        else:
+            attach_layers(self, (self.model, *self.anatomy.modules), self._hooks)
+
+    def _see_own_loss(self, x: Inputs, y: Tensor, weights: Weights, logits: Tensor) -> None:
+        """Run a model once with `labels=`, where it takes them: its own loss says whether it learns the next token."""
+        if not self.losses.wants_own(y) or isinstance(x, Tensor) or not takes_labels(self.model):
+            return
+        kept = self.layout
+        try:
+            with torch.no_grad():
+                inputs = mapped({**x, LABELS: y}, lambda t: t.detach().clone())
+                own = getattr(rerun.run(self.model, inputs, weights, **self._asking(False)), "loss", None)
+        except Exception:  # what it makes of labels is its own: then its name decides
+            own = None
+        self.layout = kept
+        self.losses.compare(own, logits, y)
+
+    def _refuse_other_streams(self, capture: Capture, losses: Tensor) -> None:
+        """Raise AnatomyError unless the blocks carry one stream, and say what the readout reads beside its end."""
+        capture.layout = self.layout
+        if self.layout.received:
+            refuse_ways_past(capture, losses)
+            return
+        if capture.tape is None:  # on the tape only the stream itself is marked
+            refuse_several_streams(capture)
+            if not self.layout.branch:
+                refuse_second_ways(capture)
+        refuse_broken_links(capture)
+        past = None if self.layout.branch else read_past(capture, losses)
+        self.notes += [] if past is None else [past]
+
+    def _modules(self) -> dict[str, nn.Module]:
+        """Return the modules outside of the anatomy's parts and blocks by their paths: norms may stand there."""
+        inside = {id(m) for block in self.blocks for m in modules_of(block)}
+        parts = {id(part) for part in (*self.anatomy.stems, *self.anatomy.readout)}
+        others = named_modules_of(self.model)
+        scripted = torch.jit.ScriptModule  # which takes no hooks
+        return {p: m for p, m in others if p and id(m) not in inside | parts and not isinstance(m, scripted)}
 
     def _with_skip(self, capture: Capture, grads: tuple[Tensor | None, ...], output: Any) -> tuple[Tensor | None, ...]:
         """Block 1 was handed a copy, which a skip outside the block goes past: g_0 = J_f1ᵀ g_1 + g_1."""
@@ -351,7 +463,10 @@ class Tracer:
         self, capture: Capture, grads: tuple[Tensor, ...], output: Any, x: Inputs, y: Tensor, unsure: bool
     ) -> None:
         """Keep what the first batch shows."""
+        before = self.layout
         self.layout, notes = infer_layout(capture, grads, output, len(y), unsure)
+        if self.layout.receivers != before.receivers:
+            attach_receivers(self, self._stack)
         self.notes += notes
         self.anatomy = as_called(self.anatomy, capture.misplaced, self.model)
         mask = real_tokens(x, len(y))
@@ -359,30 +474,5 @@ class Tracer:
             self.notes.append(Note("padding-labels"))  # they count, as they do in the model's own loss
 
 
-def _resolved(anatomy: Anatomy | Mapping[str, Any] | None, model: nn.Module) -> Anatomy:
-    """Return the anatomy that a caller gave, in whatever form, with its parts found in the model."""
-    if isinstance(anatomy, Mapping):
-        known = [f.name for f in fields(Anatomy) if f.name not in ("names", "guesses")]
-        if set(anatomy) - set(known):
-            raise InputError(
-                f"Expected anatomy to name {', '.join(known)}, but got {cut(', '.join(map(str, anatomy)))}."
-            )
-        anatomy = Anatomy.of(model, **anatomy)
-    if anatomy is not None and not isinstance(anatomy, Anatomy):
-        raise InputError(f"Expected anatomy to be an Anatomy or a dict of its parts, but got {shown(anatomy)}.")
-    return Anatomy.of(model) if anatomy is None else anatomy.resolve(model)
-
-
-def _complete(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    """Return the gradients, once every site has one."""
-    cut_at = next((site for site, g in enumerate(grads) if g is None), None)
-    if cut_at is not None:
-        detached = (
-            "the network detaches its stream on the way (as local learning code does) or does not use it. Measure "
-            "the network through a forward pass without detach()."
-        )
-        raise AnatomyError(
-            f"Expected the loss to depend on every site, but no gradient reaches site {cut_at}: "
-            f"{capture.of_several(cut_at - 1) or detached}"
-        )
-    return cast(tuple[Tensor, ...], grads)
+class _NoStream(Exception):
+    """What looked like the blocks of a residual stream are plain layers."""

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from walkback.errors import CreditError
 from walkback.network.anatomy import Anatomy, Part
+from walkback.network.layers import Site, batch_first
 from walkback.network.values import (
     first_tensor,
     fragile,
@@ -28,11 +29,17 @@ from walkback.network.values import (
     named_parameters_of,
     stream_of,
 )
+from walkback.tracing.calls import overheard
 from walkback.tracing.derived import carry_gradient
 from walkback.tracing.makers import Key, Makers, same
 from walkback.tracing.proof import said
 from walkback.tracing.reach import Reach
 from walkback.tracing.writers import Writers
+
+OTHER = (
+    "other ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on the "
+    "inputs given, in the mode it is in; train=True turns dropout and batch statistics off."
+)
 
 
 class OtherPass(CreditError):
@@ -89,9 +96,12 @@ class Listener:
         def after(module: nn.Module, hook: Callable[..., None]) -> None:
             stack.callback(module.register_forward_hook(hook).remove)
 
+        if self.writers.layers and not self.writers.named:
+            self._listen_to_layers(self.writers.layers)
         for key, writer in self.writers.by_key.items():
-            before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
-            after(writer, lambda *run, key=key: self._after(key, run[-1]))
+            if not self.writers.layers or self.writers.named:
+                before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
+                after(writer, lambda *run, key=key: self._after(key, run[-1]))
             for inside in set(writer.modules()) - {writer}:
                 after(inside, self._inside)
             for part in self.writers.trained(key):
@@ -104,6 +114,30 @@ class Listener:
             before(block, lambda *run, i=i: self._before(i, *run))
             after(block, lambda *run, site=i + 1: self._behind(site, run[-1]))
         stack.enter_context(self.makers)
+
+    def _listen_to_layers(self, sites: Sequence[Site]) -> None:
+        """Hear every call of a layer under the site that it writes, also where its `forward` is called."""
+        counts: dict[int, int] = {}
+        turns = {id(site.call.module): site.call.turns for site in sites}
+
+        def key_of(module: nn.Module) -> int | None:
+            turn = (counts[id(module)] - 1) % turns[id(module)] + 1  # a run of its own in every pass of the network
+            mine = (i for i, s in enumerate(sites) if s.call.module is module and turn == s.call.turn)
+            return next(mine, None)
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            counts[id(module)] = counts.get(id(module), 0) + 1
+            self.makers.enter(key_of(module), tree_leaves((args, kwargs)))
+
+        def after(module: nn.Module, output: Any) -> None:
+            key = key_of(module)
+            leaves = tree_leaves(output)
+            if key is None:
+                self.makers.leave(key)
+            else:
+                self._after(key, leaves[sites[key].leaf] if sites[key].leaf < len(leaves) else None)
+
+        self._stack.enter_context(overheard((s.call.module for s in sites), after, before))
 
     def finish(self, drew: bool) -> None:
         """Take down the gradients in the weights, by name: a layer may have made new parameters in its forward."""
@@ -122,7 +156,7 @@ class Listener:
         made = first_tensor(members(output))
         if made is not None and torch.is_grad_enabled():
             self._hear(key, made, self.writers.named)
-            if isinstance(key, tuple) or self.writers.named:
+            if isinstance(key, tuple) or self.writers.named or self.writers.layers:
                 self.made[key] = made.detach().clone()
         self.makers.leave(key)
 
@@ -213,6 +247,8 @@ class Listener:
     def keys(self, states: Sequence[Tensor]) -> list[Key]:
         """Return where the signal of every site is read; an error where the run computed other states than these."""
         self._refuse_other_pass(states)
+        if self.writers.layers:
+            return list(self.writers.by_key)
         # A layer between stem and block 1 that passes its input on: what reached the stem lies below it.
         first: Key = 0 if 0 in self.writers.by_key else "given"
         for key, made in () if self.writers.named else reversed(self.made.items()):
@@ -267,9 +303,18 @@ class Listener:
                 f"Expected one signal for site {site}, but its module ran {len(runs)} times and each run got one. "
                 "Record a backward that runs the network once per batch."
             )
-        return self.batch_first(torch.stack(runs[0]).sum(0))
+        total = torch.stack(runs[0]).sum(0)
+        layers = self.writers.layers
+        return batch_first(total, layers[site].axis) if layers else self.batch_first(total)
 
     def _refuse_other_pass(self, states: Sequence[Tensor]) -> None:
+        for i, site in enumerate(self.writers.layers or () if not self.writers.named else ()):
+            made = self.made.get(i)
+            if made is not None and not alike(batch_first(made, site.axis), states[i]):
+                raise OtherPass(
+                    "Expected the recorded pass to compute the states that are measured, but at site "
+                    f"{i} ({site.call.name}) it computes {OTHER}"
+                )
         for i in range(len(self.writers.blocks)):
             seen = self.given.get(i, ())
             if not seen or any(alike(self.batch_first(g), states[i]) for g in seen):
@@ -278,9 +323,8 @@ class Listener:
                 self.axis = 1
                 continue
             raise OtherPass(
-                f"Expected the recorded pass to compute the states that are measured, but block {i + 1} received other "
-                "ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on "
-                "the inputs given, in the mode it is in; train=True turns dropout and batch statistics off."
+                "Expected the recorded pass to compute the states that are measured, but block "
+                f"{i + 1} received {OTHER}"
             )
 
 

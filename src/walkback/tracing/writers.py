@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from walkback.errors import InputError
-from walkback.network.anatomy import Anatomy, Part
+from walkback.network.anatomy import Anatomy, Layers, Part
 from walkback.network.values import named_parameters_of, parameters_of
 from walkback.tracing.makers import Key
 
@@ -19,19 +19,25 @@ class Writers:
 
     def __init__(self, model: nn.Module, anatomy: Anatomy, writers: Sequence[Part] | None) -> None:
         self.model = model
-        self.blocks: tuple[nn.Module, ...] = anatomy.blocks  # type: ignore[assignment]  # resolved
+        # Of a plain network: each layer writes its site, and none hands a stream on.
+        self.layers = anatomy.read if isinstance(anatomy, Layers) else None
+        self.blocks: tuple[nn.Module, ...] = () if self.layers else anatomy.blocks  # type: ignore[assignment]  # resolved
         stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems) if isinstance(stem, nn.Module)}
+        stems = {} if self.layers else stems
         self.by_key: dict[Key, nn.Module] = {**stems, **dict(enumerate(self.blocks, 1))}
+        if self.layers:
+            self.by_key = {i: site.call.module for i, site in enumerate(self.layers)}
         self.named = writers is not None
+        sites = len(self.layers or (*self.blocks, None))
         if writers is not None:
             self.by_key = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
-            if len(self.by_key) != len(self.blocks) + 1:
+            if len(self.by_key) != sites:
+                first = "" if self.layers else " The first is the stem."
                 raise InputError(
-                    f"Expected {len(self.blocks) + 1} writers, one for each site 0…{len(self.blocks)}, but got "
-                    f"{len(self.by_key)}. The first is the stem."
+                    f"Expected {sites} writers, one for each site 0…{sites - 1}, but got {len(self.by_key)}.{first}"
                 )
         alone = any(map(named_parameters_of, stems.values()))
-        self.first = list(stems.values()) if alone else self._outside_blocks()  # what may write site 0
+        self.first = [] if self.layers else list(stems.values()) if alone else self._outside_blocks()  # of site 0
         self.ran: list[nn.Module] = []  # of that
         self.stems: list[nn.Module] = []  # what ran before block 1: a part may be taken for a stem and stand elsewhere
 
@@ -80,7 +86,7 @@ class Writers:
         """
         if key != "given" and named_parameters_of(self.by_key[key]):
             return [self.by_key[key]]
-        return [self.blocks[key - 1]] if isinstance(key, int) and key else self.first
+        return [self.blocks[key - 1]] if isinstance(key, int) and key and self.blocks else self.first
 
     def shown_by(self, key: Key) -> list[nn.Module]:
         """Return the same after a run: of what writes site 0 only that which ran before block 1."""

@@ -1,0 +1,129 @@
+"""Measure every network of the corpus: `python benchmarks/corpus [--write page] [library …]`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+from case import CLASSES, Case, Outcome, run
+
+KEPT: list[object] = []  # a library of operators lasts as long as its object
+LIBRARIES = (
+    "hand_built",
+    "of_transformers",
+    "of_timm",
+    "of_torchvision",
+    "of_vit_pytorch",
+    "of_x_transformers",
+    "of_monai",
+    "of_geometric",
+)
+
+
+def without_operators() -> None:
+    """Let torchvision be imported that was built for another torch: networks need none of its compiled operators."""
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        KEPT.append(library)
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+
+
+def networks(only: list[str]) -> Iterator[Case]:
+    """Yield the cases of every library that is installed."""
+    for name in LIBRARIES:
+        if only and not any(part in name for part in only):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except ImportError as error:
+            print(f"{name}: not tried, {error}", file=sys.stderr)
+            continue
+        yield from module.cases()
+
+
+INTRODUCTION = """# The corpus: networks that were tried
+
+Every network here is built at a tiny size from an installable library, or by hand to go wrong in one way. Its sites are
+written down by hand (`benchmarks/corpus`): hooks on named modules, or a forward pass that marks its own states, in
+float64, and one backward pass of the summed loss. `walkback.measure` is right where every ‖h_l‖ and ‖g_l‖ agrees to a
+millionth. A refusal is clear where it is an error of Walkback's own and every line that it suggests works.
+
+`make corpus` makes this page; a sample runs with the tests.
+"""
+
+
+def page(results: list[tuple[Case, Outcome]]) -> str:
+    """Return the page of the docs: counts by library and class, and what was not read right."""
+    lines = [
+        INTRODUCTION,
+        f"| library | version | networks | {' | '.join(CLASSES)} |",
+        f"|{'---|' * (len(CLASSES) + 3)}",
+    ]
+    for library in (*dict.fromkeys(case.library for case, _ in results), "all"):
+        kinds = Counter(outcome.kind for case, outcome in results if library in (case.library, "all"))
+        counts = " | ".join(str(kinds[kind]) for kind in CLASSES)
+        lines.append(f"| {library} | {_version(library)} | {sum(kinds.values())} | {counts} |")
+    lines += [
+        "",
+        "## What was not read right",
+        "",
+        "| network | library | outcome | what was said |",
+        "|---|---|---|---|",
+    ]
+    for case, outcome in results:
+        if outcome.kind != "right":
+            why = " ".join(outcome.why.split()).replace("|", "/")[:160]
+            lines.append(f"| {case.name} | {case.library} | {outcome.kind} | {why} … |")
+    return "\n".join(lines) + "\n"
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library.lower())
+    except PackageNotFoundError:
+        return f"torch {torch.__version__}" if library == "hand-built" else ""
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("only", nargs="*", help="libraries")
+    parser.add_argument("--name", default="", help="only networks with this in their name")
+    parser.add_argument("--write", type=Path, help="write the table there")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    without_operators()
+    results: list[tuple[Case, Outcome]] = []
+    for case in networks(asked.only):
+        if asked.name not in case.name:
+            continue
+        try:
+            outcome = run(case)
+        except Exception as error:  # the case itself does not stand
+            outcome = Outcome("case", f"{type(error).__name__}: {error}")
+        results.append((case, outcome))
+        why = " ".join(outcome.why.split())
+        print(f"{outcome.kind:30} {case.library:16} {case.name:32} {why[:230]}", flush=True)
+    if asked.write:
+        asked.write.write_text(page(results), encoding="utf-8")
+    counts = Counter(outcome.kind for _, outcome in results)
+    print({kind: counts[kind] for kind in (*CLASSES, "case")}, sum(counts.values()))
+
+
+if __name__ == "__main__":
+    main()

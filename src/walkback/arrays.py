@@ -1,0 +1,308 @@
+"""The protocol on arrays of any framework: NumPy, JAX or torch, batch by batch -> Report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from walkback.errors import InputError, shown
+from walkback.measures.accumulate import Meter
+from walkback.measures.measurements import Found, Measurements
+from walkback.measures.session import paired_by
+from walkback.measures.witness import Witness
+from walkback.network.prints import fingerprints, prints_of
+from walkback.network.tokens import read_at, read_still
+from walkback.notes import Note
+from walkback.progress import track
+from walkback.report.make import make_report
+from walkback.report.report import Report
+from walkback.tracing.trace import Trace
+from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.claim import Accuracy, Claim, Correct
+from walkback.verdict.editions import decide
+
+PER_SITE = ("states", "grads", "credits")
+KEYS = (*PER_SITE, "losses", "logits", "labels", "inputs", "mask", "backward_error")
+REDUCTIONS = ("sum", "mean")
+# Finite differences in float64 and the gradient of a float32 pass: farther apart, it is another gradient.
+BACKWARD_LIMIT = 1e-2
+
+
+def diagnose_arrays(
+    batches: Iterable[Mapping[str, Any]],
+    headline_acc: Accuracy = None,
+    frozen_baseline_acc: Accuracy = None,
+    *,
+    claim: Claim | None = None,
+    bp_acc: Accuracy = None,
+    bp_frozen_acc: Accuracy = None,
+    correct: Correct | None = None,
+    method: str = "",
+    notes: str = "",
+    thresholds: DiagnosticThresholds | None = None,
+    edition: str = "three-check",
+    reduction: str = "sum",
+    pairing: str = "site",
+    pool: int | str | None = None,
+) -> Report:
+    """Measure a network by its arrays and say which claims must be walked back: `diagnose` without the network.
+
+    The batches are read one after the other, so a generator of any length does, and every number is made by the
+    accumulators of `diagnose`. What needs the network (probes, float64, finite differences) is not tested.
+
+    Args:
+        batches: one dict per batch, of NumPy, JAX or torch arrays. `states` (h_0…h_L, each (B, …)) and `grads` (the
+            gradients by them) are needed; `credits` (the rule's a_0…a_L) gives cosines, nulls, intervals and Γ;
+            `losses` (B,), `logits` (B, C) and `labels` (B,) tell what is odd about the samples; `inputs` (B, …)
+            recognise repeated ones, else their states do; `mask` (B, T) says which tokens are no padding;
+            `backward_error` (one number per site) is how far `grads` are from finite differences.
+        headline_acc: `claim.accuracy`, by its published name.
+        frozen_baseline_acc: `claim.frozen`, by its published name.
+        claim: the accuracies to be judged; or give them by their published names.
+        bp_acc: `claim.bp`.
+        bp_frozen_acc: `claim.bp_frozen`.
+        correct: `claim.correct`.
+        method: what is measured, shown in the report.
+        notes: shown in the report.
+        thresholds: other limits than the published ones.
+        edition: "three-check" or "four-diagnostic"; "intrinsic" stays undecided, since it runs the network again.
+        reduction: what `grads` are gradients of: the "sum" of per-sample losses, or their "mean" over the batch.
+        pairing: as in `diagnose`.
+        pool: where states (B, T, d) are read: a token, "mean" or "readout"; by default what the last gradient shows.
+
+    >>> import numpy as np
+    >>> draw = np.random.default_rng(0).normal
+    >>> batches = [{"states": draw(size=(3, 128, 8)), "grads": draw(size=(3, 128, 8))} for _ in range(8)]
+    >>> report = diagnose_arrays([{**b, "credits": -b["grads"]} for b in batches], 0.6, 0.3, method="anti-BP")
+    >>> report.verdict, round(report.values["gamma"], 3)
+    ('passes', -1.0)
+    """
+    published: dict[str, Any] = {
+        "headline_acc": headline_acc,
+        "frozen_baseline_acc": frozen_baseline_acc,
+        "bp_acc": bp_acc,
+    }
+    claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct)
+    limits = thresholds or DiagnosticThresholds()
+    decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
+    if reduction not in REDUCTIONS:
+        raise InputError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got {shown(reduction)}.")
+    paired, meter, reading, witness = paired_by(pairing), Meter(), _Reading(reduction, pool), None
+    for trace in track(reading.traces(batches), "measuring", length_hint(batches) or None):
+        witness = witness or Witness(None, reading.has_losses, None)
+        for taker in (meter, witness):
+            taker.update(paired(trace))
+    if witness is None:
+        raise InputError(
+            "Expected at least one batch of arrays, but there is none. A generator that was used up before gives "
+            "nothing: pass a list or a fresh generator."
+        )
+    found = Found()
+    meter.compute(found)
+    witness.compute(found)
+    reading.compute(found, pairing)
+    return make_report(found.measurements(), claim, limits, edition, method, notes)
+
+
+class _Reading:
+    """Makes traces of arrays, and tells afterwards under what they were made."""
+
+    def __init__(self, reduction: str, pool: int | str | None) -> None:
+        self._reduction, self._pool, self._pool_given = reduction, pool, pool is not None
+        self._first: _Batch | None = None
+        self._errors: list[list[float]] = []
+
+    @property
+    def has_losses(self) -> bool:
+        """Are losses beside logits and labels, so that they can be compared with cross-entropy?"""
+        return self._first is not None and {"losses", "logits", "labels"} <= self._first.known
+
+    def traces(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Trace]:
+        if isinstance(batches, (Mapping, str)) or hasattr(batches, "shape") or not isinstance(batches, Iterable):
+            raise InputError(
+                "Expected batches to be an iterable of dicts of arrays with states and grads, but got "
+                f"{type(batches).__name__}. Wrap a single batch in a list: [{{'states': …, 'grads': …}}]."
+            )
+        for index, given in enumerate(batches):
+            batch = _Batch.of(given, index)
+            self._first = self._first or batch
+            batch.refuse_unlike(self._first, index)
+            if batch.backward_error is not None:
+                self._errors.append(batch.backward_error)
+            yield self._trace(batch, index)
+
+    def _trace(self, batch: _Batch, index: int) -> Trace:
+        states, grads, size = batch.states, batch.grads, len(batch.states[0])
+        if self._reduction == "mean":
+            grads = tuple(g * size for g in grads)
+        deepest = grads[-1]
+        if deepest.ndim == 3 and self._pool is None:
+            self._pool = read_at(deepest)
+        elif deepest.ndim == 3 and not self._pool_given and isinstance(self._pool, int):
+            self._pool = read_still(deepest, self._pool, index)
+        # What is not known has no columns, or is NaN: no formula of the accumulators reads it.
+        unknown = torch.full((size,), torch.nan)
+        logits = torch.empty(size, 0) if batch.logits is None else batch.logits
+        losses, labels = (unknown if t is None else t for t in (batch.losses, batch.labels))
+        prints = batch.prints()
+        return Trace(
+            states, grads, batch.credits, losses, logits, labels, prints, prints, self._pool, index, batch.mask
+        )
+
+    def compute(self, found: Found, pairing: str) -> None:
+        """Give the conditions of arrays in place of those of a network, and what finite differences say of them."""
+        known = self._first.known if self._first is not None else frozenset()
+        worst = [max(column) for column in zip(*self._errors)]
+        found.conditions |= {
+            "mode": "as given",
+            "checkpoint": "arrays, as given",
+            "layer_index": "sites in the order of the arrays",
+            "pairing": pairing,
+            "reduction": self._reduction,
+            "loss": "as given" if "losses" in known else "unknown",
+            "reference": "arrays, as given",
+            "samples_by": "inputs" if "inputs" in known else "states",
+            "backward_error": max(worst, default=None),
+            "torch": torch.__version__,
+        }
+        if not worst:
+            found.reasons["backward_error"] = "gradients are taken as given: no network is there to check them by"
+        wrong = [site for site, error in enumerate(worst) if not error <= BACKWARD_LIMIT]
+        if wrong:
+            values = {"error": max(worst), "limit": BACKWARD_LIMIT, "sites": wrong, "cause": ""}
+            found.values["altered"] = Note("altered-backward", None, values)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One batch as tensors; None is not known."""
+
+    states: tuple[Tensor, ...]
+    grads: tuple[Tensor, ...]
+    credits: tuple[Tensor, ...] | None
+    losses: Tensor | None
+    logits: Tensor | None
+    labels: Tensor | None
+    inputs: Tensor | None
+    mask: Tensor | None
+    backward_error: list[float] | None
+
+    @property
+    def known(self) -> frozenset[str]:
+        return frozenset(key for key in KEYS if getattr(self, key) is not None)
+
+    @staticmethod
+    def of(given: Any, index: int) -> _Batch:
+        """Read a dict of arrays, or raise an InputError that names what is wrong in which batch."""
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"Expected batch {index} to be a dict of arrays with states and grads, but got {type(given).__name__}."
+            )
+        missing = [key for key in ("states", "grads") if given.get(key) is None]
+        strange = [str(key) for key in given if key not in KEYS]
+        if missing or strange:
+            what = f"it has no {' and no '.join(missing)}" if missing else f"it has {shown(strange)} too"
+            raise InputError(f"Expected batch {index} to have arrays by the names {', '.join(KEYS)}, but {what}.")
+        sites = {
+            key: tuple(_tensor(a, f"{key}[{site}] of batch {index}") for site, a in enumerate(_listed(given[key])))
+            for key in PER_SITE
+            if given.get(key) is not None
+        }
+        rest = {
+            key: None if given.get(key) is None else _tensor(given[key], f"{key} of batch {index}")
+            for key in ("losses", "logits", "labels", "inputs", "mask")
+        }
+        if rest["mask"] is not None:
+            rest["mask"] = rest["mask"].bool()
+        error = given.get("backward_error")
+        errors = None if error is None else [float(e) for e in np.asarray(error, dtype=float).ravel()]
+        batch = _Batch(sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors)
+        batch._refuse_shapes(index)
+        return batch
+
+    def _refuse_shapes(self, index: int) -> None:
+        shapes = [tuple(h.shape) for h in self.states]
+        if len(shapes) < 2 or any(not shape or not shape[0] or shape[0] != shapes[0][0] for shape in shapes):
+            raise InputError(
+                f"Expected states of batch {index} to be at least 2 arrays of (B, …), one per site, samples first, but "
+                f"their shapes are {shown(shapes)}."
+            )
+        for key in PER_SITE:
+            arrays = getattr(self, key) or ()
+            whole = next((site for site, a in enumerate(arrays) if not a.is_floating_point()), None)
+            if whole is not None:
+                raise InputError(
+                    f"Expected {key}[{whole}] of batch {index} to be floating point, but got {arrays[whole].dtype}."
+                )
+            if arrays and [tuple(a.shape) for a in arrays] != shapes:
+                raise InputError(
+                    f"Expected {key} of batch {index} to have the shapes of its states, {shown(shapes)}, but got "
+                    f"{shown([tuple(a.shape) for a in arrays])}. A site without a {key[:-1]} is left out of all of "
+                    "them."
+                )
+        for key in ("losses", "logits", "labels", "inputs", "mask"):
+            array = getattr(self, key)
+            if array is not None and (not array.ndim or len(array) != shapes[0][0]):
+                raise InputError(
+                    f"Expected {key} of batch {index} to have one row for each of {shapes[0][0]} samples, but its "
+                    f"shape is {tuple(array.shape)}."
+                )
+        if self.losses is not None and self.losses.ndim != 1:
+            raise InputError(
+                f"Expected losses of batch {index} to be (B,), one per sample, but got {tuple(self.losses.shape)}."
+            )
+        if self.backward_error is not None and len(self.backward_error) != len(shapes):
+            raise InputError(
+                f"Expected backward_error of batch {index} to have one number per site, {len(shapes)}, but it has "
+                f"{len(self.backward_error)}."
+            )
+
+    def refuse_unlike(self, first: _Batch, index: int) -> None:
+        """Raise an InputError where a batch has other sites, or another kind of array, than the first."""
+        # Tokens may differ from batch to batch: widths may not.
+        ours, theirs = ([h.shape[2:] if h.ndim == 3 else h.shape[1:] for h in b.states] for b in (self, first))
+        if ours != theirs:
+            raise InputError(
+                f"Expected the sites of every batch to have the widths of batch 0, {shown([*map(tuple, theirs)])}, but "
+                f"batch {index} has {shown([*map(tuple, ours)])}."
+            )
+        differ = (self.known ^ first.known) - {"backward_error"}
+        if differ:
+            raise InputError(
+                f"Expected every batch to have the same arrays, but {', '.join(sorted(differ))} is not in all of them: "
+                f"batch 0 has {', '.join(sorted(first.known))}, batch {index} has {', '.join(sorted(self.known))}."
+            )
+
+    def prints(self) -> Tensor:
+        """(B,) a number that recognises each sample, by its inputs or else by all of its states."""
+        if self.inputs is not None:
+            return prints_of(self.inputs, len(self.inputs))
+        return torch.stack([fingerprints(h) * (2 * site + 1) for site, h in enumerate(self.states)]).sum(0)
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    """Return one array per site, also of an array whose first axis are the sites."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    if hasattr(value, "shape") and getattr(value, "ndim", 0) >= 2:
+        return [value[site] for site in range(value.shape[0])]
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _tensor(value: Any, what: str) -> Tensor:
+    """Return a tensor of its own memory, detached; JAX's bfloat16, which NumPy does not know, by way of float32."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    try:
+        array = np.asarray(value)
+        if array.dtype.name == "bfloat16":
+            return torch.from_numpy(array.astype(np.float32)).bfloat16()
+        return torch.from_numpy(np.array(array))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"Expected {what} to be an array, but got {shown(value)} ({error}).") from None

@@ -1,0 +1,181 @@
+"""Sites at the layers of a plain network (MLP, LeNet, conv stack), which has no residual stream: nn.Module -> which.
+
+Site 0 is what the first hidden layer writes, site l what the next ones do, and the readout is the output layer. By
+default the layers are all that have a weight, each read at its output, before the activation. Which of them run, in
+what order and how often, is seen in the first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from walkback.errors import AnatomyError, shown
+from walkback.network.stacks import UNCALLED, matching, type_name
+from walkback.network.values import named_modules_of, parameters_of
+
+Named = tuple[str, nn.Module]  # with its path
+Sites = str | Sequence[str] | Callable[[nn.Module], Any]
+
+WHOLE = "whole"  # the pool of a plain network: the state of a layer is one vector, whatever its axes mean
+BY_REGISTRATION = "layers stand in the order in which they are registered; a batch shows the order of their calls"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module in a forward pass: its path, and which of how many calls it is."""
+
+    path: str
+    module: nn.Module
+    turn: int = 1
+    turns: int = 1
+
+    @property
+    def name(self) -> str:
+        """The path, with #k where the module is called several times."""
+        return f"{self.path}#{self.turn}" if self.turns > 1 else self.path
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a site is read: which call of which module, which of the tensors it returns, and the batch's axis there."""
+
+    call: Call
+    leaf: int
+    axis: int
+
+
+def batch_first(h: Tensor, axis: int) -> Tensor:
+    """Return a state with the batch first, and the way back."""
+    return h.transpose(0, axis) if axis else h
+
+
+def choose(core: nn.Module, sites: Sites) -> tuple[list[Named], list[Named], Any]:
+    """Return the layers that are sites and those that read them, by what is registered, and the choice itself.
+
+    Args:
+        core: any network, without its wrappers.
+        sites: "layers", dotted names ("fc1", "features.*", "cell#2" for a second call), or module -> bool.
+    """
+    weighted = [(path, module) for path, module in weighted_modules(core) if not _holds_weighted(module, core)]
+    choice: Any = sites
+    if isinstance(sites, str) and sites == "layers":
+        if len(weighted) < 2:
+            raise AnatomyError(_too_few(core, weighted))
+        chosen, readout = weighted[:-1], weighted[-1:]
+    else:
+        if isinstance(sites, str) or (isinstance(sites, Iterable) and not callable(sites)):
+            choice = tuple([sites] if isinstance(sites, str) else sites)
+            chosen = [found for name in choice for found in _named(core, name, [path for path, _ in weighted])]
+            if not chosen:
+                raise AnatomyError("Expected sites to name at least one module, but the list is empty.")
+        elif callable(sites):
+            chosen = [(path, m) for path, m in named_modules_of(core) if path and sites(m)]
+            if not chosen:
+                raise AnatomyError(
+                    f"Expected sites to choose at least one module, but the function says no to all "
+                    f"{sum(1 for _ in named_modules_of(core)) - 1} of {type_name(core)}."
+                )
+        else:
+            raise AnatomyError(
+                'Expected sites to be "layers", a list of dotted names, or a function of a module, but got '
+                f"{shown(sites)}."
+            )
+        after = [path for path, _ in weighted]
+        last = max((after.index(path) for path, _ in chosen if path in after), default=-1)
+        readout = weighted[last + 1 :] if callable(sites) or last + 1 < len(weighted) else []
+        if callable(sites) and not readout and len(chosen) > 1:  # a function says yes to the output layer too
+            chosen, readout = chosen[:-1], chosen[-1:]
+    return chosen, readout, choice
+
+
+def weighted_modules(model: nn.Module) -> list[Named]:
+    """Return every module with a weight of its own, a parameter of at least two dimensions, by its path.
+
+    Norms and activations have none. What is not trained counts only where nothing of the network is: feedback matrices
+    are kept as frozen parameters.
+
+    >>> [path for path, _ in weighted_modules(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.PReLU()))]
+    ['0']
+    """
+    every = [(path, module) for path, module in named_modules_of(model) if "parametrizations" not in path.split(".")]
+    own = [(path, module, [p for p in _own_parameters(module) if p.ndim > 1]) for path, module in every]
+    trained = [
+        (path, module) for path, module, ps in own if any(p.requires_grad for p in ps) or (ps and _torchs(module))
+    ]
+    return trained or [(path, module) for path, module, ps in own if ps]
+
+
+def outside(model: nn.Module, parts: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
+    """Return the modules with parameters of their own that neither lie in these parts nor hold one of them.
+
+    >>> net = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2))
+    >>> [type(module).__name__ for module in outside(net, [net[3]])]
+    ['Linear', 'LayerNorm']
+    """
+    inside = {id(m) for part in parts for _, m in named_modules_of(part)}
+    found = [m for _, m in named_modules_of(model) if any(p is not None for p in m._parameters.values())]
+    holds = [m for m in found if not any(id(below) in inside for _, below in named_modules_of(m))]
+    nested = {id(below) for m in holds for path, below in named_modules_of(m) if path}
+    return tuple(m for m in holds if id(m) not in nested)
+
+
+def _torchs(module: nn.Module) -> bool:
+    """Return whether it is a layer of torch, or derived from one: frozen weights of these are weights all the same."""
+    none = ("torch.nn.modules.module", "torch.nn.modules.container")
+    return any(c.__module__.startswith("torch.nn.modules") and c.__module__ not in none for c in type(module).__mro__)
+
+
+def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+    own = [p for p in module._parameters.values() if p is not None]
+    return own + (list(parameters_of(module.parametrizations)) if is_parametrized(module) else [])  # type: ignore[arg-type]
+
+
+def _holds_weighted(module: nn.Module, model: nn.Module) -> bool:
+    """Return whether there is another module with a weight inside, other than one that it never calls as such."""
+    if isinstance(module, nn.MultiheadAttention):
+        return False
+    inside = {id(m) for path, m in named_modules_of(module) if path}
+    return any(id(m) in inside for _, m in weighted_modules(model))
+
+
+def _named(model: nn.Module, name: object, weighted: Sequence[str]) -> list[Named]:
+    """Return (path, module) of a name; AnatomyError where there is none, with what may have been meant."""
+    if isinstance(name, nn.Module):
+        found = [(path, m) for path, m in named_modules_of(model) if m is name]
+        if found:
+            return found
+    if not isinstance(name, str):
+        raise AnatomyError(f"Expected every site to be the dotted name of a module, but got {shown(name)}.")
+    path, _, turn = name.partition("#")
+    known = {path: module for path, module in named_modules_of(model) if path}
+    if any(c in path for c in "*?[") and (many := matching(model, path)):
+        return [(f"{p}#{turn}" if turn else p, m) for p, m in many if not isinstance(m, UNCALLED)]
+    if path not in known or (turn and not turn.isdigit()):
+        near = get_close_matches(path, known, n=3, cutoff=0.5)
+        meant = f" Did you mean {', '.join(near)}?" if near else ""
+        raise AnatomyError(
+            f"Expected every site to be the dotted name of a module, but {type_name(model)} has no {shown(name)}."
+            f"{meant} Layers with a weight: {', '.join(weighted[:20]) or 'none'}{', …' * (len(weighted) > 20)}."
+        )
+    if isinstance(known[path], UNCALLED):
+        raise AnatomyError(
+            f"Expected every site to be a module that is called, but {path} is a {type_name(known[path])}, which only "
+            f'holds others. Name those: sites=["{path}.*"].'
+        )
+    return [(name, known[path])]
+
+
+def _too_few(model: nn.Module, weighted: Sequence[tuple[str, nn.Module]]) -> str:
+    there = ", ".join(f"{path or '(model)'} ({type_name(module)})" for path, module in weighted) or "none"
+    return (
+        f"Expected a network with at least one hidden layer and an output layer, but {type_name(model)} has "
+        f"{len(weighted)} module{'s' * (len(weighted) != 1)} with a weight: {there}. Weights that the forward pass "
+        "uses directly (F.linear(x, self.w1)) write no site of their own: put them into modules, or name the modules "
+        'whose outputs are sites: sites=["name", …].'
+    )

@@ -1,0 +1,233 @@
+"""Which calls of a network are sites, as the first batch shows it: Layers, batch -> Sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import AnatomyError
+from walkback.network.anatomy import Layers
+from walkback.network.batch import Inputs, mapped, split
+from walkback.network.layers import Site, weighted_modules
+from walkback.network.values import named_modules_of
+from walkback.notes import Note
+from walkback.tracing.calls import overheard
+from walkback.tracing.derived import Tape
+from walkback.tracing.graph import Below, goes_past_weights
+from walkback.tracing.heard import LayerCapture, Run, heard_pass
+
+if TYPE_CHECKING:
+    from walkback.tracing.rerun import Weights
+    from walkback.tracing.session import Tracer
+
+
+def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
+    """Run a batch with all layers listened to, and keep which calls are sites; AnatomyError where they can't be."""
+    layers = tracer.anatomy
+    assert isinstance(layers, Layers)
+    weighted = {id(module) for _, module in weighted_modules(tracer.model)}
+    chosen = {id(module) for module in (*layers.modules, *layers.readout)}
+    every = [m for _, m in named_modules_of(tracer.model) if id(m) in weighted | chosen]
+    capture, _, losses = heard_pass(tracer, every, x, y, weights)
+    seen = _Seen(capture.counted(), weighted, losses)
+    passed = seen.skip()
+    if layers.refusal and passed is not None:
+        error = AnatomyError(layers.refusal)
+        error.add_note('(or measure the outputs of its layers: sites="layers")')
+        raise error
+    axes = _Axes(tracer, every, x, y, weights, seen.runs)
+    sites: list[Site] = []
+    left: list[str] = []
+    for run in _wanted(layers, seen):
+        why = seen.why_not(run)
+        leaf = 0 if why else seen.read(run)[0]
+        axis = None if why else axes.of(run, leaf)
+        if why == OUTPUT and callable(layers.choice):
+            continue
+        if why == UNREACHED and _is_used(tracer, every, run, x, y, weights):
+            raise AnatomyError(unreached(run.call.name))
+        if not why and axis is None:
+            why = f"its output of shape {tuple(run.states[leaf].shape)} has no axis of the {len(y)} samples"
+        if why and (layers.choice != "layers" or why == UNGRADED):
+            raise AnatomyError(f"Expected {run.call.name} to be a site, but {why}.")
+        if why or axis is None:
+            left.append(f"{run.call.name}: {why}")
+        else:
+            sites.append(Site(run.call, leaf, axis))
+    if not sites:
+        raise AnatomyError(
+            f"Expected at least one hidden layer, but none is left{': ' * bool(left)}{'; '.join(left)}. The output "
+            'layer is no site. Name modules whose outputs are sites: sites=["name", …].'
+        )
+    tracer.anatomy = layers.as_called(sites, [run.call for run in seen.readers], left)
+    tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
+    tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
+
+
+UNREACHED = "the loss does not depend on it"
+OUTPUT = "it is the output layer: what it returns is the answer, and no layer with a weight reads it"
+UNGRADED = "it runs with gradients turned off (torch.no_grad inside the forward pass)"
+
+
+class _Seen:
+    """The calls of one pass, and how they lie above each other in its graph."""
+
+    def __init__(self, runs: list[Run], weighted: set[int], top: Tensor) -> None:
+        self.runs = runs
+        self.layers = [run for run in runs if id(run.call.module) in weighted and not run.holds]
+        self._bit = {run: 1 << i for i, run in enumerate(runs)}
+        marks: dict[tuple[Any, int], int] = {}
+        for run in runs:
+            for edge in run.edges.values():
+                marks[edge.node, edge.output_nr] = marks.get((edge.node, edge.output_nr), 0) | self._bit[run]
+        self._below = Below(top, marks, sum(self._bit[run] for run in self.layers))
+        self.readers = self._find_readers()
+
+    @property
+    def joins(self) -> bool:
+        """Whether two ways from one layer meet in a sum: a projection may be the skip of a residual block."""
+        return self._below.joins
+
+    def _under(self, run: Run) -> int:
+        """Return the bits of all calls below one, without its own."""
+        under = 0
+        for edge in run.edges.values():
+            under |= self._below.under(edge.node)
+        return under & ~self._bit[run]
+
+    def read(self, run: Run) -> list[int]:
+        """Return which of the tensors that a call returned the loss depends on."""
+        return [i for i, edge in run.edges.items() if (edge.node, edge.output_nr) in self._below.reached]
+
+    def why_not(self, run: Run) -> str:
+        """Return why a call can't be a site; "" where it can."""
+        if not run.states:
+            return "it returns no tensor of real numbers"
+        if not run.edges:
+            return UNGRADED
+        if len(self.read(run)) > 1:
+            return f"it returns {len(self.read(run))} tensors that the loss depends on"
+        if not self.read(run):
+            return UNREACHED
+        return OUTPUT if run in self.readers else ""
+
+    def _find_readers(self) -> list[Run]:
+        """Return the output layers, which the loss depends on and no other layer, and what was chosen behind them."""
+        there = [run for run in self.layers if self.read(run)]
+        read = 0
+        for run in there:
+            read |= self._under(run)
+        last = [run for run in there if not self._bit[run] & read]
+        above = sum(self._bit[run] for run in last)
+        made = {(edge.node, edge.output_nr) for run in last for edge in run.edges.values()}
+        others = [run for run in self.runs if run not in self.layers]
+        same = [run for run in others if any((e.node, e.output_nr) in made for e in run.edges.values())]
+        return last + [run for run in others if run in same or self._under(run) & above]
+
+    def skip(self) -> str | None:
+        """Return a layer that a way leads past, as a residual stream does; None where there is none."""
+        for run in self.layers:
+            own = type(run.call.module).__module__.startswith("torch.nn.modules")
+            if not own and goes_past_weights((edge.node for edge in run.edges.values()), run.given):
+                return run.call.name
+        for node in [None, *(edge.node for run in self.layers for edge in run.edges.values() if self.read(run))]:
+            nearest = self._below.nearest(node)
+            for run in self.layers:
+                if self._bit[run] & nearest and self._under(run) & nearest:
+                    return run.call.name
+        return None
+
+
+def _wanted(layers: Layers, seen: _Seen) -> list[Run]:
+    """Return the calls that were chosen, in the order they ran; AnatomyError where names are in another one."""
+    if layers.choice == "layers":
+        return [run for run in seen.layers if run not in seen.readers]
+    if callable(layers.choice):
+        ids = {id(module) for module in layers.modules} | {id(m) for m in layers.readout if layers.choice(m)}
+        return [run for run in seen.runs if id(run.call.module) in ids]
+    wanted: list[Run] = []
+    for name, module in zip(layers.site_names, layers.modules):
+        turn = name.partition("#")[2]
+        own = [run for run in seen.runs if run.call.module is module]
+        mine = [run for run in own if not turn or run.call.turn == int(turn)]
+        if not mine:
+            raise AnatomyError(
+                f"Expected every site to be called in the forward pass, but {name} "
+                + (f"is called {len(own)} times." if own else "is never called. Leave it out of the sites.")
+            )
+        wanted += [run for run in mine if run not in wanted]
+    ran = [run for run in seen.runs if run in wanted]
+    if ran != wanted:
+        names = [run.call.name for run in ran]
+        raise AnatomyError(
+            f"Expected sites in the order in which the network calls them, since credits are given in that order, but "
+            f"they run as {', '.join(names)}. Name them so: sites={names}."
+        )
+    return wanted
+
+
+def unreached(name: str) -> str:
+    """Return what is said where no gradient reaches a site."""
+    return (
+        f"Expected the loss to depend on every site, but no gradient reaches {name}: the network detaches it on the "
+        'way (as local learning and DFA code does). Pass reference="derived", which follows the forward pass alone.'
+    )
+
+
+def _is_used(tracer: Tracer, modules: Sequence[nn.Module], run: Run, x: Inputs, y: Tensor, weights: Weights) -> bool:
+    """Return whether the loss is computed from a call after all, past detach() and no_grad."""
+    if tracer.tape() is not None:
+        return False  # that is what the graph shows
+    capture, _, losses = heard_pass(tracer, modules, x, y, weights, Tape())
+    seen = _Seen(capture.counted(), set(), losses)
+    same = [other for other in seen.runs if (other.call.path, other.call.turn) == (run.call.path, run.call.turn)]
+    return any(seen.read(other) for other in same)
+
+
+class _Axes:
+    """Where the batch is in what layers return; where two axes are as long, a smaller batch shows it."""
+
+    def __init__(
+        self, tracer: Tracer, modules: Sequence[nn.Module], x: Inputs, y: Tensor, weights: Weights, runs: list[Run]
+    ) -> None:
+        self._batch = len(y)
+        self._fewer: dict[tuple[int, int], dict[int, torch.Size]] = {}
+        shapes = [h.shape for run in runs for h in run.states.values()]
+        if self._batch > 1 and any(len(self._axes(shape)) > 1 for shape in shapes):
+            capture = LayerCapture({id(m): "" for m in modules}, modules)
+            few, _ = next(split(x, y, self._batch - 1))
+            with torch.no_grad(), overheard(modules, capture.after, capture.before):
+                tracer.run_once(mapped(few, torch.clone), weights)
+            self._fewer = {
+                (id(run.call.module), run.call.turn): {leaf: h.shape for leaf, h in run.states.items()}
+                for run in capture.runs
+            }
+
+    def _axes(self, shape: torch.Size) -> list[int]:
+        return [axis for axis, size in enumerate(shape[:2]) if size == self._batch]
+
+    def of(self, run: Run, leaf: int) -> int | None:
+        """Return the axis of the samples, 0 or 1; None where there is none."""
+        shape = run.states[leaf].shape
+        axes = self._axes(shape) if len(shape) > 1 else []
+        few = self._fewer.get((id(run.call.module), run.call.turn), {}).get(leaf)
+        if few is not None and len(few) == len(shape):
+            axes = [axis for axis in axes if few[axis] == self._batch - 1]
+        return axes[0] if axes else None
+
+
+def has_no_stream(runs: list[Run], model: nn.Module, output: Tensor) -> bool:
+    """Return whether the layers of a pass come one after the other, with no way past one.
+
+    Layers that don't lead to the output are heads beside it, unless the graph may be cut below one that does, as by
+    `detach()`: then it does not tell.
+    """
+    if output.grad_fn is None:
+        return False
+    seen = _Seen(runs, {id(m) for _, m in weighted_modules(model)}, output)
+    leading = [run for run in seen.layers if seen.read(run)]
+    whole = len(leading) == len(seen.layers) or (leading[:1] == seen.layers[:1] and all(r.given for r in leading[1:]))
+    return len(leading) > 1 and whole and seen.skip() is None and not seen.joins

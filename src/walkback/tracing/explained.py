@@ -1,0 +1,46 @@
+"""Errors of a pass, with what the user needs to understand them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor, nn
+
+from walkback.errors import AnatomyError, InputError
+from walkback.network.values import places
+
+if TYPE_CHECKING:
+    from walkback.tracing.capture import Capture
+
+
+def explained(error: Exception, model: nn.Module, batch: int, guesses: Iterable[str]) -> Exception:
+    """Return an error of a pass, or another one for it, with where it was raised and what was guessed before."""
+    made = [name for name, kept in places(model) if kept.is_inference()]
+    if made and "Inference tensors" in str(error):
+        error = InputError(
+            f"Expected buffers that a backward pass can use, but {made[0]} was made under "
+            "torch.inference_mode(). Outside it, put a clone in its place: module.name = module.name.clone()."
+        )
+    error.add_note(f"(while measuring batch {batch})")
+    if isinstance(error, TypeError) and ".forward() missing" in str(error):
+        error.add_note("(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))")
+    if isinstance(error, AnatomyError):
+        for text in guesses:
+            error.add_note(f"(guessed: {text})")
+    return error
+
+
+def complete(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    """Return the gradients, once every site has one."""
+    cut_at = next((site for site, g in enumerate(grads) if g is None), None)
+    if cut_at is not None:
+        detached = (
+            "the network detaches its stream on the way (as local learning code does) or does not use it. Measure "
+            "the network through a forward pass without detach()."
+        )
+        raise AnatomyError(
+            f"Expected the loss to depend on every site, but no gradient reaches site {cut_at}: "
+            f"{capture.of_several(cut_at - 1) or detached}"
+        )
+    return cast(tuple[Tensor, ...], grads)

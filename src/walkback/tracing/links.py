@@ -1,0 +1,212 @@
+"""Do the blocks carry one stream from each to the next? Seen in the autograd graph of the first batch.
+
+Site l is what block l writes. What the next block receives has to come from there and, past it, from no earlier site;
+what goes past every site is a second stream, whose norms would not be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from walkback.errors import AnatomyError
+from walkback.notes import Note
+from walkback.tracing.derived import unseen_edge
+
+if TYPE_CHECKING:
+    from walkback.tracing.capture import Capture
+
+Spot = tuple[Any, int]  # a node of the graph, and which of its results
+
+
+def edges_of(tensors: Iterable[object]) -> list[GradientEdge]:
+    """Return where the gradients of those tensors are taken that carry one."""
+    return [unseen_edge(t) for t in tensors if isinstance(t, Tensor) and t.requires_grad]
+
+
+def refuse_broken_links(capture: Capture) -> None:
+    """Raise AnatomyError where a block does not continue what the one before it wrote.
+
+    Where blocks return the branch, sums of one shape are compared by their numbers, and only the others are looked at
+    here.
+    """
+    for i in range(capture.depth - 1):
+        received = capture.streams.get(i + 1)
+        if received is None:
+            continue
+        site, earlier = _spot(capture.edges[i + 1]), {_spot(capture.edges[j]): j for j in range(i + 1)}
+        same = capture.made[i].shape == capture.given[i + 1].shape == capture.given[i].shape
+        if capture.layout.branch and same:
+            continue
+        reached = _reached(_spot(received), {site, *earlier})
+        block, following = capture.anatomy.called(i), capture.anatomy.called(i + 1)
+        if site not in reached:
+            raise AnatomyError(
+                f"Expected {following} to receive what {block} wrote, but it does not depend on it: the blocks are no "
+                "chain (parallel towers, or branches in one list). Name those of one stream, in its order: "
+                "Anatomy.of(model, blocks=[…])."
+            )
+        past = sorted(earlier[spot] for spot in reached & earlier.keys())
+        if past and not capture.layout.branch:
+            raise AnatomyError(
+                f"Expected {following} to receive the stream through {block} alone, but site {past[-1]} reaches it on "
+                "a way past that block (a sum, a concatenation or a skip outside of the blocks). Name as blocks the "
+                "modules that hold the whole step, or wrap it in one: Anatomy.of(model, blocks=[…])."
+            )
+
+
+def refuse_second_ways(capture: Capture) -> None:
+    """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
+
+    So it is where norms, branches and sums stand in one list. For blocks that return the new state.
+    """
+    ways: list[set[int]] = []
+    for i in range(1, capture.depth):
+        site, earlier = _spot(capture.edges[i]), {_spot(capture.edges[j]): j for j in range(i)}
+        spots = [_spot(e) for e in capture.beside_given.get(i, ())]
+        ways.append({earlier[s] for spot in spots for s in _reached(spot, {site, *earlier}) if s in earlier})
+    if not any(ways) or all(way == {0} for way in ways):
+        return
+    i = next(i for i, way in enumerate(ways, 1) if (way and way != {0}) or not all(ways))
+    i = next(j for j, way in enumerate(ways, 1) if way) if not ways[i - 1] else i
+    raise AnatomyError(
+        f"Expected {capture.anatomy.called(i)} to receive the stream alone, but site {max(ways[i - 1])} reaches it "
+        f"past {capture.anatomy.called(i - 1)} as another argument: the blocks are parts of a step, not steps of one "
+        "stream. Name as blocks the modules that hold the whole step, or wrap it in one: Anatomy.of(model, blocks=[…])."
+    )
+
+
+def refuse_several_streams(capture: Capture) -> None:
+    """Raise AnatomyError where every block hands several tensors that depend on its input to the next one."""
+    if capture.depth < 2 or not all(_hands_over_more(capture, i) for i in range(capture.depth - 1)):
+        return
+    raise AnatomyError(
+        f"Expected blocks that hand one tensor to the next, but {capture.anatomy.called(0)} returns several, "
+        f"{capture.returned.get(0, '')}, and the next block takes up more than the first: the stream has several parts "
+        "(as in reversible networks, or of image and text), and one of them would hide the others. Wrap the blocks so "
+        "that they take and return one tensor, such as torch.cat of the parts."
+    )
+
+
+def _hands_over_more(capture: Capture, i: int) -> bool:
+    """Return whether block i + 1 receives, beside the stream, what block i made of its own input."""
+    received = capture.streams.get(i + 1)
+    made, given = _spot(capture.edges[i + 1]), _spot(capture.streams.get(i, capture.edges[0]))
+    stream = {made} if received is None else {made, _spot(received)}
+    others = {_spot(e) for e in capture.beside_made.get(i, ())} - stream
+    own = {spot for spot in others if given in _reached(spot, {given}) or _depends(capture, i, spot)}
+    taken = [_spot(e) for e in capture.beside_given.get(i + 1, ())]
+    return any(spot in own or own & _reached(spot, own | stream) for spot in taken if spot not in stream)
+
+
+def _depends(capture: Capture, i: int, spot: Spot) -> bool:
+    """Return whether a tensor that block i returned depends on any tensor that it was handed."""
+    handed = {_spot(e) for e in capture.beside_given.get(i, ())}
+    return bool(handed & _reached(spot, handed))
+
+
+def find_receivers(capture: Capture) -> tuple[str, ...] | None:
+    """Return the modules that are handed the stream before each block, where sites can be read there; else None.
+
+    So it is where stream and branch are put together outside of the blocks by more than a sum (scales, a norm, an
+    activation), or where a norm outside stands before each block: () where the blocks are handed the stream themselves,
+    else those norms. What block l + 1 is handed has to come from what block l made and from what block l was handed, by
+    the same operations at every block and before the readout.
+    """
+    depth, read, last = capture.depth, capture.read, capture.streams.get(capture.depth)
+    if depth < 2 or read is None or last is None or capture.handed_copy:
+        return None
+    if len({h.shape for h in (*capture.given.values(), *capture.made.values(), read)}) > 1:
+        return None
+    handed = [_spot(capture.edges[0]), *(_spot(capture.streams[i]) for i in range(1, depth) if i in capture.streams)]
+    if len(handed) < depth:
+        return None
+    if _is_one_step(capture, [*handed, _spot(last)]):
+        return ()
+    before = [capture.passed.get(spot) for spot in handed]
+    names = tuple(name for name, _ in filter(None, before))
+    if len(set(names)) < depth or not _is_one_step(capture, [*(spot for _, spot in filter(None, before)), _spot(last)]):
+        return None
+    return names
+
+
+def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
+    """Return whether each site comes from the one before it and from its block, by the same operations every time."""
+    steps = []
+    for site in range(1, capture.depth + 1):
+        made = _spot(capture.edges[site])
+        stops = {made, *sites[:site]}
+        if _reached(sites[site], stops) != {made, sites[site - 1]}:
+            return False
+        steps.append(sorted(node.name() for node in _nodes(sites[site], stops)))
+    return all(step == steps[-1] for step in steps)
+
+
+def refuse_ways_past(capture: Capture, losses: Tensor) -> None:
+    """Raise AnatomyError where the loss depends on a site on a way past the next one; for sites that are received."""
+    sites = [_spot(capture.edges[site]) for site in range(capture.depth + 1)]
+    for site in range(1, capture.depth + 1):
+        if sites[site - 1] in _reached((losses.grad_fn, 0), {sites[site], sites[site - 1]}):
+            raise AnatomyError(
+                f"Expected {capture.anatomy.called(site - 1)} to return the residual branch f or the new state h + f, "
+                "or to be handed the stream itself, but the stream goes past what it is handed (a norm before it, "
+                "outside?). Name blocks that include it, or wrap them: Anatomy.of(model, blocks=[…])."
+            )
+
+
+def read_past(capture: Capture, losses: Tensor) -> Note | None:
+    """Look at what the readout reads beside the last site: a sum with an earlier one is refused, others are said.
+
+    For blocks that return the new state.
+    """
+    last = _spot(capture.edges[capture.depth])
+    earlier = {_spot(capture.edges[j]): j for j in range(capture.depth)}
+    if losses.grad_fn is None or last in earlier:
+        return None
+    sums: list[int] = []
+    for node in _nodes((losses.grad_fn, 0), {last, *earlier}):
+        below = [(child, nr) for child, nr in node.next_functions if child is not None]
+        if node.name().startswith("AddBackward") and last in below:
+            sums += [earlier[spot] for spot in below if spot in earlier]
+    if sums:
+        raise AnatomyError(
+            f"Expected {capture.anatomy.called(capture.depth - 1)} to return the new state, as the blocks before it "
+            f"seem to, but it is added to site {sums[0]} afterwards: several blocks make one step of the stream. Name "
+            "as blocks the modules that hold the whole step, or wrap it in one: Anatomy.of(model, blocks=[…])."
+        )
+    reached = _reached((losses.grad_fn, 0), {last, *earlier}) & earlier.keys()
+    if not reached:
+        return None
+    return Note("read-past", capture.depth, {"sites": sorted(earlier[spot] for spot in reached)})
+
+
+def _spot(edge: GradientEdge) -> Spot:
+    return edge.node, edge.output_nr
+
+
+def _reached(start: Spot, stops: set[Spot] | Iterable[Spot]) -> set[Spot]:
+    """Return which of `stops` lie below `start`, on ways that pass no other of them."""
+    stops = set(stops)
+    if start in stops:
+        return {start}
+    found: set[Spot] = set()
+    for node in _nodes(start, stops):
+        found |= {(child, nr) for child, nr in node.next_functions if (child, nr) in stops}
+    return found
+
+
+def _nodes(start: Spot, stops: set[Spot]) -> list[Any]:
+    """Return the nodes from `start` down to `stops`."""
+    seen: set[Any] = {start[0]}
+    todo, nodes = [start[0]], []
+    while todo:
+        node = todo.pop()
+        nodes.append(node)
+        for child, nr in node.next_functions:
+            if child is not None and child not in seen and (child, nr) not in stops:
+                seen.add(child)
+                todo.append(child)
+    return nodes
