@@ -17,6 +17,7 @@ from walkback.training.spec import RunSpec
 from walkback.training.step import Step
 
 SOURCES = Path(wb.__file__).parent
+LAYERED = ("usf", "frsf", "brsf", "kolen-pollack", "weight-mirror")
 
 
 def network(depth: int = 3) -> nn.Module:
@@ -197,7 +198,7 @@ class NamedFA(rules.FA):
 
 
 def test_fa_says_that_its_last_credit_is_exact_and_its_subclasses_inherit_it() -> None:
-    assert [name for name, rule in rules.RULES.items() if rule.exact_top] == ["fa"]
+    assert [name for name, rule in rules.RULES.items() if rule.exact_top] == ["fa", *LAYERED]
     net = network()
     certificate = wb.certify(ready(NamedFA(), net), net)
     assert certificate.entitled == ("block 3", "readout")
@@ -243,11 +244,12 @@ def test_the_gradient_behind_relaxes_is_still_named() -> None:
 
 def test_what_each_rule_says() -> None:
     said = {
-        name: [trait for trait in ("exact", "exact_top", "relaxes") if rules.declares(rule(), trait)]
+        name: [trait for trait in ("exact", "exact_top", "reads_weights", "relaxes") if rules.declares(rule(), trait)]
         for name, rule in rules.RULES.items()
     }
     told = {name: traits for name, traits in said.items() if traits}
-    assert told == {"bp": ["exact"], "fa": ["exact_top"], "ep": ["relaxes"]}
+    layered = {name: ["exact_top", "reads_weights"] for name in LAYERED}
+    assert told == {"bp": ["exact"], "fa": ["exact_top"], "ep": ["relaxes"], **layered}
 
 
 class Helpers(rules.Rule):

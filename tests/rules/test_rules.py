@@ -213,6 +213,20 @@ def fit(rule: Rule, trace: Trace, steps: int = 300) -> None:
 
 
 @pytest.mark.parametrize("name", ["fa", "dfa"])
+def test_a_seed_of_its_own_draws_b_whatever_the_seed_of_the_run(name: str) -> None:
+    net, (x, _) = small(), batch()
+    first, second, other, plain = (
+        ready(name, net, x, seed=seed, **options).state_dict()["B0"]
+        for seed, options in ((2, {"draw_seed": 1}), (3, {"draw_seed": 1}), (2, {"draw_seed": 4}), (2, {}))
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert not torch.equal(first, plain)
+    with pytest.raises(wb.InputError, match="Expected draw_seed to be a whole number >= 0"):
+        rules.make(name, draw_seed=-1)
+
+
+@pytest.mark.parametrize("name", ["fa", "dfa"])
 def test_fresh_feedback_changes_at_every_call_and_fixed_feedback_never(name: str) -> None:
     net, (x, y) = small(), batch()
     trace = trace_of(net, x, y)

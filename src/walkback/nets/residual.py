@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 from torch import Tensor, nn
 
 from walkback.errors import InputError
 
 
-class Residual(nn.Module, ABC):
-    """h_0 = stem(x), h_l = h_{l-1} + block_l(h_{l-1}), logits = readout(h_L). Subclasses name their stem."""
+class Residual(nn.Module):
+    """h_0 = stem(x), h_l = h_{l-1} + block_l(h_{l-1}), logits = readout(h_L).
+
+    Subclasses have a stem (`embed` unless `stem_name` says otherwise), `blocks`, and `out_ln` with `out_head` or a
+    readout of their own.
+    """
 
     stem_name = "embed"
     blocks: nn.ModuleList
+    out_ln: nn.Module
+    out_head: nn.Linear
 
-    @abstractmethod
     def readout(self, h: Tensor) -> Tensor:
         """Map h_L to logits (B, C)."""
+        return self.out_head(self.out_ln(h))
 
     def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
         """Map (B, …) to logits (B, C), with h_0…h_L when asked."""

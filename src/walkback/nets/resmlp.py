@@ -65,10 +65,6 @@ class ResMLP(Residual):
         self.out_ln = nn.LayerNorm(width) if terminal_norm else nn.Identity()
         self.out_head = nn.Linear(width, classes)
 
-    def readout(self, h: Tensor) -> Tensor:
-        """(B, d) to logits (B, C)."""
-        return self.out_head(self.out_ln(h))
-
 
 ORDER = 1
 NETS = {"resmlp": ResMLP}

@@ -41,10 +41,6 @@ class StudentNet(Residual):
         self.out_ln, self.out_head = nn.Identity(), nn.Linear(width, classes)
         self.blocks.extend(StudentBlock(width, expansion) for _ in range(depth))  # drawn after the readout
 
-    def readout(self, h: Tensor) -> Tensor:
-        """(B, d) to logits (B, C)."""
-        return self.out_head(self.out_ln(h))
-
 
 ORDER = 3
 NETS = {"student": StudentNet}

@@ -9,13 +9,19 @@ from walkback.registry import call_entry, gathered, is_entry, known_options
 from walkback.rules.bp import BP as BP
 from walkback.rules.credit_bridge import CreditBridge as CreditBridge
 from walkback.rules.dfa import DFA as DFA
+from walkback.rules.drtp import DRTP as DRTP
 from walkback.rules.ep import EP as EP
 from walkback.rules.fa import FA as FA
 from walkback.rules.rule import Parts as Parts
 from walkback.rules.rule import Rule as Rule
 from walkback.rules.rule import declares as declares
 from walkback.rules.rule import set_up as set_up
+from walkback.rules.sign_symmetry import BRSF as BRSF
+from walkback.rules.sign_symmetry import FRSF as FRSF
+from walkback.rules.sign_symmetry import USF as USF
 from walkback.rules.state_bridge import StateBridge as StateBridge
+from walkback.rules.weight_mirror import KolenPollack as KolenPollack
+from walkback.rules.weight_mirror import WeightMirror as WeightMirror
 
 RULES: dict[str, type[Rule]] = gathered(__name__, "RULES")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from walkback.errors import InputError
-from walkback.registry import positive, true_or_false
+from walkback.registry import positive, true_or_false, whole_numbers
 from walkback.rules.rule import Rule, check_target, feature_dim, of_length
 
 
@@ -20,12 +20,24 @@ class RandomFeedback(Rule):
         fresh: draw B anew at every call: the ablation to which no network can align.
         unit: give every sample's credit the length 1 at every site, so that samples the network has learned pull as
             hard as those it has not.
+        draw_seed: a seed of B alone, so that its draw can be crossed with the initialisation; None draws B from the
+            seed of the run.
     """
 
-    def __init__(self, scale: float = 1.0, target: str = "all", fresh: bool = False, unit: bool = False) -> None:
+    def __init__(
+        self,
+        scale: float = 1.0,
+        target: str = "all",
+        fresh: bool = False,
+        unit: bool = False,
+        draw_seed: int | None = None,
+    ) -> None:
         super().__init__()
         positive(scale=scale)
         true_or_false(fresh=fresh, unit=unit)
+        if draw_seed is not None:
+            whole_numbers(0, draw_seed=draw_seed)
+        self.draw_seed = draw_seed
         self.scale, self.target, self.fresh, self.unit = scale, check_target(target), fresh, unit
         self.fan: list[int] = []
 
@@ -40,6 +52,8 @@ class RandomFeedback(Rule):
 
     def draw(self, shapes: Iterable[tuple[int, int, int]], generator: torch.Generator) -> None:
         """Make one matrix for each (rows, columns, d of its standard deviation)."""
+        if self.draw_seed is not None:
+            generator = torch.Generator().manual_seed(self.draw_seed)
         for site, (rows, columns, fan) in enumerate(shapes):
             self.fan.append(fan)
             self.register_buffer(f"B{site}", torch.empty(rows, columns))
@@ -74,4 +88,5 @@ class RandomFeedback(Rule):
     def describe(self) -> dict[str, object]:
         """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
         settings = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
-        return {**settings, "unit": True} if self.unit else settings
+        more = {"unit": True if self.unit else None, "draw_seed": self.draw_seed}
+        return {**settings, **{name: value for name, value in more.items() if value is not None}}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, shown
-from walkback.network.anatomy import Anatomy, unwrap
+from walkback.network.anatomy import Anatomy, Layers, unwrap
 from walkback.network.loss import cross_entropy
 from walkback.network.values import buffers_of, modules_of, parameters_of, widened
 from walkback.tracing.trace import Trace, TrainingPass
@@ -36,6 +36,8 @@ class Parts:
         """Take a network apart; `net.readout` is its readout where what precedes the head is more than a norm."""
         net = unwrap(net)
         anatomy = Anatomy.of(net)
+        if isinstance(anatomy, Layers):
+            raise AnatomyError(anatomy.refusal)
         stem, blocks, modules = anatomy.stem, anatomy.blocks, anatomy.readout
         if not isinstance(stem, nn.Module):
             raise AnatomyError("Expected a network with a stem, but it has none.")
@@ -59,6 +61,8 @@ class Rule(nn.Module):
             for no credits, so `credits` has to return the gradients and `auxiliary_loss` nothing: `set_up` and every
             epoch of training refuse anything else.
         exact_top: a_L is the exact gradient by construction, as in FA.
+        reads_weights: the feedback is made of the forward weights, as in sign-symmetry and the weight mirror, so that
+            averaging over its draws leaves something of the exact gradient, without a hidden path.
         relaxes: the credit is computed from the network by letting its states relax, as EP does. It may come as close
             to the exact gradient as it likes without having backpropagated.
 
@@ -72,6 +76,7 @@ class Rule(nn.Module):
 
     exact: bool = False
     exact_top: bool = False
+    reads_weights: bool = False
     relaxes: bool = False
     length = "raw"  # of every sample's credit at every site: as it is, "unit" (1) or "rms" (√d)
     example: tuple[tuple[int, ...], int] | None = None  # (input shape, classes) of the network it was set up for
@@ -110,7 +115,7 @@ class Rule(nn.Module):
 
 
 def declares(rule: Rule, trait: str) -> bool:
-    """Return whether a rule says `trait` ("exact", "exact_top", "relaxes") of itself.
+    """Return whether a rule says `trait` ("exact", "exact_top", "reads_weights", "relaxes") of itself.
 
     Only True counts: a rule may have had a method or a number of that name before the name meant something here.
 
