@@ -156,8 +156,9 @@ TRIPS = {
         "_, index = torch.sort(labels)\nx = x[index]",
         "x = x[np.argsort(targets)]",
         "batches = sorted(dataset, key=lambda sample: sample[1])",
-        "data = torchvision.datasets.ImageFolder('test')\nloader = DataLoader(data, batch_size=128)",
-        "loader = DataLoader(ImageFolder('test'), batch_size=128, shuffle=False)",
+        "data = torchvision.datasets.ImageFolder('test')\nloader = DataLoader(data, batch_size=128)\n"
+        "g = torch.autograd.grad(loss, h)",
+        "loader = DataLoader(ImageFolder('test'), batch_size=128, shuffle=False)\ng = torch.autograd.grad(loss, h)",
     ],
     "P15": [
         "credits = [grads[-1]]\nfor B in reversed(Bs):\n    credits.insert(0, credits[0] @ B)\n"
@@ -250,7 +251,7 @@ CALM = {
         "ckpt = torch.load('m.pt')\nB = torch.empty(10, 64)\nB.copy_(ckpt['feedback'])",
         "def evaluate(model):\n    fresh_B = torch.randn(10, 64)\n    return fresh_B",
         "def null_of_measurement(model):\n    B = torch.randn(10, 64)\n    return B",
-        "class DFA(nn.Module):\n    def __init__(self):\n        self.B = torch.randn(3, 3)\n"
+        "class DFA(nn.Module):\n    def __init__(self):\n        self.B = nn.Parameter(torch.randn(3, 3))\n"
         "rule.load_state_dict(torch.load('r.pt'))",
         "def evaluate(model):\n    noise = torch.randn(10, 64)\n    return noise",
         "def evaluate(model, x):\n    B = x.shape[0]\n    return B",

@@ -9,7 +9,7 @@ import os
 import re
 import tokenize
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Finding:
 
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}" if self.cell is None else f"{self.path}:cell {self.cell}:{self.line}"
-        return f"{place}: {self.code} {self.why}\n    fix: {self.fix} ({self.page})"
+        return f"{place}: {self.code} {self.why}\n    fix: {self.fix} (walkback pitfalls show {self.code})"
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,13 @@ class Linted:
         return asdict(self)
 
 
-def lint(path: str | Path, *more: str | Path) -> Linted:
+def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> Linted:
     r"""Scan scripts, notebooks, or all of a folder; a file that stands under two of the paths once.
+
+    Args:
+        path: a .py or .ipynb file, or a folder.
+        more: further ones.
+        select: the pitfalls to look for, such as ["P01", "P02"]; all that have a detector by default.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,13 +94,14 @@ def lint(path: str | Path, *more: str | Path) -> Linted:
     """
     findings: list[Finding] = []
     problems: list[Problem] = []
+    wanted = selected(select)
     files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
     for file in files.values():
         source = _read(file)
         if isinstance(source, Problem):
             problems.append(source)
         else:
-            findings += sorted(_look(source), key=lambda f: (f.cell or 0, f.line, f.code))
+            findings += sorted(look(source, wanted), key=lambda f: (f.cell or 0, f.line, f.code))
     return Linted(len(files), tuple(findings), tuple(problems))
 
 
@@ -103,11 +109,25 @@ def _count(files: int) -> str:
     return f"{files} file{'s' * (files != 1)}"
 
 
-def _look(source: Source) -> Iterator[Finding]:
+def selected(codes: Collection[str]) -> tuple[str, ...]:
+    """Return the codes to look for; one that has no detector is an InputError.
+
+    >>> selected(["p02"])
+    ('P02',)
+    """
+    wanted = tuple(code.strip().upper() for code in codes if code.strip())
+    strange = [code for code in wanted if code not in DETECTORS]
+    if strange:
+        raise InputError(f"Expected select to name pitfalls of {', '.join(DETECTORS)}, but got {', '.join(strange)}.")
+    return wanted or tuple(DETECTORS)
+
+
+def look(source: Source, codes: Collection[str]) -> Iterator[Finding]:
+    """Yield what the detectors of these pitfalls find in a parsed script, but for what a comment silences."""
     script, seen = Script(source.tree), set()
-    for code, detector in DETECTORS.items():
+    for code in codes:
         page = find(code).page
-        for node, why, fix in detector(script):
+        for node, why, fix in DETECTORS[code](script):
             first, last = node.lineno, getattr(node, "end_lineno", None) or node.lineno
             if any(code in source.ignored.get(line, ()) for line in range(first, last + 1)) or (code, first) in seen:
                 continue
@@ -167,7 +187,7 @@ def _read(path: Path) -> Source | Problem:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the script's own string literals
             tree = ast.parse(text)
-        return Source(path, tree, _ignored(text), tuple(starts))
+        return Source(path, tree, ignored(text), tuple(starts))
     except SyntaxError as error:
         cell, at = Source(path, ast.Module([], []), {}, tuple(starts)).place(error.lineno or 1)
         where = "" if cell is None else f" in cell {cell}"
@@ -192,7 +212,8 @@ def _cells(path: Path) -> list[tuple[int, str]]:
     return found
 
 
-def _ignored(text: str) -> dict[int, frozenset[str]]:
+def ignored(text: str) -> dict[int, frozenset[str]]:
+    """Return line -> the codes that a comment there silences."""
     found = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         match = _IGNORE.search(token.string) if token.type == tokenize.COMMENT else None

@@ -7,6 +7,8 @@ reproducer (`show`). The files import torch only inside of reproducers, so that 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
 
 from walkback.errors import InputError, shown
 from walkback.pitfalls.pitfall import Entry, Pitfall, Shown
@@ -16,7 +18,7 @@ _FILES = {module.PITFALL: module for module in modules_of(__name__, r"p\d\d_")}
 CATALOGUE: tuple[Entry, ...] = tuple(sorted(_FILES, key=lambda entry: entry.number))
 DETECTORS = {entry.code: _FILES[entry].detect for entry in CATALOGUE if hasattr(_FILES[entry], "detect")}
 
-__all__ = ["CATALOGUE", "DETECTORS", "Entry", "Pitfall", "find", "run", "run_all", "table", "times"]
+__all__ = ["CATALOGUE", "DETECTORS", "Entry", "Pitfall", "find", "run", "run_all", "table", "text_of", "times"]
 
 
 def find(name: str) -> Entry:
@@ -30,6 +32,21 @@ def find(name: str) -> Entry:
             return entry
     known = ", ".join(entry.name for entry in CATALOGUE)
     raise InputError(f"Expected a pitfall by name, number or code, but got {shown(name)}. There are: {known}.")
+
+
+def text_of(entry: Entry) -> str:
+    """Return the page of a pitfall: from the package, or in a checkout from its docs.
+
+    >>> text_of(find("P02")).splitlines()[0]
+    '# P02: the ε of `F.cosine_similarity`'
+    """
+    name = Path(entry.page).name
+    shipped = files(__name__) / "pages" / name
+    checkout = Path(__file__).resolve().parents[3] / entry.page
+    for place in (shipped, checkout):
+        if place.is_file():
+            return place.read_text(encoding="utf-8").rstrip()
+    raise InputError(f"Expected the page of {entry.code} in the package, but {name} is missing: install it anew.")
 
 
 def run(name: str, seed: int = 0) -> Pitfall:

@@ -6,8 +6,9 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.by_hand import LEAST, default_epsilon, held_up
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import COSINES, Script, argument, number
+from walkback.pitfalls.script import COSINES, Script
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
@@ -18,27 +19,34 @@ PITFALL = Entry(2, "cosine-epsilon", "F.cosine_similarity holds tiny gradients u
 
 
 def detect(script: Script) -> Found:
-    """Find torch's cosine on gradients with its default ε."""
+    """Find torch's cosine on gradients with an ε, its default or another, and the same written by hand."""
+    fix = "divide by the norms in float64: (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), or pass eps=0.0"
+    for node, epsilon in held_up(script):
+        yield (
+            node,
+            f"the ε of {epsilon:g} holds the norms of smaller gradients up (or calls their cosine 0), so it comes out "
+            "too small",
+            fix,
+        )
     modules = script.cosine_modules()
     for call in script.calls():
         made = call.func if isinstance(call.func, ast.Call) else modules.get(ast.dump(call.func))
         if script.name(call.func) in COSINES:
             vectors = [*call.args[:2], *(k.value for k in call.keywords if k.arg in ("x1", "x2"))]
-            epsilon = argument(call, 3, "eps")
+            value = default_epsilon(script, call, 3)
         elif isinstance(made, ast.Call) and script.name(made.func) == "torch.nn.CosineSimilarity":
             vectors = list(call.args)
-            epsilon = argument(made, 1, "eps")
+            value = default_epsilon(script, made, 1)
         else:
             continue
-        value = number(epsilon)
-        if epsilon is not None and (value is None or value < 1e-12):
+        if value is None or value < LEAST:
             continue
         if any(script.is_gradient(v) and not script.is_normalised(v) for v in vectors):
             yield (
                 call,
-                f"the ε of {1e-8 if value is None else value:g} in this cosine holds smaller gradients up, so it comes "
+                f"the ε of {value:g} in this cosine holds smaller gradients up, so it comes "
                 "out too small (in float64 too)",
-                "divide by the norms in float64: (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), or pass eps=0.0",
+                fix,
             )
 
 

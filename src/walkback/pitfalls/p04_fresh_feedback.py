@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, is_feedback, last, literal, method, targets
+from walkback.pitfalls.script import NULL, Scope, Script, is_feedback, last, literal, method, targets
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
@@ -26,6 +26,8 @@ def detect(script: Script) -> Found:
         if not any(map(is_feedback, named)) or node.value is None or not script.is_random(node.value):
             continue
         where = getattr(scope, "name", "")
+        if _is_unit_test(script, scope):
+            continue
         if NULL.search(" ".join((where, *named))) or where in ("__init__", "setup", "reset_parameters"):
             continue
         if _EVALUATES.search(where) or any(_loads(script, n) for n in script.inside(scope)):
@@ -34,6 +36,14 @@ def detect(script: Script) -> Found:
                 "feedback drawn anew: the network was trained with another one, and aligned to that",
                 "load the feedback that was saved with the weights; name it fresh_… where it is meant as a null",
             )
+
+
+def _is_unit_test(script: Script, scope: Scope) -> bool:
+    """Return whether it is a test of code, in which nothing was trained: it asserts, or a test runner is imported."""
+    runner = {name.partition(".")[0] for name in script.aliases.values()} & {"pytest", "unittest"}
+    asserts = any(isinstance(n, ast.Assert) or method(n).startswith("assert") for n in script.inside(scope))
+    named = getattr(scope, "name", "").startswith("test")
+    return named and (asserts or bool(runner)) and not any(_loads(script, n) for n in script.inside(scope))
 
 
 def _keys(script: Script) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.p04_fresh_feedback import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, is_feedback, last, literal, method, owner, root, words
+from walkback.pitfalls.script import NULL, Script, argument, is_feedback, last, literal, method, owner, root, words
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
 def detect(script: Script) -> Found:
     """Find a state dict saved without the feedback, or a gradient where the feedback is missing."""
     yield from _unsaved(script)
+    yield from _outside_state_dict(script)
     yield from _fallbacks(script)
 
 
@@ -50,6 +51,42 @@ def _unsaved(script: Script) -> Found:
                 f"{', '.join(sorted(names))} is not saved with the weights: without it the credit can't be measured",
                 "save it in the same file, as a buffer or with walkback.save_bundle(…, auxiliaries=…)",
             )
+
+
+def _outside_state_dict(script: Script) -> Found:
+    """Find feedback of a module that its state dict does not hold: a plain tensor, or a buffer that is not saved."""
+    fix = 'register it: self.register_buffer("B", …), or nn.Parameter(…, requires_grad=False)'
+    for made in script.of(ast.ClassDef):
+        if not any(last(base) in _MODULES or last(base).endswith("Module") for base in made.bases):
+            continue
+        nodes = list(ast.walk(made))
+        registered = {str(literal(c.args[0])) for c in script.calls(made) if method(c) == "register_buffer" and c.args}
+        for node in nodes:
+            if isinstance(node, ast.Call) and method(node) == "register_buffer" and node.args:
+                lost = literal(argument(node, 2, "persistent")) is False and is_feedback(str(literal(node.args[0])))
+                if lost and not NULL.search(str(literal(node.args[0]))):
+                    yield node, "this buffer is not in the state dict, so a checkpoint loses the feedback", fix
+            elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) for t in node.targets):
+                names = [last(t) for t in node.targets if root(t) == "self" and last(t) not in registered]
+                kept = any(method(c) in ("Parameter", "Buffer", "ParameterList") for c in script.calls(node.value))
+                lost = [name for name in names if is_feedback(name) and not NULL.search(name)]
+                if lost and not kept and _drawn_tensor(script, node.value):
+                    what = f"{lost[0]} is a plain attribute, not in the state dict: a checkpoint loses it, and with it"
+                    yield node, f"{what} what the network aligned to", fix
+
+
+def _drawn_tensor(script: Script, value: ast.AST) -> bool:
+    """Return whether a value is drawn tensors, and not a module that draws."""
+    if isinstance(value, (ast.ListComp, ast.GeneratorExp)):
+        return _drawn_tensor(script, value.elt)
+    if isinstance(value, (ast.List, ast.Tuple)):
+        return any(_drawn_tensor(script, v) for v in value.elts)
+    if isinstance(value, ast.BinOp):
+        return _drawn_tensor(script, value.left) or _drawn_tensor(script, value.right)
+    return isinstance(value, ast.Call) and script.is_random(value) and not method(value)[:1].isupper()
+
+
+_MODULES = {"Module", "Linear", "Conv2d", "LightningModule", "Sequential"}
 
 
 def _saved_words(script: Script, call: ast.Call) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.p08_two_passes import with_dropout
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
 PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report")
 
 
+_VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|test|eval|fit|define|prepare|restore)_")
+
+
 def detect(script: Script) -> Found:
-    """Find a network that is measured in a script without `.eval()`."""
+    """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on."""
+    yield from _in_training(script)
     off = (literal(argument(call, 0, "mode")) for call in script.calls() if method(call) == "train")
     if script.has_call("eval") or any(value is False for value in off):
         return
@@ -27,7 +32,7 @@ def detect(script: Script) -> Found:
     updates = script.has_call("step", "zero_grad")
     for scope, nodes in script.scopes():
         calls = [n for n in nodes if isinstance(n, ast.Call)]
-        passes = [call for call in calls if MODEL.fullmatch(last(call.func)) and call.args]
+        passes = [call for call in calls if _is_pass(call)]
         if not made:  # a function may be given another network
             passes = [c for c in passes if scope is script.tree and getattr(c.func, "id", "") in imported]
         learns = ("step", "zero_grad") if scope is script.tree and not updates else ("step", "zero_grad", "backward")
@@ -39,6 +44,43 @@ def detect(script: Script) -> Found:
                 "the network is measured in the mode it happens to be in: dropout and batch norm change what is seen",
                 "call model.eval() before, and say so beside the numbers",
             )
+
+
+def _in_training(script: Script) -> Found:
+    """Find a cosine of gradients where the network trains, with dropout on and no `.eval()` before it."""
+    if not any(map(_drops_out, script.calls())):
+        return
+    for _, nodes in script.scopes():
+        calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: call.lineno)
+        if not any(method(call) == "step" for call in calls) or not any(method(call) == "backward" for call in calls):
+            continue
+        for call in calls:
+            vectors = [*call.args, *(k.value for k in call.keywords)]
+            if script.is_cosine_call(call) and any(map(script.is_gradient, vectors)):
+                if not any(method(c) == "eval" and c.lineno <= call.lineno for c in calls):
+                    yield (
+                        call,
+                        "this alignment is that of a network with dropout on, other in every pass",
+                        "measure between steps, after model.eval(), on samples held back for it",
+                    )
+                break
+
+
+def _drops_out(call: ast.Call) -> bool:
+    """Return whether it makes or applies dropout that is not zero."""
+    name = method(call).lower()
+    share = argument(call, 1 if name == "dropout" and "." in ast.unparse(call.func) else 0, "p")
+    if "dropout" in name:
+        off = literal(argument(call, 2, "training")) is False
+        return not off and literal(share) != 0
+    given = next((k.value for k in call.keywords if k.arg and "dropout" in k.arg), None)
+    return given is not None and literal(given) != 0
+
+
+def _is_pass(call: ast.Call) -> bool:
+    """Return whether a network is called, not a function that loads, builds or trains one."""
+    name = last(call.func)
+    return MODEL.fullmatch(name) is not None and not _VERB.match(name) and bool(call.args)
 
 
 def _builds_model(node: ast.Assign) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,30 @@ def detect(script: Script) -> Found:
     """Find the norm of something that was divided by its norm."""
     for call in script.calls():
         of = script.norm_of(call)
-        if of is not None and script.is_normalised(of) and not script.is_data(of):
+        if of is not None and script.is_normalised(of) and not script.is_data(of) and not _known(script, call, of):
             yield (
                 call,
                 "this was divided by its norm before, so its norm is 1 whatever the network does",
                 "log the norm of the state or gradient as it is",
             )
+
+
+def _known(script: Script, call: ast.Call, of: ast.expr) -> bool:
+    """Return whether the norm is a check (an assert, a difference to 1), or is shown beside the one before."""
+    up = list(script.above(call))
+    if any(isinstance(node, ast.Assert) for node in up):
+        return True
+    if isinstance(up[0], ast.BinOp) and isinstance(up[0].op, ast.Sub):
+        return True
+    others = [n for n in script.inside(script.scope(call)) if isinstance(n, ast.Call) and n.lineno < call.lineno]
+    norms = [(n, script.norm_of(n)) for n in others]
+    return any(
+        before is not None
+        and ast.dump(before) == ast.dump(of)
+        and not script.is_normalised(before)
+        and not any(isinstance(a, ast.BinOp) and isinstance(a.op, ast.Div) for a in script.above(n))
+        for n, before in norms
+    )
 
 
 def stream(seed: int) -> list[Tensor]:

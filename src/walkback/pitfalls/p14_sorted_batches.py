@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PITFALL = Entry(14, "sorted-batches", "batches sorted by class fake a drifting reference", "lint, report")
 
+_SAMPLES = re.compile(r"(^|_)(x|xs|inputs?|images?|imgs?|data|samples?|features?|tokens?|ids|test_?set)\d*(_|$)", re.I)
 _FOLDERS = ("ImageFolder", "DatasetFolder")
 
 
@@ -21,7 +22,7 @@ def detect(script: Script) -> Found:
     """Find samples put in the order of their labels, or a folder of class folders that is not shuffled."""
     fix = "shuffle: x[torch.randperm(len(x), generator=…)], or DataLoader(…, shuffle=True)"
     why = "batches in the order of their labels share a direction, which looks like a drifting reference"
-    folders = set()
+    folders, folders_matter = set(), _reads_gradients(script)  # an accuracy is the same in any order
     if not any(name.startswith("torch") for name in script.aliases.values()):
         return
     for node in script.nodes:
@@ -34,7 +35,7 @@ def detect(script: Script) -> Found:
             isinstance(node, ast.Call) and script.name(node.func) == "sorted" and _sorts_samples(node)
         ):
             yield node, why, fix
-    for call in script.calls():
+    for call in script.calls() if folders_matter else ():
         data = call.args[0] if call.args else keyword(call, "dataset")
         if method(call) != "DataLoader" or data is None:
             continue
@@ -42,6 +43,19 @@ def detect(script: Script) -> Found:
         ordered = keyword(call, "sampler", "batch_sampler") is None and (shuffle is None or literal(shuffle) is False)
         if ordered and len(call.args) < 3 and (method(data) in _FOLDERS or last(data) in folders):
             yield call, f"ImageFolder lists its samples class by class: {why}", "pass shuffle=True"
+
+
+def _reads_gradients(script: Script) -> bool:
+    """Return whether gradients or alignments are measured: by autograd, a cosine, a norm of a gradient, or Walkback."""
+    if any(name.partition(".")[0] == "walkback" for name in script.aliases.values()):
+        return True
+    read = any(isinstance(n, ast.Attribute) and n.attr == "grad" and isinstance(n.ctx, ast.Load) for n in script.nodes)
+    return any(
+        script.differentiates(call)
+        or (script.is_cosine_call(call) and any(map(script.is_gradient, call.args)))
+        or (read and script.norm_of(call) is not None)
+        for call in script.calls()
+    )
 
 
 def _sorts_labels(script: Script, call: ast.AST) -> bool:
@@ -54,8 +68,9 @@ def _sorts_labels(script: Script, call: ast.AST) -> bool:
 def _used_as_index(script: Script, node: ast.Assign) -> bool:
     target = node.targets[0]
     order = target.elts[-1] if isinstance(target, ast.Tuple) and target.elts else target
-    indices = (n.slice for n in script.inside(script.scope(node)) if isinstance(n, ast.Subscript))
-    return isinstance(order, ast.Name) and any(isinstance(i, ast.Name) and i.id == order.id for i in indices)
+    uses = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Subscript)]
+    put = [last(n.value) for n in uses if isinstance(n.slice, ast.Name) and n.slice.id == getattr(order, "id", "")]
+    return any(_SAMPLES.search(name) for name in put)  # predictions may be drawn in the order of their labels
 
 
 def _sorts_samples(call: ast.Call) -> bool:

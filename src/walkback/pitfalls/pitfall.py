@@ -30,7 +30,13 @@ class Entry:
 
     @property
     def page(self) -> str:
+        """The path of its page in the repository."""
         return f"docs/pitfalls/{self.number:02}-{self.name}.md"
+
+    @property
+    def more(self) -> str:
+        """The command that prints its page, which ships with the package."""
+        return f"walkback pitfalls show {self.code}"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,181 @@
+"""Cosines written out by hand, and the ε that holds their norms up: added, clamped, or a branch for small norms."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from walkback.pitfalls.script import Script, argument, keyword, last, literal, method, number, owner
+
+LEAST = 1e-12  # a smaller ε is far under any gradient that is measured
+MOST = 1e-2
+_ALIGNS = re.compile(r"align|grad|gamma|credit|feedback", re.IGNORECASE)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DIRECTION = ("dot", "acos", "arccos", "matmul", "einsum", "inner")
+
+
+def held_up(script: Script) -> Iterator[tuple[ast.expr, float]]:
+    """Yield cosines of gradients whose norms an ε holds up, each with its ε."""
+    for node in script.nodes:
+        match node:
+            case ast.BinOp(op=ast.Div(), left=left, right=right):
+                below = follow(script, right)
+                epsilon = _floor(script, below)
+                cosine = _norms(script, _inner(script, below)) >= 2
+                if epsilon is not None and (cosine or _unit(script, node, below)) and _of_gradients(script, node, left):
+                    yield node, epsilon
+            case ast.IfExp(test=test, body=body, orelse=other) if 0 in (literal(body), literal(other)):
+                epsilon = _threshold(script, test)
+                if epsilon is not None and _divides(script, node) and _of_gradients(script, node, node):
+                    yield node, epsilon
+            case ast.Call(args=[test, one, other]) if method(node) == "where" and 0 in (literal(one), literal(other)):
+                epsilon = _threshold(script, test)
+                if epsilon is not None and _divides(script, node) and _of_gradients(script, node, node):
+                    yield node, epsilon
+            case ast.If(test=test, body=[ast.Return(value=ast.Constant(value=value))]) if value == 0:
+                scope = script.scope(node)
+                epsilon = _threshold(script, test)
+                if epsilon is not None and _divides(script, scope) and _of_gradients(script, node, scope):
+                    yield node.test, epsilon
+
+
+def value_of(script: Script, node: ast.AST | None) -> float | int | None:
+    """Return a number that is written down, or that a name got as a constant or as the default of a parameter."""
+    known = number(node)
+    if known is not None or not isinstance(node, ast.Name):
+        return known
+    scope = script.scope(node)
+    for place in (scope, script.tree):
+        made = script.assignments(place, node.id)
+        if made:
+            return number(max(made, key=lambda a: a.seen).value)
+        if isinstance(place, _FUNCTIONS):
+            names = [*place.args.posonlyargs, *place.args.args]
+            given = dict(zip([a.arg for a in reversed(names)], reversed(place.args.defaults)))
+            given |= {a.arg: d for a, d in zip(place.args.kwonlyargs, place.args.kw_defaults) if d is not None}
+            if node.id in given or node.id in {a.arg for a in names}:
+                return number(given.get(node.id))
+    return None
+
+
+def follow(script: Script, node: ast.AST) -> ast.AST:
+    """Return what a name was assigned last before its use, else the node itself."""
+    if isinstance(node, ast.Name):
+        made = [a for a in script.assignments(script.scope(node), node.id) if a.seen <= node.lineno]
+        return max(made, key=lambda a: a.seen).value if made else node
+    return node
+
+
+def is_norm(script: Script, node: ast.AST, depth: int = 3) -> bool:
+    """Return whether it is a norm, a name of one, or a root of a sum of squares."""
+    node = follow(script, node)
+    if not isinstance(node, ast.Call):
+        return False
+    if script.norm_of(node) is not None:
+        return True
+    if method(node) == "sqrt":
+        inner = ast.dump(node)
+        return "Pow()" in inner or "'square'" in inner or "'pow'" in inner
+    of = owner(node) if method(node) == "item" else node.args[0] if method(node) == "float" and node.args else None
+    return of is not None and depth > 0 and is_norm(script, of, depth - 1)
+
+
+def _norms(script: Script, node: ast.AST) -> int:
+    """Return how many norms are multiplied."""
+    node = follow(script, node)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return _norms(script, node.left) + _norms(script, node.right)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return max(_norms(script, node.left), _norms(script, node.right))  # (‖a‖ + ε)(‖b‖ + ε)
+    if _is_floor(script, node):
+        return _norms(script, _inner(script, node))
+    return int(is_norm(script, node))
+
+
+def _floor(script: Script, node: ast.AST) -> float | None:
+    """Return the ε in a denominator: added to it, to a norm in it, or what it is clamped to."""
+    epsilon = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        epsilon = value_of(script, node.right)
+        epsilon = value_of(script, node.left) if epsilon is None else epsilon
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        sides = (_floor(script, follow(script, side)) for side in (node.left, node.right))
+        return next((side for side in sides if side is not None), None)
+    elif isinstance(node, ast.Call) and _is_floor(script, node):
+        name = method(node)
+        if name in ("clamp", "clip", "clamp_min"):
+            whole = script.name(node.func).startswith(("torch.", "numpy.", "jax."))
+            epsilon = value_of(script, argument(node, int(whole), "min", "a_min"))
+        elif len(node.args) == 2:
+            sides = [
+                s.args[0] if isinstance(s, ast.Call) and method(s) == "tensor" and s.args else s for s in node.args
+            ]
+            epsilon = next((v for v in (value_of(script, s) for s in sides) if v is not None), None)
+    return epsilon if epsilon is not None and LEAST <= epsilon <= MOST else None
+
+
+def _is_floor(script: Script, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and method(node) in ("clamp", "clip", "clamp_min", "max", "maximum", "fmax")
+
+
+def _inner(script: Script, node: ast.AST) -> ast.AST:
+    """Return what is held up, without the ε."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return node.left if value_of(script, node.right) is not None else node.right
+    if isinstance(node, ast.Call) and _is_floor(script, node):
+        of = owner(node)
+        whole = of is None or script.name(node.func).startswith(("torch.", "numpy.", "jax."))
+        return node.args[0] if whole and node.args else of or node
+    return node
+
+
+def _unit(script: Script, node: ast.BinOp, below: ast.AST) -> bool:
+    """Return whether it is g / (‖g‖ + ε) in a function that compares directions."""
+    held = follow(script, _inner(script, below))
+    of = script.norm_of(held) if isinstance(held, ast.Call) else None
+    if of is None or ast.dump(of) != ast.dump(node.left):
+        return False
+    scope = script.scope(node)
+    calls = [n for n in script.inside(scope) if isinstance(n, ast.Call)]
+    return any(method(c) in _DIRECTION or script.is_cosine_call(c) for c in calls)
+
+
+def _threshold(script: Script, test: ast.AST) -> float | None:
+    """Return the small number that norms are compared with."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
+            sides = (node.left, node.comparators[0])
+            values = [value_of(script, side) for side in sides]
+            norms = any(is_norm(script, side) or _norms(script, side) for side in sides)
+            small = next((v for v in values if v is not None and LEAST <= v <= MOST), None)
+            if norms and small is not None:
+                return small
+    return None
+
+
+def _divides(script: Script, within: ast.AST) -> bool:
+    """Return whether something in it is divided by a product of two norms."""
+    divisions = (n for n in ast.walk(within) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+    return any(_norms(script, n.right) >= 2 for n in divisions)
+
+
+def _of_gradients(script: Script, node: ast.AST, within: ast.AST) -> bool:
+    """Return whether gradients are compared: by their names, by the function's, or by what it is called with."""
+    names = (n for n in ast.walk(within) if isinstance(n, (ast.Name, ast.Attribute)))
+    scope = script.scope(node)
+    if any(script.is_gradient(n) for n in names):
+        return True
+    if not isinstance(scope, _FUNCTIONS):
+        return False
+    given = [a.arg for a in scope.args.args]
+    if _ALIGNS.search(scope.name) or any(_ALIGNS.search(name) for name in given):
+        return True
+    calls = (c for c in script.calls() if last(c.func) == scope.name)
+    return any(script.is_gradient(a) for c in calls for a in (*c.args, *(k.value for k in c.keywords)))
+
+
+def default_epsilon(script: Script, call: ast.Call, at: int) -> float | None:
+    """Return the ε of torch's cosine: its default, or the number that is passed; None where it can't be told."""
+    given = argument(call, at, "eps")
+    return 1e-8 if given is None and keyword(call, "eps") is None else value_of(script, given)
