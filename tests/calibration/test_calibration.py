@@ -15,8 +15,9 @@ from made_runs import EXPLODED, write_run
 from made_store import edit
 from walkback import cli
 from walkback.audit.records import read_records
-from walkback.calibration import Case, Strength, specimen, zoo
-from walkback.calibration.score import refit, run_cases, scores
+from walkback.calibration import Case, Strength, specimen, trained, zoo
+from walkback.calibration.rows import kept_rows, read, read_rows
+from walkback.calibration.score import case_of, refit, run_cases, scores
 from walkback.calibration.zoo import Rescaled, _task, _trained
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -159,6 +160,49 @@ def test_what_is_not_known_is_left_out():
     assert scores([Case("a", {"depth": None}, {"depth": {"D3": True}})]) == []
 
 
+# -- broken by training -------------------------------------------------------------------------------------------
+
+
+def test_specs_have_every_rule_length_and_norm_and_are_seeded():
+    found = trained.specs(40, seed=1)
+    assert found == trained.specs(40, seed=1)
+    cells = {(s.rule, s.credit_length, s.net_options["terminal_norm"]) for s in found}
+    assert len(cells) == 20
+    assert len({s.name for s in found}) == 40
+
+
+def test_a_trained_row_holds_its_outcome_and_is_judged_again(monkeypatch):
+    monkeypatch.setattr(trained, "FIT", 200)
+    monkeypatch.setattr(trained, "COMPARE", 400)
+    spec = trained.specs(1)[0].model_copy(update={"epochs": 1})
+    made = json.loads(json.dumps(trained.row_of(spec), allow_nan=False))
+    known = read(made)
+    counts = made["paired"]
+    assert (counts["both"] + counts["only_ours"]) / counts["samples"] == pytest.approx(known.accuracy, rel=1e-5)
+    assert made["gain_interval"][0] <= known.gain <= made["gain_interval"][1]
+    assert known.off < 0.05
+    case = case_of(known, DiagnosticThresholds())
+    assert case.truth["depth"] is (known.gain < 2.0)
+    assert set(case.changed) == {"three-check", "four-diagnostic", "intrinsic"}
+    assert case.values["D1"] == pytest.approx(known.measured[0].growth)
+
+
+def test_rows_are_kept_and_a_cut_line_is_made_again(tmp_path):
+    file, made = tmp_path / "cases.jsonl", []
+
+    def make(name):
+        made.append(name)
+        return {"name": name}
+
+    wanted = [(name, lambda name=name: make(name)) for name in "abc"]
+    assert [row["name"] for row in kept_rows(file, wanted[:2])] == ["a", "b"]
+    file.write_text(file.read_text() + '{"name": "c')
+    assert [row["name"] for row in read_rows(file)] == ["a", "b"]
+    file.write_text(file.read_text().rpartition("\n")[0] + "\n")
+    assert [row["name"] for row in kept_rows(file, wanted)] == ["a", "b", "c"]
+    assert made == ["a", "b", "c"]
+
+
 # -- the command ---------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +213,8 @@ def test_the_command_prints_and_writes_thresholds_that_diagnose_reads(tmp_path, 
     assert "| reference  | D1 " in (tmp_path / "calibration.md").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "calibration.json").read_text(encoding="utf-8"))["conditions"]["seed"] == 0
     said = capsys.readouterr().out
-    assert "6 generated networks" in said
+    assert "6 constructed networks" in said
+    assert "Verdicts that another probe set of 1,024 samples changes" in said
     assert "three-check" in said
     assert set(json.loads(file.read_text())) == set(vars(wb.DiagnosticThresholds()))
     assert wb.DiagnosticThresholds.load(file).g_norm_floor > 0
@@ -184,6 +229,9 @@ def test_the_command_prints_and_writes_thresholds_that_diagnose_reads(tmp_path, 
     [
         (["--count", "0"], "Expected count to be at least 1"),
         (["--nets", "mlp"], "Expected nets among"),
+        (["--train", "-1"], "Expected train to be at least 0"),
+        (["--part", "1/2"], "Expected --out with --part"),
+        (["--part", "3/2", "--out", "somewhere"], "Expected a part as k/n"),
         (["--count", "1", "--results", "nowhere"], "Expected a folder with runs"),
     ],
 )

@@ -78,7 +78,7 @@ def test_an_untrained_network_on_random_labels_is_undecided():
     batches = [(torch.randn(128, 16), torch.randint(10, (128,))) for _ in range(8)]
     report = wb.diagnose(net, batches)
     assert report.verdict == "undecided"
-    assert report.verdict_line == "VERDICT: undecided: depth not tested (give frozen_acc)"
+    assert report.verdict_line == "VERDICT: undecided: depth not tested (give frozen_acc, or --depth)"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,9 @@ def test_the_two_facts_of_a_measurement_can_differ_and_both_are_printed():
     lost = wb.diagnose(wb.selftest.absorbing(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
     assert (lost.verdict, lost.clamped_readable, lost.unclamped_exact) == ("passes", True, False)
     assert "the intrinsic D2 flags" in lost.verdict_line
+    wrong = str(wb.diagnose(altered(), BATCHES, probes=["intrinsic"]))  # float64 gives the same wrong gradient
+    assert "unclamped cosine exact: no (the reference is altered)" in wrong
+    assert "off float64 by" not in wrong
     plain = wb.diagnose(wb.selftest.healthy(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
     assert plain.verdict_line == "VERDICT: passes"
 
@@ -166,7 +169,15 @@ def at_random(trace):
     return [torch.randn(h.shape, generator=generator) for h in trace.states]
 
 
+def against(trace):
+    """Against its own gradient, and as good as at a right angle to the next one."""
+    pairs = [(g.double(), up.double()) for g, up in zip(trace.grads, (*trace.grads[1:], trace.grads[-1]))]
+    along = [(g * up).sum(1, keepdim=True) / (up * up).sum(1, keepdim=True) * up for g, up in pairs]
+    return [(1.001 * a - g).float() for a, (g, _) in zip(along, pairs)]
+
+
 HONEST = {
+    "against": lambda net: against,
     "BP": lambda net: wb.rules.BP(),
     "DFA": lambda net: rule("dfa", net),
     "FA": lambda net: rule("fa", net),

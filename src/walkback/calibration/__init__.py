@@ -11,23 +11,31 @@ from typing import Any
 from tabulate import tabulate
 
 from walkback.audit.records import read_records
-from walkback.calibration.score import QUESTIONS, Case, Score, case_of, refit, run_cases, scores
-from walkback.calibration.zoo import DTYPES, NETS, Specimen, Strength, specimen, zoo
-from walkback.errors import FormatError
+from walkback.calibration import constructed, rows, trained
+from walkback.calibration.rows import FILE as FILE
+from walkback.calibration.score import QUESTIONS, Case, Score, case_of, rate, refit, run_cases, scores
+from walkback.calibration.zoo import DTYPES, NETS, Specimen, Strength, drawn, specimen, zoo
+from walkback.errors import FormatError, InputError
+from walkback.files import write_whole
 from walkback.progress import track
+from walkback.training.setup import threads
 from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.editions import EDITIONS
 
 __all__ = ["DTYPES", "NETS", "Calibration", "Case", "Score", "Specimen", "Strength", "calibrate", "specimen", "zoo"]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Scores on generated networks and on finished runs; `str()` is a table of each."""
+    """Scores on constructed networks, on trained ones and on finished runs; `str()` is a table of each."""
 
     generated: tuple[Score, ...]
+    trained: tuple[Score, ...]
     runs: tuple[Score, ...]
     cases: tuple[Case, ...]
+    trained_cases: tuple[Case, ...]
     run_cases: tuple[Case, ...]
+    changed: dict[str, tuple[int, int]]  # edition -> how many verdicts another probe set changes, and of how many
     thresholds: DiagnosticThresholds
     fitted: DiagnosticThresholds
     conditions: dict[str, Any]
@@ -38,17 +46,42 @@ class Calibration:
     def save(self, folder: str | Path) -> None:
         """Write `calibration.json` (scores and conditions, without the cases) and `calibration.md`."""
         where = Path(folder)
-        scores = {k: v for k, v in self.to_dict().items() if k not in ("cases", "run_cases")}
+        scores = {k: v for k, v in self.to_dict().items() if k not in ("cases", "trained_cases", "run_cases")}
         try:
-            where.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(scores, indent=1, allow_nan=False) + "\n"
-            (where / "calibration.json").write_text(text, encoding="utf-8")
-            (where / "calibration.md").write_text(f"# Calibration\n\n{self.to_markdown()}\n", encoding="utf-8")
+            write_whole(where / "calibration.json", json.dumps(scores, indent=1, allow_nan=False) + "\n")
+            write_whole(where / "calibration.md", f"# Calibration\n\n{self.to_markdown()}\n")
         except OSError as error:
             raise FormatError(f"Expected to write the calibration to {where}, but: {error.strerror}.") from None
 
+    def groups(self) -> dict[str, tuple[tuple[Score, ...], int]]:
+        """Return the scores of every group that has networks, and how many it has."""
+        found = {
+            "constructed networks": (self.generated, len(self.cases)),
+            "networks broken by training": (self.trained, len(self.trained_cases)),
+            "finished runs": (self.runs, len(self.run_cases)),
+        }
+        return {name: (of, n) for name, (of, n) in found.items() if n}
+
+    def worst(self) -> str:
+        """Return the lowest sensitivity or specificity of an edition on the claims of a group of at least ten."""
+        found = [
+            (value, which, s.check, group, n)
+            for group, (of, _) in self.groups().items()
+            for s in of
+            if s.question == "claim" and s.check in EDITIONS
+            for which, value, n in (
+                ("sensitivity", s.sensitivity, s.hits + s.misses),
+                ("specificity", s.specificity, s.passes + s.alarms),
+            )
+            if value is not None and n >= 10
+        ]
+        if not found:
+            return "Too few networks for a rate of any edition."
+        value, which, edition, group, n = min(found, key=lambda one: one[0])
+        return f"The worst figure: {edition} has a {which} of {_rate(value)} on {n} {group}."
+
     def to_markdown(self) -> str:
-        """Both tables, and what is asked in them."""
+        """The worst figure, a table of each group, and what is asked in them."""
         return self._text("github", "**{}**\n", "- {}: {}")
 
     def __str__(self) -> str:
@@ -56,16 +89,20 @@ class Calibration:
 
     def _text(self, style: str, heading: str, item: str) -> str:
         said = ", ".join(f"{k} {v}" for k, v in self.conditions.items())
-        parts = [f"{heading.format(f'{len(self.cases)} generated networks ({said})')}\n{_table(self.generated, style)}"]
-        if self.runs:
-            parts.append(f"{heading.format(f'{len(self.run_cases)} finished runs')}\n{_table(self.runs, style)}")
+        parts = [self.worst()]
+        for number, (name, (of, n)) in enumerate(self.groups().items()):
+            more = f" ({said})" if not number else ""
+            parts.append(f"{heading.format(f'{n} {name}{more}')}\n{_table(of, style)}")
         parts.append("\n".join(item.format(name, text) for name, text in QUESTIONS.items()))
         parts.append(
             "Rates and areas with 95 % intervals (exact; bootstrap); undecided cases count in neither rate.\n"
             "No error: thresholds between these ends make none on these networks; else the best one, with its errors."
         )
+        if self.changed:
+            words = [f"{e} {k} of {n} ({_rate(rate(k, n))})" for e, (k, n) in self.changed.items()]
+            parts.append(f"Verdicts that another probe set of {rows.PROBE:,} samples changes: {', '.join(words)}")
         fitted = [f"{k} = {v:.3g}" for k, v in asdict(self.fitted).items()]
-        parts.append(f"Fewest errors on the generated networks: {', '.join(fitted)}")
+        parts.append(f"Fewest errors on the constructed networks: {', '.join(fitted)}")
         return "\n\n".join(parts)
 
 
@@ -76,52 +113,98 @@ def calibrate(
     dtypes: Sequence[str] = DTYPES,
     results: str | Path | None = None,
     thresholds: DiagnosticThresholds | None = None,
+    train: int = 0,
+    kept: str | Path | None = None,
 ) -> Calibration:
-    """Count every check's errors on `count` generated networks, and on the finished runs in `results`.
+    """Count every check's errors on constructed networks, on trained ones, and on the finished runs in `results`.
 
     Args:
-        count: how many networks to generate.
-        seed: of their strengths.
+        count: how many networks to construct.
+        seed: of their strengths, and of the trainings.
         nets: families among resmlp, student, vit-mini.
         dtypes: among float32, float64, bfloat16, float16; half of the networks are in the first.
         results: a folder with finished runs, as `walkback audit` leaves them; what re-randomising their blocks
             costs is read from `outcomes.json` in it, where there is one.
         thresholds: other limits than the published ones.
+        train: how many networks to break by training.
+        kept: a file of rows: networks that it has are not made again, others are added to it.
 
     >>> done = calibrate(2, nets=["student"], dtypes=["float64"])
     >>> sorted({score.question for score in done.generated})
     ['claim', 'depth', 'drift', 'reference', 'rounding']
     """
     limits = thresholds or DiagnosticThresholds()
-    cases = tuple(case_of(one, limits) for one in track(zoo(count, seed, nets, dtypes), "calibrating", count))
+    path = None if kept is None else Path(kept)
+    made = _wanted(count, seed, nets, dtypes, 0), _wanted(0, seed, nets, dtypes, train)
+    built, broken = (
+        tuple(case_of(rows.read(one), limits) for one in track(rows.kept_rows(path, names), "calibrating", len(names)))
+        for names in made
+    )
     real: tuple[Case, ...] = ()
     if results is not None:
         folder = Path(results)
         real = tuple(run_cases(read_records(folder), folder / "outcomes.json", limits))
-    found = scores(cases, limits)
+    found = scores(built, limits)
+    both = (*built, *broken)
+    changed = {edition: (sum(case.changed[edition] for case in both), len(both)) for edition in EDITIONS}
     return Calibration(
         tuple(found),
+        tuple(scores(broken, limits)),
         tuple(scores(real, limits)),
-        cases,
+        built,
+        broken,
         real,
+        changed,
         limits,
         refit(found),
         {"seed": seed, "nets": " ".join(nets), "dtypes": " ".join(dtypes)},
     )
 
 
+def make_part(
+    part: str, kept: str | Path, count: int, seed: int, nets: Sequence[str], dtypes: Sequence[str], train: int
+) -> int:
+    """Make every n-th network from the k-th on, as `part` "k/n" says, add their rows to `kept`, and count them."""
+    try:
+        k, n = (int(number) for number in part.split("/"))
+    except ValueError:
+        k = n = 0
+    if not 1 <= k <= n:
+        raise InputError(f"Expected a part as k/n with 1 <= k <= n, such as 1/2, but got {part}.")
+    wanted = _wanted(count, seed, nets, dtypes, train)[k - 1 :: n]
+    return sum(1 for _ in track(rows.kept_rows(Path(kept), wanted), "calibrating", len(wanted)))
+
+
+def _wanted(count: int, seed: int, nets: Sequence[str], dtypes: Sequence[str], train: int) -> list[Any]:
+    """Return (name, how to make its row) of constructed networks, then of trained ones."""
+
+    def alone(make: Any, one: Any) -> rows.Row:
+        with threads(1):  # they are tiny, and the same bytes everywhere
+            return make(one)
+
+    built = [
+        (constructed.key_of(one), lambda one=one: alone(constructed.row_of, one))
+        for one in drawn(count, seed, nets, dtypes)
+    ]
+    broken = [(spec.name, lambda spec=spec: alone(trained.row_of, spec)) for spec in trained.specs(train, seed)]
+    return [*built, *broken]
+
+
 def _table(found: Sequence[Score], style: str) -> str:
-    rows = []
+    found_rows = []
     for s in found:
         if s.free is not None:
             free = f"{s.free[0]:.3g} … {s.free[1]:.3g}"
         else:
             free = "" if s.best is None else f"none; {s.best[0]:.3g}: {s.best[1]}"
         counts = (s.hits, s.misses, s.passes, s.alarms, s.undecided or "")
+        n = sum((s.hits, s.misses, s.passes, s.alarms, s.undecided))
         limit = "" if s.threshold is None else f"{s.threshold:g}"
-        rows.append([s.question, s.check, *counts, *map(_rate, (s.sensitivity, s.specificity, s.area)), limit, free])
-    heads = ["question", "check", "TP", "FN", "TN", "FP", "?", "sensitivity", "specificity", "ROC area"]
-    return tabulate(rows, [*heads, "threshold", "no error"], style, disable_numparse=True)
+        found_rows.append(
+            [s.question, s.check, n, *counts, *map(_rate, (s.sensitivity, s.specificity, s.area)), limit, free]
+        )
+    heads = ["question", "check", "n", "TP", "FN", "TN", "FP", "?", "sensitivity", "specificity", "ROC area"]
+    return tabulate(found_rows, [*heads, "threshold", "no error"], style, disable_numparse=True)
 
 
 def _rate(value: tuple[float, float, float] | None) -> str:

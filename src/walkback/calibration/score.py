@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from walkback.api import measure
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import both_correct, judged_runs
-from walkback.calibration.zoo import CLASSES, GAIN, OFF, Specimen
+from walkback.calibration.rows import Known
+from walkback.calibration.zoo import CLASSES, GAIN, OFF
 from walkback.errors import FormatError
 from walkback.measures.accumulate import Measurements
 from walkback.verdict.checks import DiagnosticThresholds, Finding
@@ -46,6 +46,7 @@ class Case:
     truth: dict[str, bool | None]  # by question
     said: dict[str, dict[str, bool | None]]  # by question and check
     values: dict[str, float | None] = field(default_factory=dict)  # by check
+    changed: dict[str, bool] = field(default_factory=dict)  # by edition: does another probe set change the verdict?
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,16 @@ class Score:
     best: tuple[float, int] | None = None  # the threshold with the fewest errors, and how many those are
 
 
-def case_of(specimen: Specimen, thresholds: DiagnosticThresholds) -> Case:
-    """Measure a specimen as a user would, and ask every check."""
-    s, m = specimen, measure(specimen.net, specimen.batches, credit=specimen.credit, probes=("intrinsic",))
-    verdicts = {edition: decide(m, Claim(s.headline_acc, s.frozen_acc), thresholds, edition) for edition in EDITIONS}
-    truth = {"reference": s.unusable, "rounding": s.lost, "depth": s.unused, "drift": s.drifts}
-    truth["claim"] = s.unusable or s.unused
-    return _case(s.name, truth, m, s.headline_acc, s.reported, CLASSES, verdicts)
+def case_of(known: Known, thresholds: DiagnosticThresholds) -> Case:
+    """Ask every check what it says of a network whose answers are known."""
+    verdicts, again = (
+        {edition: decide(m, known.claim, thresholds, edition) for edition in EDITIONS} for m in known.measured
+    )
+    truth = {"reference": not known.off <= OFF, "rounding": not known.rounded <= OFF}
+    truth |= {"depth": known.gain < GAIN, "drift": known.drifts}
+    truth["claim"] = truth["reference"] or truth["depth"]
+    case = _case(known.name, truth, known.measured[0], known.accuracy, known.reported, CLASSES, verdicts)
+    return replace(case, changed={edition: verdicts[edition].verdict != again[edition].verdict for edition in EDITIONS})
 
 
 def run_cases(
@@ -171,12 +175,12 @@ def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None
                 scored = [(c.truth[question], c.values.get(check)) for c in known]
                 numbers = {"threshold": limits[name], **_threshold(scored, sign)}
             counts = (hits, misses, passes, alarms, len(answers) - hits - misses - passes - alarms)
-            rates = (_rate(hits, hits + misses), _rate(passes, passes + alarms))
+            rates = (rate(hits, hits + misses), rate(passes, passes + alarms))
             found.append(Score(question, check, *counts, *rates, **numbers))
     return found
 
 
-def _rate(k: int, n: int) -> tuple[float, float, float] | None:
+def rate(k: int, n: int) -> tuple[float, float, float] | None:
     """k/n with its exact (Clopper-Pearson) 95 % interval."""
     if not n:
         return None

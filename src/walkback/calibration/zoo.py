@@ -104,6 +104,9 @@ class Specimen:
         return self.gain < GAIN
 
 
+Drawn = tuple[str, str, Strength, int]  # family, dtype, strength, seed
+
+
 def zoo(
     count: int = 240, seed: int = 0, nets: Sequence[str] = tuple(NETS), dtypes: Sequence[str] = DTYPES
 ) -> Iterator[Specimen]:
@@ -113,14 +116,25 @@ def zoo(
     >>> first.kind, len(first.batches), first.net.out_head.weight.dtype
     ('resmlp', 8, torch.float64)
     """
+    return (specimen(*one) for one in drawn(count, seed, nets, dtypes))
+
+
+def drawn(count: int, seed: int, nets: Sequence[str], dtypes: Sequence[str]) -> list[Drawn]:
+    """Return what `specimen` makes `count` specimens of."""
     for name, known, asked in (("nets", NETS, nets), ("dtypes", DTYPES, dtypes)):
         if not asked or set(asked) - set(known):
             raise InputError(f"Expected {name} among {', '.join(known)}, but got {', '.join(asked) or 'none'}.")
-    draw = np.random.RandomState(seed)
+    draw, found = np.random.RandomState(seed), []
     for number in range(count):
         kind = nets[number % len(nets)]
         dtype = dtypes[0] if len(dtypes) == 1 or draw.rand() < 0.5 else dtypes[draw.randint(1, len(dtypes))]
-        yield specimen(kind, dtype, _strength(draw, dtype), draw.randint(2**31))
+        found.append((kind, dtype, _strength(draw, dtype), draw.randint(2**31)))
+    return found
+
+
+def name_of(kind: str, dtype: str, strength: Strength, seed: int = 0) -> str:
+    """Return a specimen in words: family, dtype and strengths."""
+    return f"{kind} {dtype} " + " ".join(f"{k} {v:.3g}" for k, v in vars(strength).items())
 
 
 def _strength(draw: np.random.RandomState, dtype: str) -> Strength:
@@ -167,7 +181,7 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
     )
     frozen = _refitted(kind, seed % 3, 1000 + seed % 2)
     return Specimen(
-        name=f"{kind} {dtype} " + " ".join(f"{k} {v:.3g}" for k, v in vars(strength).items()),
+        name=name_of(kind, dtype, strength),
         kind=kind,
         dtype=dtype,
         strength=strength,
@@ -184,7 +198,7 @@ def specimen(kind: str, dtype: str, strength: Strength, seed: int = 0) -> Specim
     )
 
 
-class Rescaled(nn.Module):
+class Rescaled(Residual):
     """The same function as `base`, the stream of site l written scales[l] times larger: g_l is so much smaller."""
 
     def __init__(self, base: Residual, scales: Sequence[float]) -> None:
@@ -194,13 +208,9 @@ class Rescaled(nn.Module):
         self.blocks = nn.ModuleList(_Block(block, a, b) for block, a, b in zip(self.base.blocks, scales, scales[1:]))
         self.out_head = _head(self.base)
 
-    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, …) to logits (B, C), with h_0…h_L when asked."""
-        hidden = [self.embed(x)]
-        for block in self.blocks:
-            hidden.append(hidden[-1] + block(hidden[-1]))
-        logits = self.base.readout(hidden[-1] / self.scales[-1])
-        return (logits, hidden) if return_hidden else logits
+    def readout(self, h: Tensor) -> Tensor:
+        """Map h_L, as it is written, to logits (B, C)."""
+        return self.base.readout(h / self.scales[-1])
 
 
 class _Stem(nn.Module):
@@ -244,7 +254,7 @@ def _task() -> dict[str, tuple[Tensor, Tensor]]:
     """Sixteen normal inputs; the class is the largest of four scores, part linear and part quadratic."""
     draw = np.random.RandomState(0)
     w, a = draw.standard_normal((CLASSES, 16)), draw.standard_normal((CLASSES, 16, 16)) / 16
-    sizes = {"train": TRAIN, "test": TEST, "probe": PROBE, "fresh": FRESH}
+    sizes = {"train": TRAIN, "test": TEST, "probe": PROBE, "fresh": FRESH, "other probe": PROBE}
     x = draw.standard_normal((sum(sizes.values()), 16))
     scores = 0.5 * x @ w.T / 4 + np.einsum("ni,cij,nj->nc", x, a, x) - np.trace(a, axis1=1, axis2=2)
     parts = np.cumsum(list(sizes.values()))[:-1]

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, concentration, deep_sites, mean
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, averaged, concentration, deep_sites, mean
 from walkback.measures.measurements import Found
 from walkback.measures.nulls import SAMPLES as NULL_SAMPLES
 from walkback.measures.nulls import Coupling, null_half, student
 from walkback.measures.rounding import SQUARABLE, by_largest, least_norm
 from walkback.measures.stream import Samples
 from walkback.measures.sums import REPEATED, Groups, Mean, some
+from walkback.measures.vectors import WHOLE
 from walkback.notes import Note, why_no_cosine
 
 
@@ -130,6 +131,9 @@ class Interval:
             found.values[name] = [None if c is None or x is None else c + sign * x for c, x in both]
 
 
+ONE = "there is only one site, and deep ones are those above the first"
+
+
 class Gamma:
     """Γ, which is the mean over sites of means over samples, and the same in every other order of averaging."""
 
@@ -137,19 +141,20 @@ class Gamma:
         self._cosine = cosine
         self._orders: Any = 0.0
         self._groups: list[tuple[Groups, Groups]] = []
-        self._by_batch, self._n_groups = 0.0, 0
+        self._by_batch, self._n_groups, self._sites = 0.0, 0, 0
 
     def update(self, view: View) -> None:
         p, trace = view.pairs, view.trace
         assert trace.credits is not None
-        cos, na, ng = p.own[:-1], p.credit_norm[:-1], p.grad_norm[:-1]
+        self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE))
+        cos, na, ng = (t[: self._sites] for t in (p.own, p.credit_norm, p.grad_norm))
         (a, top_a), (g, top_g) = by_largest(na.T), by_largest(ng.T)
         whole = ~(g.norm(dim=1) * top_g < SQUARABLE)
         given = whole & ~(a.norm(dim=1) * top_a < SQUARABLE)
         by_sample = torch.where(given, (cos.T * a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), 0.0)
         flat = (cos * na * ng).sum(), (na**2).sum(), (ng**2).sum()
         self._orders = self._orders + torch.stack([by_sample.sum(), whole.sum(), given.sum(), *flat])
-        self._groups = self._groups or [(Groups(), Groups()) for _ in trace.credits[:-1]]
+        self._groups = self._groups or [(Groups(), Groups()) for _ in range(self._sites)]
         per_site = [
             list(zip(list(for_a.add(a.flatten(1))), list(for_g.add(g.flatten(1)))))
             for (for_a, for_g), a, g in zip(self._groups, trace.credits, trace.grads)
@@ -160,12 +165,13 @@ class Gamma:
 
     def compute(self, found: Found) -> None:
         cosine, reasons = found.values["cosine"], found.reasons
-        gamma, share = mean(cosine[:-1]), concentration(cosine[:-1])
+        counted = cosine[: self._sites]
+        gamma, share = mean(counted), concentration(counted)
         deep = mean([cosine[site] for site in deep_sites(cosine)])
         for name, value, otherwise in (
             ("gamma", gamma, "a cosine is missing"),
             ("gamma_concentration", share, "every cosine is zero"),
-            ("deep_cosine", deep, "the only deep site has the exact gradient by construction"),
+            ("deep_cosine", deep, "the only deep site has the exact gradient by construction" if cosine[1:] else ONE),
         ):
             found.values[name] = value
             if value is None:
@@ -177,7 +183,7 @@ class Gamma:
             "batches": some(float(self._by_batch) / self._n_groups) if self._n_groups else None,
             "flattened": some(d / (aa**0.5 * gg**0.5)) if 0 < aa < inf and 0 < gg < inf else None,
         }
-        if any(not counted for counted, _ in self._cosine.counts()[:-1]):
+        if any(not counted for counted, _ in self._cosine.counts()[: self._sites]):
             aggregates = dict.fromkeys(aggregates)  # a site whose reference has no direction has none in any order
         missing = [name for name, value in aggregates.items() if value is None]
         if missing:

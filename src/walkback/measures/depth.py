@@ -1,7 +1,7 @@
 """What trained blocks are worth, from one checkpoint: put them back to random draws, refit the readout, compare.
 
-Both networks get the same readout, refitted on the same training samples, so that only the blocks differ. Beside it:
-blocks left out, and a linear probe of every site's state, so that accuracy can be seen growing with depth, or not.
+Both networks get the same kind of readout, refitted on the same training samples, so that only the blocks differ.
+Beside it: blocks left out, and a linear probe of every site's state, which shows accuracy growing with depth, or not.
 """
 
 from __future__ import annotations
@@ -9,83 +9,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, cut
 from walkback.measures.nulls import student
-from walkback.measures.vectors import readers, site_vectors
+from walkback.measures.readout import Rows, accuracy, choose, score
+from walkback.measures.vectors import pool_at, readers, site_vectors
+from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.network.anatomy import Anatomy, unwrap
-from walkback.network.values import modules_of, places
+from walkback.network.batch import call, pairs
+from walkback.network.given import parts_of
+from walkback.network.layers import Sites
+from walkback.network.values import modules_of, named_modules_of, places
+from walkback.progress import track
 from walkback.registry import whole_numbers
 from walkback.tracing.session import Tracer
+from walkback.tracing.trace import Trace
 from walkback.tracing.untouched import set_modes, untouched
 
-STRENGTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # of the ridge on standardised features
-HELD_OUT = 0.1
-CHOOSE = 10_000  # samples that the ridge is chosen on: more say no more about it
-LARGE = 2**24  # entries of features above which float32 does
-Batches = Iterable[tuple[Any, Tensor]]
+__all__ = ["Depth", "depth"]
+
+Batches = Iterable[Any]
 Build = Callable[[], nn.Module]
-
-
-@dataclass(frozen=True)
-class Depth:
-    """What the trained blocks are worth. Accuracies are fractions of the test samples; all readouts are refitted.
-
-    Args:
-        worth_pp: accuracy of the trained blocks minus that of random ones, in percentage points.
-        interval: 95 %, from the paired test samples and from the draws together.
-        trained: accuracy with the trained blocks.
-        rerandomised: accuracy with the blocks drawn anew, one per draw.
-        by_depth: accuracy of a linear probe of every site, "trained" and "re-randomised" (mean over draws).
-        without: accuracy with one block left out, by block; None where the stream does not allow it.
-        without_all: accuracy with all blocks left out: the stem alone.
-        pixels: accuracy of a linear model of the inputs, None where they are no numbers of one shape.
-        samples: how many were used to fit, and to compare.
-        parts: the standard error from the test samples and from the draws, in percentage points.
-        reasons: why a field is None.
-
-    >>> found = Depth(3.0, (1.0, 5.0), 0.5, (0.46, 0.48), {"trained": [0.4, 0.5]}, None, None, None,
-    ...     {"train": 100, "test": 100}, {"samples": 0.8, "draws": 0.6}, 1e-4)
-    >>> str(found).splitlines()[0]
-    'trained blocks are worth +3.0 pp [+1.0, +5.0]'
-    """
-
-    worth_pp: float
-    interval: tuple[float, float]
-    trained: float
-    rerandomised: tuple[float, ...]
-    by_depth: dict[str, list[float]]
-    without: list[float] | None
-    without_all: float | None
-    pixels: float | None
-    samples: dict[str, int]
-    parts: dict[str, float]
-    strength: float
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        lines = [
-            f"trained blocks are worth {self.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]",
-            f"accuracy {self.trained:.3f} with them, {_mean(self.rerandomised):.3f} with random ones "
-            f"({len(self.rerandomised)} draws), all readouts refitted on {self.samples['train']} samples",
-            "site            " + " ".join(f"{site:>6}" for site in range(len(self.by_depth["trained"]))),
-        ]
-        lines += [f"{name:15} " + " ".join(f"{a:6.3f}" for a in values) for name, values in self.by_depth.items()]
-        if self.without is not None:
-            lines.append("without block " + " " * 9 + " ".join(f"{a:6.3f}" for a in self.without))
-        floors = [("stem alone", self.without_all), ("inputs alone", self.pixels)]
-        return "\n".join([*lines, *(f"{name}: {a:.3f}" for name, a in floors if a is not None)])
 
 
 def depth(
@@ -97,15 +48,17 @@ def depth(
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     build: Build | None = None,
     seed: int = 0,
+    sites: Sites | None = None,
 ) -> Depth:
     """Return what the trained blocks of a classifier are worth without training a control.
 
     Args:
-        model: left as found.
-        train: (inputs, labels) to fit readouts on; kept in memory.
-        test: (inputs, labels) to compare on.
+        model: its readout is norm + linear, as in most classifiers; left as found.
+        train: (inputs, labels) to fit readouts on. A list or a loader that gives the same batches every time.
+        test: (inputs, labels) to compare on, as `train`.
         draws: how many random draws of the blocks.
         anatomy: as in `diagnose`.
+        sites: as in `diagnose`. Of a plain network all layers but the output layer are drawn anew.
         build: makes a new, untrained network; by default blocks are drawn by their modules' `reset_parameters`.
         seed: of the draws.
 
@@ -117,149 +70,175 @@ def depth(
     whole_numbers(draws=draws)
     if draws < 2:
         raise InputError(f"Expected draws >= 2, since their spread is part of the answer, but got {draws}.")
-    seen, unseen = list(train), list(test)
-    if not seen or not unseen:
-        raise InputError("Expected batches to fit on and batches to compare on, but one of them is empty.")
+    # An iterator would be used up by the first pass.
+    seen, unseen = (list(part) if isinstance(part, Iterator) else part for part in (train, test))
     bare = unwrap(model)
+    anatomy = anatomy if sites is None else parts_of(bare, anatomy, sites)
+    probes: dict[str, list[float]] = {}
+    strengths: dict[str, list[float]] = {TRAINED: [], RANDOM: []}
     with untouched(bare) as found:
-        first = _features(bare, seen, anatomy), _features(bare, unseen, anatomy)
-        strength = _strength(*first[0].head, seed)
-        of = lambda name, a, b: _score(a.at(name), a.labels, b.at(name), b.labels, strength)  # noqa: E731
-        sites = range(first[0].sites)
-        right = of("head", *first)
-        probes = {"trained": [_accuracy(of(site, *first)) for site in sites], "re-randomised": [0.0 for _ in sites]}
+        first = Pair.of(bare, seen, unseen, anatomy)
+        anatomy = first.fitted.layers or anatomy  # as a batch showed them
+        strengths[TRAINED].append(choose(*first.fitted.head, seed))
+        right = first.right("head", strengths[TRAINED][0])
+        every = range(len(first.fitted.states))
+        probes[TRAINED] = [accuracy(first.right(site, strengths[TRAINED][0])) for site in every]
+        probes[RANDOM] = [0.0 for _ in every]
         rivals = []
-        for draw in range(draws):
+        for draw in track(range(draws), "drawing blocks", draws):
             with torch.random.fork_rng(devices=_cuda(bare)):
                 torch.manual_seed(seed + 1 + draw)
-                _randomise(bare, first[0].blocks, build, anatomy)
-                _settle(bare, first[0].blocks, seen)
-            drawn = _features(bare, seen, anatomy), _features(bare, unseen, anatomy)
-            rivals.append(of("head", *drawn))
-            for site in sites:
-                probes["re-randomised"][site] += _accuracy(of(site, *drawn)) / draws
+                _randomise(bare, first.fitted.blocks, build, anatomy)
+                _settle(bare, first.fitted.blocks, seen)
+            drawn = Pair.of(bare, seen, unseen, anatomy).like(first)
+            strengths[RANDOM].append(choose(*drawn.fitted.head, seed))
+            rivals.append(drawn.right("head", strengths[RANDOM][-1]))
+            for site in every:
+                probes[RANDOM][site] += accuracy(drawn.right(site, strengths[TRAINED][0])) / draws
             found.rewind()
-        without, why = _without(bare, seen, unseen, anatomy, first[0], strength)
+        without, why = _without(bare, seen, unseen, anatomy, first, strengths[TRAINED][0])
     pixels, no_pixels = _pixels(seen, unseen, seed)
-    reasons = {name: text for name, text in (("without", why), ("pixels", no_pixels)) if text}
     worth, interval, parts = _worth(right, rivals)
     return Depth(
-        worth, interval, _accuracy(right), tuple(map(_accuracy, rivals)), probes,
-        without[:-1] if without else None, without[-1] if without else None, pixels,
-        {"train": len(first[0].labels), "test": len(first[1].labels)}, parts, strength, reasons,
-    )  # fmt: skip
+        worth_pp=worth,
+        interval=interval,
+        trained=accuracy(right),
+        rerandomised=tuple(map(accuracy, rivals)),
+        by_depth=probes,
+        without=without[:-1] if without else None,
+        without_all=without[-1] if without else None,
+        pixels=pixels,
+        samples={"train": len(first.fitted.labels), "test": len(first.compared.labels)},
+        parts=parts,
+        strength=strengths,
+        drawn_by="reset_parameters" if build is None else "build",
+        reasons={name: text for name, text in (("without", why), ("without_all", why), ("pixels", no_pixels)) if text},
+    )
 
 
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class _Features:
+class Features:
     """What a network makes of some samples: one vector per sample of every site, and what the last linear map reads."""
 
     states: tuple[Tensor, ...]
     read: Tensor
     labels: Tensor
     blocks: tuple[nn.Module, ...]
-    branch: bool
-
-    @property
-    def sites(self) -> int:
-        return len(self.states)
+    branch: bool | None  # None of a plain network
+    layers: Anatomy | None = None  # of one
 
     @property
     def head(self) -> tuple[Tensor, Tensor]:
         return self.read, self.labels
 
     def at(self, name: int | str) -> Tensor:
-        return self.read if name == "head" else self.states[name]  # type: ignore[index]
+        return self.read if isinstance(name, str) else self.states[name]
+
+    @staticmethod
+    def of(model: nn.Module, batches: Batches, anatomy: Any) -> Features:
+        """Return the features of all samples in a batch's order."""
+        states: list[Rows] = []
+        read, labels, heard = Rows(), [], []
+        with Tracer(model, anatomy) as tracer:
+            for x, y in islice(pairs(batches, tracer.model), 1):
+                tracer.settle(x, y)
+            head = _head(tracer)
+            hook = head.register_forward_pre_hook(lambda _m, args: heard.append(args[0].detach()))
+            try:
+                for x, y in pairs(batches, tracer.model):
+                    heard.clear()
+                    trace = tracer.trace(x, y)
+                    if trace.labels.ndim != 1 or trace.labels.is_floating_point():
+                        raise InputError(
+                            "Expected one class per sample as labels (B,), which a refitted readout predicts, but got "
+                            f"labels of shape {tuple(trace.labels.shape)}. Language models and regressions have no "
+                            "such readout: depth is tested there by a control, frozen_baseline_acc."
+                        )
+                    if tracer.layout.received:
+                        raise AnatomyError(
+                            "Expected blocks that return the residual branch or the new state, since they are drawn "
+                            "anew and left out one by one, but this network makes its steps outside of the blocks. "
+                            "Wrap each step in a module that returns the new state, and name those as blocks."
+                        )
+                    states = states or [Rows() for _ in trace.states]
+                    at = readers(trace)
+                    for rows, state in zip(states, trace.states):
+                        rows.add(site_vectors(state, pool_at(trace, state), at, trace.mask))
+                    read.add(_read_by(head, heard, trace))
+                    labels.append(trace.labels.cpu())
+            finally:
+                hook.remove()
+            layers = tracer.anatomy if tracer.layer_sites else None
+            branch = None if tracer.layer_sites else bool(tracer.branch)
+            blocks = tracer.anatomy.depth_modules(tracer.model)
+        if not labels:
+            raise InputError("Expected batches to fit on and batches to compare on, but one of them is empty.")
+        vectors = tuple(rows.whole() for rows in states)
+        return Features(vectors, read.whole(), torch.cat(labels), blocks, branch, layers)
 
 
-def _features(model: nn.Module, batches: Sequence[tuple[Any, Tensor]], anatomy: Any) -> _Features:
-    states: list[list[Tensor]] = []
-    read, labels, heard = [], [], []
-    with Tracer(model, anatomy) as tracer:
-        head = _head(tracer)
-        hook = head.register_forward_pre_hook(lambda _m, args: heard.append(args[0].detach()))
-        try:
-            for x, y in batches:
-                heard.clear()
-                trace = tracer.trace(x, y)
-                if trace.labels.ndim != 1 or trace.labels.is_floating_point():
-                    raise InputError("Expected one class per sample as labels (B,), which a refitted readout predicts.")
-                if len(heard) == 0 or heard[-1].flatten(1).shape[0] != len(trace.labels) or heard[-1].ndim != 2:
-                    raise InputError(
-                        "Expected the readout to end in one nn.Linear that reads a vector per sample (B, d), but it "
-                        f"reads {[tuple(t.shape) for t in heard] or 'nothing'}."
-                    )
-                at = readers(trace)
-                vectors = [site_vectors(h, trace.pool, at, trace.mask) for h in trace.states]
-                states.append([v.double().cpu() for v in vectors])
-                read.append(heard[-1].double().cpu())
-                labels.append(trace.labels.cpu())
-        finally:
-            hook.remove()
-        branch, blocks = bool(tracer.branch), tracer.blocks
-    return _Features(
-        tuple(torch.cat(parts) for parts in zip(*states)), torch.cat(read), torch.cat(labels), blocks, branch
-    )
+@dataclass(frozen=True)
+class Pair:
+    """The features to fit readouts on and those to compare them on."""
+
+    fitted: Features
+    compared: Features
+
+    @staticmethod
+    def of(model: nn.Module, train: Batches, test: Batches, anatomy: Any) -> Pair:
+        return Pair(Features.of(model, train, anatomy), Features.of(model, test, anatomy))
+
+    def right(self, name: int | str, strength: float) -> Tensor:
+        """(N,) which test samples a readout of a site, or of what the head reads, gets right."""
+        a, b = self.fitted, self.compared
+        return score(a.at(name), a.labels, b.at(name), b.labels, strength)
+
+    def like(self, other: Pair) -> Pair:
+        """Return this pair, or raise where its samples come in another order: they could not be paired."""
+        for name, a, b in (("train", self.fitted, other.fitted), ("test", self.compared, other.compared)):
+            if not torch.equal(a.labels, b.labels):
+                raise InputError(
+                    f"Expected {name} to give the same batches every time, but its labels changed between passes. Pass "
+                    "a list, or a loader that does not shuffle."
+                )
+        return self
 
 
 def _head(tracer: Tracer) -> nn.Linear:
-    """The last linear map of the readout."""
+    """The one linear map of a readout that is norm + linear; any other readout is an error that says what it has."""
     modules = [m for part in tracer.anatomy.readout if isinstance(part, nn.Module) for m in modules_of(part)]
     linear = [m for m in modules if isinstance(m, nn.Linear)]
-    if not linear:
-        kinds = ", ".join(type(m).__name__ for m in modules) or "nothing"
-        raise AnatomyError(
-            f"Expected a readout that ends in an nn.Linear, which can be refitted, but it has {kinds}. Name it: "
-            "anatomy=Anatomy.of(model, readout=[...])."
-        )
-    return linear[-1]
+    matrices = [m for m in modules if any(p is not None and p.ndim > 1 for p in m._parameters.values())]
+    if len(linear) == 1 and len(matrices) == 1:
+        return linear[0]
+    kinds = cut(", ".join(type(m).__name__ for m in modules) or "nothing")
+    raise AnatomyError(
+        f"Expected a readout that is norm + nn.Linear, which can be refitted exactly, but it has {kinds}. Where it is "
+        "another part of the network, name it: anatomy=Anatomy.of(model, readout=[...]). Else depth is tested by a "
+        "control, frozen_baseline_acc."
+    )
 
 
-# -- a readout, fitted -------------------------------------------------------------------------------------------------
-
-
-def _fit(x: Tensor, y: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
-    """Logistic regression on standardised features (N, d), to its optimum; what predicts classes from others."""
-    mean, std = x.mean(0), x.std(0).clamp(min=1e-12 * (1 + float(x.abs().max())))
-    kind = torch.float32 if x.numel() > LARGE else torch.float64
-    rows, classes = ((x - mean) / std).to(kind), int(y.max()) + 1
-    weight = torch.zeros(classes, x.shape[1], dtype=kind, requires_grad=True)
-    bias = torch.zeros(classes, dtype=kind, requires_grad=True)
-    solver = torch.optim.LBFGS([weight, bias], max_iter=200, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        solver.zero_grad()
-        value = F.cross_entropy(F.linear(rows, weight, bias), y) + strength * weight.pow(2).sum()
-        value.backward()
-        return value
-
-    with torch.enable_grad():
-        solver.step(loss)  # type: ignore[arg-type]
-    return lambda other: F.linear(((other - mean) / std).to(kind), weight.detach(), bias.detach()).argmax(1)
-
-
-def _strength(x: Tensor, y: Tensor, seed: int) -> float:
-    """The ridge that predicts held-out training samples best; of equal ones the strongest."""
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:CHOOSE]
-    out, kept = order.split([held := max(1, int(HELD_OUT * len(order))), len(order) - held])
-    found = {s: _accuracy(_fit(x[kept], y[kept], s)(x[out]) == y[out]) for s in STRENGTHS}
-    return max(found, key=lambda s: (found[s], s))
-
-
-def _score(x: Tensor, y: Tensor, other: Tensor, labels: Tensor, strength: float) -> Tensor:
-    """(N,) which samples a readout fitted on (x, y) gets right."""
-    return _fit(x, y, strength)(other) == labels
-
-
-def _accuracy(right: Tensor) -> float:
-    return float(right.double().mean())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
+    """(B, d) what the head reads of each sample, once it is shown that logits are the head's map of it."""
+    if heard:
+        rows = site_vectors(heard[-1], trace.pool, readers(trace), trace.mask) if heard[-1].ndim == 3 else heard[-1]
+        if rows.ndim == 2 and rows.shape[1] == head.in_features and len(rows) == len(trace.labels):
+            made = F.linear(rows.to(head.weight.dtype), head.weight, head.bias).detach().double()
+            logits = trace.logits.double()
+            # What rounding leaves of a sum over the width, in this dtype; a softmax behind it is far off.
+            near = 64 * torch.finfo(head.weight.dtype).eps * (1 + float(made.abs().max())) * math.sqrt(rows.shape[1])
+            if made.shape == logits.shape and bool(((made - logits).abs() <= near).all()):
+                return rows
+    shapes = [tuple(t.shape) for t in heard]
+    raise InputError(
+        "Expected logits that are the last nn.Linear of a vector per sample, and nothing behind it, but that linear "
+        f"map reads {shapes or 'nothing'} and logits are {tuple(trace.logits.shape)}: this readout can't be refitted. "
+        "Depth is tested there by a control, frozen_baseline_acc."
+    )
 
 
 def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float, float], dict[str, float]]:
@@ -270,7 +249,7 @@ def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float,
     """
     n, k = len(right), len(rivals)
     differences = right.double() - torch.stack([r.double() for r in rivals]).mean(0)
-    accuracies = torch.tensor([_accuracy(r) for r in rivals], dtype=torch.float64)
+    accuracies = torch.tensor([accuracy(r) for r in rivals], dtype=torch.float64)
     of_samples, of_draws = float(differences.var()) / n, float(accuracies.var()) / k
     total = of_samples + of_draws
     freedom = total**2 / (of_samples**2 / (n - 1) + of_draws**2 / (k - 1)) if total else n - 1
@@ -285,13 +264,13 @@ def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float,
 def _randomise(model: nn.Module, blocks: Sequence[nn.Module], build: Build | None, anatomy: Any) -> None:
     """Give every block a new draw of its initialisation."""
     if build is not None:
-        other = build()
-        with Tracer(other, anatomy) as tracer:
-            fresh = tracer.blocks
-        if len(fresh) != len(blocks):
-            raise InputError(f"Expected build() to make {len(blocks)} blocks, but it makes {len(fresh)}.")
-        for block, new in zip(blocks, fresh):
-            block.load_state_dict(new.state_dict())
+        for block, new in zip(blocks, _fresh(model, blocks, build, anatomy), strict=True):
+            try:
+                block.load_state_dict(new.state_dict())
+            except RuntimeError as error:
+                raise InputError(
+                    f"Expected build() to make blocks like those of the model, but: {cut(str(error), 300)}"
+                ) from None
         return
     for block in blocks:
         for module in modules_of(block):
@@ -299,15 +278,31 @@ def _randomise(model: nn.Module, blocks: Sequence[nn.Module], build: Build | Non
             if callable(reset):
                 with torch.no_grad():
                     reset()
-            elif any(True for _ in module.parameters(recurse=False)):
+            elif any(p is not None for p in module._parameters.values()):
                 raise InputError(
                     f"Expected every part of a block to have reset_parameters(), but {type(module).__name__} has "
                     "parameters of its own and none. Give build=, a function that makes a new network."
                 )
 
 
+def _fresh(model: nn.Module, blocks: Sequence[nn.Module], build: Build, anatomy: Any) -> Sequence[nn.Module]:
+    """The blocks of a new network: those it has, or where an anatomy names parts, those under the same paths."""
+    other = build()
+    if not isinstance(other, nn.Module):
+        raise InputError(f"Expected build() to return a torch.nn.Module, but got {type(other).__name__}.")
+    if anatomy is None:
+        with Tracer(other) as tracer:
+            fresh = tracer.blocks
+    else:
+        paths, there = ({id(m): p for p, m in named_modules_of(model)}), dict(named_modules_of(unwrap(other)))
+        fresh = [there[path] for path in (paths[id(block)] for block in blocks) if path in there]
+    if len(fresh) != len(blocks):
+        raise InputError(f"Expected build() to make {len(blocks)} blocks, but it makes {len(fresh)}.")
+    return fresh
+
+
 @torch.no_grad()
-def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[tuple[Any, Tensor]]) -> None:
+def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Batches) -> None:
     """Let batch norms of random blocks take the statistics of the training samples."""
     norms = [m for b in blocks for m in modules_of(b) if getattr(m, "running_mean", None) is not None]
     if not norms:
@@ -318,9 +313,8 @@ def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[tup
         module.momentum = None  # type: ignore[assignment]  # the plain average over all batches
     set_modes((m, True) for m in norms)
     try:
-        device = next((t.device for _, t in places(model)), torch.device("cpu"))
-        for x, _ in batches:
-            model(x.to(device))
+        for x, _ in pairs(batches, model):
+            call(model, x)
     finally:
         set_modes((m, False) for m in norms)
         for module, momentum in before:
@@ -328,44 +322,65 @@ def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Sequence[tup
 
 
 def _without(
-    model: nn.Module, seen: Any, unseen: Any, anatomy: Any, first: _Features, strength: float
+    model: nn.Module, seen: Batches, unseen: Batches, anatomy: Any, first: Pair, strength: float
 ) -> tuple[list[float] | None, str]:
     """Accuracies with each block left out, then with all of them; or why not."""
-    shapes = {tuple(h.shape[1:]) for h in first.states}
+    blocks, branch = first.fitted.blocks, first.fitted.branch
+    if branch is None:
+        return None, "a layer of a plain network can't be left out"
+    shapes = {tuple(h.shape[1:]) for h in first.fitted.states}
     if len(shapes) > 1:
         return None, "the stream changes its shape: a block can't be left out"
     out = []
-    for absent in [*([block] for block in first.blocks), first.blocks]:
-        with _skipped(absent, first.branch):
-            a, b = _features(model, seen, anatomy), _features(model, unseen, anatomy)
-        out.append(_accuracy(_score(a.read, a.labels, b.read, b.labels, strength)))
+    for absent in [*([block] for block in blocks), blocks]:
+        try:
+            with _skipped(absent, branch):
+                out.append(accuracy(Pair.of(model, seen, unseen, anatomy).like(first).right("head", strength)))
+        except _NoStream:
+            return None, "a block is not called with the stream as its first argument: it can't be left out"
     return out, ""
+
+
+class _NoStream(Exception):
+    """A block that can't be left out."""
 
 
 @contextmanager
 def _skipped(blocks: Sequence[nn.Module], branch: bool) -> Iterator[None]:
     """Inside, these blocks add nothing to the stream."""
 
-    def hook(_module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
-        made = torch.zeros_like(out[0] if isinstance(out, tuple) else out) if branch else args[0]
-        return (made, *out[1:]) if isinstance(out, tuple) else made
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        made = out[0] if isinstance(out, tuple) else out
+        stream = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+        if not isinstance(made, Tensor) or stream is None or stream.shape != made.shape:
+            raise _NoStream
+        left = torch.zeros_like(made) if branch else stream.clone()  # a tensor of its own, as every block makes one
+        return (left, *out[1:]) if isinstance(out, tuple) else left
 
     with ExitStack() as stack:
         for block in blocks:
-            stack.callback(block.register_forward_hook(hook).remove)
+            stack.callback(block.register_forward_hook(hook, with_kwargs=True).remove)
         yield
 
 
-def _pixels(seen: Any, unseen: Any, seed: int) -> tuple[float | None, str]:
+def _pixels(seen: Batches, unseen: Batches, seed: int) -> tuple[float | None, str]:
     """The accuracy of a linear model of the inputs, or why there is none."""
-    xs = [x for x, _ in (*seen, *unseen)]
-    if not all(isinstance(x, Tensor) and x.is_floating_point() for x in xs):
-        return None, "inputs are no floating-point tensors"
-    if len({tuple(x.shape[1:]) for x in xs}) > 1:
-        return None, "inputs have different shapes"
-    a, b = (torch.cat([x.flatten(1).cpu() for x, _ in part]) for part in (seen, unseen))
-    labels = [torch.cat([y.cpu() for _, y in part]) for part in (seen, unseen)]
-    return _accuracy(_score(a, labels[0], b, labels[1], _strength(a, labels[0], seed))), ""
+    parts = []
+    for batches in (seen, unseen):
+        rows, labels, shapes = Rows(), [], set()
+        for x, y in pairs(batches):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                return None, "inputs are no floating-point tensors"
+            shapes.add(tuple(x.shape[1:]))
+            if len(shapes) > 1:
+                return None, "inputs have different shapes"
+            rows.add(x)
+            labels.append(y.cpu())
+        parts += [rows.whole(), torch.cat(labels)]
+    x, y, other, labels = parts
+    return (None, "inputs have different shapes") if x.shape[1] != other.shape[1] else (
+        accuracy(score(x, y, other, labels, choose(x, y, seed))), ""
+    )  # fmt: skip
 
 
 def _cuda(model: nn.Module) -> list[int]:

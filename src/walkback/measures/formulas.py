@@ -10,22 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import isfinite
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from walkback.measures.over_sites import PUBLISHED_BATCH as PUBLISHED_BATCH
+from walkback.measures.over_sites import Numbers as Numbers
+from walkback.measures.over_sites import averaged as averaged
+from walkback.measures.over_sites import block_growth as block_growth
+from walkback.measures.over_sites import concentration as concentration
+from walkback.measures.over_sites import cosine_error as cosine_error
+from walkback.measures.over_sites import deep_sites as deep_sites
+from walkback.measures.over_sites import growth as growth
+from walkback.measures.over_sites import mean as mean
 from walkback.measures.rounding import SQUARABLE, by_largest, cosine_eps, least_norm
-from walkback.measures.vectors import fits, readers, site_vectors
+from walkback.measures.vectors import WHOLE, fits, readers, site_vectors
 from walkback.tracing.trace import Trace
-
-# The published gradient norms are those of a mean loss over 128 samples: per-sample norms ÷ 128.
-PUBLISHED_BATCH = 128
-
-Numbers = list[float | None]
-
 
 # -- norms: one vector per sample and site ------------------------------------------------------------------
 
@@ -38,52 +39,12 @@ def site_norms(
     >>> site_norms(torch.tensor([[3.0, 4.0]]), None)
     tensor([5.], dtype=torch.float64)
     """
-    if state.ndim == 3 and not isinstance(pool, int) and (pool != "readout" or reader is None):
+    if state.ndim == 3 and pool != WHOLE and not isinstance(pool, int) and (pool != "readout" or reader is None):
         norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
         if fits(mask, state):
             return (norms * mask).sum(1) / mask.sum(1).clamp(min=1)
         return norms.mean(1)
     return torch.linalg.vector_norm(site_vectors(state, pool, reader), dim=-1, dtype=torch.float64)
-
-
-def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple[float | None, float | None, str]:
-    """Return (max over l of ‖h_{l+1}‖/‖h_l‖, ‖h_L‖/‖h_0‖, why one is None). Sites of one shape are compared.
-
-    >>> growth([1.0, 3.0, 6.0])
-    (3.0, 6.0, '')
-    """
-    if len(norms) < 2:
-        return None, None, f"growth needs at least 2 sites, got {len(norms)}"
-    if None in norms:
-        return None, None, f"a state norm is missing: {_sites(norms, None)}"
-    known = [float(n) for n in norms if n is not None]
-    same = [True] * (len(known) - 1) if shapes is None else [a == b for a, b in pairwise(shapes)]
-    if 0.0 in known[:-1]:
-        return None, None, f"a state norm is zero: {_sites(known[:-1], 0.0)}, so growth from there has no value"
-    steps, whole = [b / a for a, b in pairwise(known)], known[-1] / known[0]
-    if not all(isfinite(ratio) for ratio in (*steps, whole)):
-        return None, None, "the ratio of two state norms overflows float64"
-    ratios, total = [r for r, ok in zip(steps, same) if ok], whole if all(same) else None
-    if not ratios:
-        return None, total, "no two neighbouring sites have the same shape"
-    return max(ratios), total, "" if all(same) else "the stream changes shape; growth is taken within stages"
-
-
-def _sites(norms: Sequence[float | None], value: float | None) -> str:
-    return ", ".join(f"‖h_{site}‖" for site, norm in enumerate(norms) if norm == value)
-
-
-def block_growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> dict[int, float]:
-    """Return site l -> ‖h_l‖/‖h_{l-1}‖, where there is such a ratio: its largest is the least that growth can be.
-
-    >>> block_growth([0.0, 1.0, 3.0, None, 4.0])
-    {2: 3.0}
-    """
-    return {
-        site: after / before
-        for site, (before, after) in enumerate(pairwise(norms), 1)
-        if before and after is not None and (shapes is None or shapes[site - 1] == shapes[site])
-    }
 
 
 # -- cosines of credit and reference, per site and sample ---------------------------------------------------
@@ -209,42 +170,3 @@ def pairwise_cosine(total: Float[Tensor, " width"], n: int) -> float:
     Stability is that of the mean references at site L of groups of 128 samples: 1 where they are one global direction.
     """
     return (float(total @ total) - n) / (n * (n - 1))
-
-
-def mean(values: Numbers) -> float | None:
-    """Return the mean, or None when anything is missing: Γ is that of cos_0 … cos_{L−1}."""
-    return None if not values or None in values else sum(v for v in values if v is not None) / len(values)
-
-
-def concentration(cosines: Numbers) -> float | None:
-    """Return the share of Σ|cos_l| that its largest site carries; 1/n when all n sites agree.
-
-    >>> concentration([0.75, -0.25, 0.0])
-    0.75
-    """
-    known = [abs(c) for c in cosines if c is not None]
-    if not known or len(known) < len(cosines) or sum(known) == 0.0:
-        return None
-    return max(known) / sum(known)
-
-
-def deep_sites(cosines: Numbers) -> range:
-    """Return sites 1…L, without L where its credit is the exact gradient by construction (as in FA).
-
-    >>> list(deep_sites([0.1, 0.2, 0.9])), list(deep_sites([0.1, 0.2, 1.0]))
-    ([1, 2], [1])
-    """
-    last = cosines[-1] if cosines else None
-    exact = last is not None and last > 1 - 1e-6
-    return range(1, len(cosines) - 1 if exact else len(cosines))
-
-
-def cosine_error(disagreement: Numbers, shift: Numbers) -> tuple[float | None, int | None]:
-    """Return how far rounding puts a cosine off at the worst site, and which: the larger of disagreement and |shift|.
-
-    >>> cosine_error([1e-12, 0.3], [0.0, -0.1])
-    (0.3, 1)
-    """
-    both = enumerate(zip(disagreement, shift or [None] * len(disagreement)))
-    known = [(abs(v), site) for site, pair in both for v in pair if v is not None]
-    return max(known, key=lambda one: one[0]) if known else (None, None)

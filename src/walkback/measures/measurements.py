@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, make_dataclass
+from math import prod
 from typing import Any
 
-import torch
-
-from walkback.measures.formulas import Numbers
+from walkback.measures.over_sites import Numbers
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import Note
 
@@ -40,7 +39,7 @@ class Measurements(_Numbers):
     nonfinite: tuple[Note, ...] = ()  # where states or gradients are not finite, first batch first
     altered: Note | None = None  # how the reference was found not to be the derivative of the loss
     doubted: Note | None = None  # why it could not be checked, where something could have altered it
-    dtype: torch.dtype = torch.float32
+    dtype: str = "float32"  # of the gradients
     conditions: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     notes: tuple[Note, ...] = ()
@@ -63,6 +62,28 @@ class Found:
     def measurements(self) -> Measurements:
         """Return everything found, frozen."""
         return Measurements(**self.values, conditions=self.conditions, reasons=self.reasons, notes=tuple(self.notes))
+
+
+def by_layer(conditions: Mapping[str, Any]) -> bool:
+    """Return whether sites are the layers of a plain network, whose states are read whole, and not of a stream."""
+    return conditions.get("pool") == "whole"  # network.layers.WHOLE, which is not imported: no torch here
+
+
+def comparable(
+    norms: Sequence[float | None], conditions: Mapping[str, Any]
+) -> tuple[list[float | None], list[tuple[Any, ...]] | None]:
+    """Return what growth compares, and the shapes within which it does.
+
+    Of a stream, norms of one shape. Of layers, root mean squares ‖h‖/√d per unit, whatever the shapes: a wide layer
+    has a longer state than a narrow one with the same activity.
+
+    >>> comparable([4.0, 6.0], {"pool": "whole", "state_shapes": [[4], [3, 3]]})
+    ([2.0, 2.0], None)
+    """
+    shapes = stream_shapes(conditions, len(norms))
+    if not by_layer(conditions) or shapes is None:
+        return list(norms), shapes
+    return [n if n is None else n / max(1, prod(shape)) ** 0.5 for n, shape in zip(norms, shapes)], None
 
 
 def stream_shapes(conditions: Mapping[str, Any], sites: int) -> list[tuple[Any, ...]] | None:

@@ -30,6 +30,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from walkback.measures.over_sites import reads_as as reads_as
+from walkback.measures.over_sites import student as student
+
 COLUMNS = 32
 SAMPLES = 512
 
@@ -108,28 +111,3 @@ def null_half(dimension: float) -> float:
         return 1.0
     t = student(dimension - 1)
     return t / sqrt(dimension - 1 + t * t)
-
-
-def student(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t distribution.
-
-    >>> round(student(7), 3)
-    2.365
-    """
-    from scipy.special import stdtrit  # not scipy.stats, which takes a second to load
-
-    return float(stdtrit(freedom, 0.975))
-
-
-def reads_as(
-    cosine: float | None, low: float | None, high: float | None, interval: tuple[float | None, float | None]
-) -> str | None:
-    """The word signal where the cosine and its interval lie outside the null band, else noise; None without a band.
-
-    >>> reads_as(0.05, -0.12, 0.12, (None, None)), reads_as(0.05, -0.01, 0.01, (0.04, 0.06))
-    ('noise', 'signal')
-    """
-    if cosine is None or low is None or high is None:
-        return None
-    ends = [cosine, *(x for x in interval if x is not None)]
-    return "signal" if min(ends) > high or max(ends) < low else "noise"

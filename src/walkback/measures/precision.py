@@ -32,13 +32,17 @@ from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
 from walkback.measures.rounding import by_largest, least_norm
 from walkback.measures.sums import Directions, some
-from walkback.measures.vectors import readers, site_vectors
+from walkback.measures.vectors import WHOLE, readers, site_vectors
 from walkback.network.batch import mapped
 from walkback.network.values import has_float64, no_autocast, places
 from walkback.notes import Note
 from walkback.tracing.session import Tracer
 from walkback.tracing.trace import Trace
 
+NO_ABSORPTION = {
+    False: "blocks return the new state, and float64 is out of reach",
+    True: "the layers of a plain network add to no stream",
+}
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
 
 
@@ -159,6 +163,8 @@ class IntrinsicMeter:
                     self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
 
     def _add_absorption(self, trace: Trace, exact: Trace) -> None:
+        if trace.pool == WHOLE:
+            return  # layers add to no stream
         branches: Any = trace.branches
         self._absorption = "f as the blocks returned it"
         if branches is None and self.method != FLOAT64:
@@ -216,7 +222,7 @@ class IntrinsicMeter:
              out or ("no credit was given" if no_credit else "a cosine is missing")),
             ("epsilon_share", [self._mean("epsilon", site) for site in sites], "a reference is not finite"),
             ("absorption", [self._mean("absorbed", site) for site in sites],
-             out or "blocks return the new state, and float64 is out of reach"),
+             out or NO_ABSORPTION[found.conditions.get("pool") == WHOLE]),
         ):  # fmt: skip
             found.values[name] = values
             if all(v is None for v in values):

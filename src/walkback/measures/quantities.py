@@ -70,6 +70,8 @@ def _scalar(name: str, accumulator: Accumulator, low: float = -inf, high: float 
 
 _QUANTITIES = (
     _site("h_norm", "norms", 0.0, title="‖h‖", latex=r"$\|h_l\|$", in_rows=True, required=True),
+    # Over all tokens, where the token that is read has next to no norm at some site: growth is then taken over these.
+    _site("h_norm_all", "norms", 0.0, title="‖h‖ all tokens", latex=r"$\|h_l\|$ all tokens"),
     _site("g_norm", "norms", 0.0, title="‖g‖", latex=r"$\|g_l\|$", in_rows=True, required=True),
     _site("cosine", "mean", -1.0, 1.0, title="cosine", form="signed", in_rows=True, required=True),
     # The share of samples without credit, which count as cosine 0.
@@ -100,7 +102,12 @@ _QUANTITIES = (
     _site("absorption", "precision", 0.0, title="absorbed"),
     _scalar("growth", "norms", 0.0, form="factor", in_rows=True, required=True),
     _scalar("growth_total", "norms", 0.0, form="factor", in_rows=True, required=True),
+    # The 95 % intervals of growth and of ‖g_L‖ over samples, on a log scale.
+    _scalar("growth_low", "norms", 0.0, form="factor"),
+    _scalar("growth_high", "norms", 0.0, form="factor"),
     _scalar("g_norm_deepest", "judged", 0.0, required=True),
+    _scalar("g_norm_deepest_low", "norms", 0.0),
+    _scalar("g_norm_deepest_high", "norms", 0.0),
     _scalar("stability", "stability", -1.0, 1.0, form="signed", in_rows=True, required=True),
     _scalar("depth_margin_pp", "judged", -100.0, 100.0, form="points", required=True),
     _scalar("gamma", "gamma", -1.0, 1.0, form="signed", in_rows=True, required=True),

@@ -10,6 +10,7 @@ import torch
 
 from walkback.errors import InputError, shown
 from walkback.measures.measurements import Found
+from walkback.network.anatomy import Layers
 from walkback.notes import Note
 from walkback.tracing.backward import BackwardCheck, check_backward
 from walkback.tracing.session import Tracer
@@ -48,8 +49,11 @@ class Session:
         """Give altered and doubted, with the conditions and notes of the tracer."""
         tracer, check = self._tracer, self._check
         assert check is not None
+        read: dict[str, Any] = {"blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch]}
+        if isinstance(tracer.anatomy, Layers):
+            read = {"sites": list(tracer.anatomy.site_names)}
         found.conditions |= {
-            "blocks_return": {True: "branch", False: "state", None: "unknown"}[tracer.branch],
+            **read,
             "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
             "guessed": tracer.guesses,
             "tokens_read": tracer.read_tokens,

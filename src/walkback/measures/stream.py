@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from math import isfinite
+from math import exp, inf, isfinite, nan, sqrt
 from typing import Any
 
 import torch
@@ -12,15 +12,23 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from walkback.measures.formulas import PUBLISHED_BATCH, View, growth, site_norms
-from walkback.measures.measurements import Found
+from walkback.measures.dtypes import dtype_name
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
+from walkback.measures.measurements import Found, comparable
+from walkback.measures.nulls import student
 from walkback.measures.sums import REPEATED, Directions, some
-from walkback.measures.vectors import fits, shown, site_vectors
+from walkback.measures.vectors import WHOLE, fits, pool_at, shown, site_vectors
 from walkback.network.prints import prints_of
 from walkback.notes import Note
 
+LAYER_INDEX = {
+    False: "site 0 is written by the stem, site l by block l",
+    True: "site l is written by hidden layer l, from 0 on",
+}
 # One sample may carry this share of a mean norm before it is said.
 OUTLIER = 0.1
+# Under this share of the other tokens' norm, the norm of the token that is read divides by next to nothing.
+NEARLY_ZERO = 0.05
 
 
 class Samples:
@@ -68,7 +76,7 @@ class Samples:
     def compute(self, found: Found) -> None:
         batches = self.by_batch()
         sizes = sorted({len(prints) for prints in batches})
-        found.values["dtype"] = self.dtype
+        found.values["dtype"] = dtype_name(self.dtype)
         found.conditions |= {
             "mode": "eval",
             "device": self._device,
@@ -86,7 +94,7 @@ class Samples:
             "token_averages": "over the tokens that count" if self._masked else None,
             "g_norm_batch_size": PUBLISHED_BATCH,
             "stability_group": PUBLISHED_BATCH,
-            "layer_index": "site 0 is written by the stem, site l by block l",
+            "layer_index": LAYER_INDEX[self._pool == WHOLE],
             "credit_site": "writer",
             "checkpoint": "the model as given",
         }
@@ -106,22 +114,63 @@ class _Sums:
         self.largest = torch.maximum(self.largest.to(norms), pad(norms, (1, 0)).amax(1))
 
 
+class LogErrors:
+    """Standard errors, over samples, of the logarithms of mean norms and of their ratios.
+
+    With n samples x_i, y_i the logarithm of the ratio of their means has the variance
+    (Var x/x̄² + Var y/ȳ² − 2 Cov(x, y)/(x̄ ȳ))/n: samples are the same at every site, so a sample that is large at both
+    does not count twice. Norms are divided by those of the first batch, so that no square overflows.
+    """
+
+    def __init__(self) -> None:
+        self.n = 0
+        self._scale: Any = None
+        self._sum: Any = 0.0
+        self._products: Any = 0.0
+
+    def add(self, norms: Float[Tensor, "rows batch"]) -> None:
+        if norms.shape[1]:
+            if self._scale is None:
+                self._scale = norms.mean(1, keepdim=True)
+            off = norms / self._scale - 1
+            self.n += norms.shape[1]
+            self._sum, self._products = self._sum + off.sum(1), self._products + off @ off.T
+
+    def relative(self) -> Tensor | None:
+        """Return the covariances of the rows' means, each divided by its mean: those of their logarithms."""
+        if self.n < 2:
+            return None
+        mean = self._sum / self.n
+        covariance = (self._products / self.n - torch.outer(mean, mean)) / (self.n - 1)
+        return covariance / torch.outer(1 + mean, 1 + mean)
+
+
 class Norms:
-    """‖h‖, ‖g‖ and growth, where they are not finite, and where one sample carries a mean."""
+    """‖h‖, ‖g‖ and growth with their intervals, where they are not finite, and where one sample carries a mean."""
 
     def __init__(self) -> None:
         # Apart, the norms of samples whose gradient does not show where they are read: that is where all others are,
         # unless a later batch shows that each has a token of its own.
         self._norms, self._apart = _Sums(), _Sums()
+        self._all, self._errors = _Sums(), LogErrors()  # over all tokens; and of read, all, and gradient
+        self._typical = _Sums()  # the norm of the median token, which no sink among the tokens moves
         self._nonfinite: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
 
     def update(self, view: View) -> None:
         t = view.trace
         self._pool = t.pool
-        norms = torch.stack([site_norms(s, t.pool, view.reader, t.mask) for s in (*t.states, *t.grads)])
+        norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
         self._norms.add(norms[:, sure])
         self._apart.add(norms[:, ~sure])
+        counted = sure if t.pool == "readout" else torch.ones_like(sure)
+        self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]
+        everywhere = norms[: len(t.states)]
+        if max(self._tokens) > 1:
+            everywhere = torch.stack([site_norms(s, "mean", None, t.mask) for s in t.states])
+            self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
+        self._all.add(everywhere[:, counted])
+        self._errors.add(torch.cat([norms[: len(everywhere)], everywhere, norms[-1:]])[:, counted])
         if not isfinite(float(norms.sum())):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
                 for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
@@ -141,13 +190,70 @@ class Norms:
                 f"{samples} of {samples} samples have no gradient at the last site, so the token they are "
                 "read at is unknown. Name it: Anatomy.of(model, ..., pool=0)"
             )
-        largest, total, why = growth(h, [tuple(shape) for shape in found.conditions["state_shapes"]])
+        shapes = [tuple(shape) for shape in found.conditions["state_shapes"]]
+        everywhere = self._everywhere(h, shapes, found)
+        largest, total, why = growth(*comparable(everywhere or h, found.conditions))
         found.values |= {"h_norm": h, "g_norm": g, "growth": largest, "growth_total": total, "nonfinite": nonfinite}
+        found.values["h_norm_all"] = everywhere
         if why:
             found.reasons |= {name: why for name in ("growth", "growth_total") if found.values[name] is None}
+        if not everywhere:
+            found.reasons["h_norm_all"] = "the token that is read has a norm like the others', or all tokens are read"
+        self._intervals(found, len(h) if everywhere else 0)
         if 0 < n < samples:
             found.notes.append(Note("unread-samples", None, {"samples": samples - n, "of": samples}))
         found.notes += self._outliers()
+
+    def _everywhere(self, read: Numbers, shapes: list[tuple[int, ...]], found: Found) -> Numbers:
+        """Return ‖h‖ over all tokens where the token that is read has nearly none at some site, else nothing."""
+        if not self._typical.n:
+            return []
+        every, typical = ([some(v / s.n) for v in s.sum.tolist()] for s in (self._all, self._typical))
+        found_at = None
+        for site, (one, others, tokens) in enumerate(zip(read[:-1], typical, self._tokens)):
+            if one is None or others is None or tokens < 2:
+                continue
+            if one < NEARLY_ZERO * others and found_at is None:
+                found_at = site, one / others
+        if found_at is None or None in every:
+            return []
+        values = {"share": found_at[1], "read": growth(read, shapes)[0], "all": growth(every, shapes)[0]}
+        found.notes.append(Note("token-denominator", found_at[0], values))
+        return every
+
+    def _intervals(self, found: Found, first: int) -> None:
+        """Give the 95 % intervals of growth and of ‖g_L‖. Rows of the errors from `first` on are those of growth."""
+        names = ("growth_low", "growth_high", "g_norm_deepest_low", "g_norm_deepest_high")
+        found.values |= dict.fromkeys(names)
+        covariance, n = self._errors.relative(), self._errors.n
+        if covariance is None:
+            found.reasons |= dict.fromkeys(names, f"needs at least 2 samples, got {n}")
+            return
+        # A sample that occurs twice says nothing new.
+        distinct = max(2.0, n * found.conditions["distinct_samples"] / found.conditions["samples"])
+        times = student(distinct - 1) * sqrt(n / distinct)
+        norms, shapes = comparable(found.values["h_norm_all"] or found.values["h_norm"], found.conditions)
+        low = high = 0.0
+        for site in range(1, len(norms)):
+            a, b = first + site - 1, first + site
+            before, after = norms[site - 1], norms[site]
+            apart = shapes is not None and shapes[site - 1] != shapes[site]
+            if found.values["growth"] is None or apart or not before or after is None:
+                continue
+            variance = covariance[a, a] + covariance[b, b] - 2 * covariance[a, b]
+            ratio, half = after / before, times * _root(variance)
+            low, high = max(low, _scaled(ratio, -half)), max(high, _scaled(ratio, half))
+        deepest, half = found.values["g_norm"][-1], times * _root(covariance[-1, -1])
+        ends = {"growth": (low, high), "g_norm_deepest": (inf, inf)}
+        if deepest:
+            ends["g_norm_deepest"] = _scaled(deepest, -half), _scaled(deepest, half)
+        for name, (down, up) in ends.items():
+            if isfinite(down) and isfinite(up) and up > 0:
+                found.values |= {f"{name}_low": down, f"{name}_high": up}
+            else:
+                of = {"growth": "growth", "g_norm_deepest": "g_norm"}[name]
+                why = found.reasons.get(of, "the norm, or its spread over samples, is zero or not finite")
+                found.reasons |= {f"{name}_low": why, f"{name}_high": why}
 
     def _totals(self) -> Iterator[tuple[Tensor, int, Tensor]]:
         """Of ‖h‖, then of ‖g‖: sums by site over the samples that count, how many do, and the largest by site."""
@@ -164,6 +270,25 @@ class Norms:
             share, site = (largest / total).nan_to_num(0.0).max(0)
             if n >= 1 / OUTLIER**2 and float(share) > OUTLIER:
                 yield Note("outlier", int(site), {"of": n, "share": float(share), "what": what})
+
+
+def _median_token(state: Tensor, mask: Tensor | None) -> Tensor:
+    """(B,) the norm of the median token; of a state without tokens its own."""
+    if state.ndim != 3:
+        return torch.linalg.vector_norm(state.flatten(1), dim=1, dtype=torch.float64)
+    norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
+    return (norms.masked_fill(~mask.bool(), nan) if fits(mask, state) else norms).nanmedian(1).values
+
+
+def _root(variance: Tensor) -> float:
+    """Return a standard error; rounding can put a variance of nothing a little under zero."""
+    value = float(variance)
+    return sqrt(max(0.0, value)) if isfinite(value) else inf
+
+
+def _scaled(value: float, logarithm: float) -> float:
+    """Return value·e^logarithm, infinite where it overflows."""
+    return value * exp(logarithm) if logarithm < 700 else inf
 
 
 class Stability:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from walkback.network.layers import WHOLE
 from walkback.tracing.trace import Trace
 
 
@@ -27,9 +28,19 @@ def readers(trace: Trace) -> Int[Tensor, " batch"] | None:
 def shown(trace: Trace) -> Bool[Tensor, " batch"]:
     """Find (B,) the samples whose gradient shows at which token they are read; all, where all tokens count."""
     deepest = trace.grads[-1]
-    if deepest.ndim != 3 or trace.pool in (None, "mean"):
+    if deepest.ndim != 3 or trace.pool in (None, "mean", WHOLE):
         return torch.ones(len(deepest), dtype=torch.bool, device=deepest.device)
     return (deepest != 0).flatten(1).any(1)
+
+
+def pool_at(trace: Trace, state: Tensor) -> int | str | None:
+    """Return where a state is read: as the last one, or averaged where its stage has other tokens.
+
+    A token of the last stage is none of another stage.
+    """
+    last = trace.states[-1]
+    other = state.ndim == 3 and last.ndim == 3 and state.shape[1] != last.shape[1]
+    return "mean" if other and trace.pool not in (None, WHOLE) else trace.pool
 
 
 def fits(mask: Tensor | None, state: Tensor) -> TypeGuard[Tensor]:
@@ -44,7 +55,7 @@ def site_vectors(
 
     `pool` is a token, "mean", or "readout" with `reader` (B,); `mask` (B, T) says which tokens count in an average.
     """
-    if state.ndim == 3:
+    if state.ndim == 3 and pool != WHOLE:
         if pool == "readout" and reader is not None and state.shape[1] > int(reader.max()):
             return state[torch.arange(len(state), device=state.device), reader]
         if isinstance(pool, int) and -state.shape[1] <= pool < state.shape[1]:

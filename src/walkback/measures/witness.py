@@ -12,7 +12,7 @@ from walkback.errors import WalkbackError
 from walkback.measures.formulas import PUBLISHED_BATCH
 from walkback.measures.measurements import Found
 from walkback.measures.sums import REPEATED
-from walkback.network.anatomy import Anatomy
+from walkback.network.anatomy import Anatomy, Layers
 from walkback.network.loss import cross_entropy
 from walkback.notes import Note
 from walkback.tracing.session import Tracer
@@ -27,7 +27,7 @@ class Witness:
     """Looks on while batches are measured, and tells afterwards what is odd about them.
 
     Args:
-        tracer: of the measurement.
+        tracer: of the measurement; None where there is no network.
         custom_loss: is the loss the user's own?
         given: the anatomy that the user passed, or None.
 
@@ -36,7 +36,7 @@ class Witness:
     True
     """
 
-    def __init__(self, tracer: Tracer, custom_loss: bool, given: object) -> None:
+    def __init__(self, tracer: Tracer | None, custom_loss: bool, given: object) -> None:
         self._tracer, self._custom_loss, self._given = tracer, custom_loss, given
         self._labels: list[Tensor] = []
         self._right = self._samples = 0
@@ -51,8 +51,9 @@ class Witness:
             self._losses.append(_beside_cross_entropy(trace))
         logits, labels = trace.logits, trace.labels
         self._samples += len(labels)
-        span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
-        self._span += float(span) * len(labels)
+        if logits.shape[-1]:  # arrays may come without logits
+            span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
+            self._span += float(span) * len(labels)
         classes = self._classes(logits, labels)
         if classes is not None:
             self._labels.append(classes.cpu())
@@ -148,8 +149,8 @@ def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | N
     return factor if fits else None
 
 
-def _left_out(tracer: Tracer, given: object) -> Note | None:
-    if given is None:
+def _left_out(tracer: Tracer | None, given: object) -> Note | None:
+    if given is None or tracer is None or isinstance(tracer.anatomy, Layers):
         return None
     try:
         whole = Anatomy.of(tracer.model).blocks

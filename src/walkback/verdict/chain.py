@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
-from walkback.measures.formulas import cosine_error
-from walkback.measures.measurements import Measurements
+from walkback.measures.measurements import Measurements, by_layer
+from walkback.measures.over_sites import averaged, cosine_error
 from walkback.verdict.claim import Claim, accuracies
 from walkback.verdict.findings import Finding, Step
 
 # The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
 CONCENTRATED = 0.5
+DEPTH_STEP = 3  # the place in the chain of the question whether depth is used
 
 
 def walk_back_chain(
@@ -26,7 +27,7 @@ def walk_back_chain(
     return (
         _step_claim(m, claim),
         _step_reference(m, growth, reference, valid),
-        _step_depth(depth, depth_used),
+        _step_depth(depth, found.get("outcome"), depth_used),
         _step_mode(m, growth, reference, valid, depth_used, submode),
     )
 
@@ -38,7 +39,7 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
         seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
         said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
-        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(m.cosine) - 2}")
+        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(averaged(m.cosine, by_layer(m.conditions))) - 1}")
     if m.gamma is None and m.cosine:
         said.append("a cosine that could not be measured at every site")
     text = " and ".join(said) if said else "no accuracy and no cosine were given"
@@ -83,13 +84,27 @@ def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
     return said
 
 
-def _step_depth(depth: Finding, used: bool | None) -> Step:
+def _step_depth(depth: Finding, outcome: Finding | None, used: bool | None) -> Step:
+    title = "Do trained blocks beat frozen ones?"
+    if outcome is None:
+        return Step(DEPTH_STEP, title, _gain(depth, "frozen blocks"), used)
+    text = f"{_gain(outcome, 'their own random draws')} ({outcome.check})"
+    if depth.value is not None:
+        first, second = (text, depth) if depth.beside else (f"{_gain(depth, 'frozen blocks')} ({depth.check})", outcome)
+        text = f"{first}; beside it {_gain(second, _AGAINST[second.title])} ({second.check}), which decides nothing"
+    return Step(DEPTH_STEP, title, text, used)
+
+
+_AGAINST = {"depth utility": "frozen blocks", "depth outcome": "their own random draws"}
+
+
+def _gain(depth: Finding, over: str) -> str:
     if depth.value is None:
-        return Step(3, "Do trained blocks beat frozen ones?", depth.reason, used)
+        return depth.reason
     interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
     why = "undecided" if depth.straddles else depth.reason
-    text = f"{depth.value:+.1f} pp over frozen blocks{interval}, margin {depth.limit:.3g} pp"
-    return Step(3, "Do trained blocks beat frozen ones?", f"{text}; {why}" if why else text, used)
+    text = f"{depth.value:+.1f} pp over {over}{interval}, margin {depth.limit:.3g} pp"
+    return f"{text}; {why}" if why else text
 
 
 def _step_mode(
@@ -140,20 +155,21 @@ def _step_mode(
 
 def is_concentrated(m: Measurements) -> bool:
     """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
-    sites = len(m.cosine) - 1
+    counted = averaged(m.cosine, by_layer(m.conditions))
+    sites = len(counted)
     share = m.gamma_concentration
     if share is None or sites < 2:
         return False
     # Two random directions in d dimensions have a cosine of about 1/√d: a share of such noise means nothing.
     width = _width(m.conditions.get("state_shape"))
     noise = 0.1 if width is None else 2 / width**0.5
-    loudest = max(abs(c) for c in m.cosine[:-1] if c is not None)
+    loudest = max(abs(c) for c in counted if c is not None)
     return share > max(CONCENTRATED, 1.5 / sites) and loudest > noise
 
 
 def loudest(m: Measurements) -> int:
     """Return the site that carries most of Γ."""
-    return max(range(len(m.cosine) - 1), key=lambda site: abs(m.cosine[site] or 0.0))
+    return max(range(len(averaged(m.cosine, by_layer(m.conditions)))), key=lambda site: abs(m.cosine[site] or 0.0))
 
 
 def _width(shape: object) -> int | None:

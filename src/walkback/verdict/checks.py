@@ -12,10 +12,11 @@ from numbers import Real
 from sys import float_info
 
 from walkback.errors import InputError, shown
-from walkback.measures.formulas import block_growth, cosine_error, growth
-from walkback.measures.measurements import Measurements, stream_shapes
-from walkback.measures.rounding import smallest_subnormal
+from walkback.measures.dtypes import SMALLEST, dtype_name
+from walkback.measures.measurements import Measurements, comparable
+from walkback.measures.over_sites import block_growth, cosine_error, growth
 from walkback.verdict.claim import Accuracy, Claim, Correct
+from walkback.verdict.doubt import in_doubt
 from walkback.verdict.files import Stored
 from walkback.verdict.findings import Finding
 from walkback.verdict.statistics import mean_gain, paired_margin
@@ -29,7 +30,7 @@ class DiagnosticThresholds(Stored):
         g_norm_floor: D2 and (b) flag under this ‖g_L‖ (per-sample norm ÷ 128).
         h_norm_explosion_ratio: D1 and (a) flag above this growth of one block.
         stability_drift_ceiling: (c) calls a failed reference drift-dominated above this.
-        frozen_acc_margin_pp: D3 and (d) flag under this gain over frozen blocks, in percentage points.
+        frozen_acc_margin_pp: D3, (d) and D3-outcome flag under this gain over random blocks, in percentage points.
         cosine_error_limit: D2 of the intrinsic edition flags where rounding puts a reported cosine further off.
 
     >>> DiagnosticThresholds(h_norm_explosion_ratio=20.0).g_norm_floor
@@ -61,20 +62,21 @@ def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds, _: Cla
     Where growth has no value because some norm is missing or zero, the ratios that are left can still flag, but not
     pass: the largest may be hidden.
     """
-    limit, shapes = t.h_norm_explosion_ratio, stream_shapes(m.conditions, len(m.h_norm))
+    limit, sizes = t.h_norm_explosion_ratio, comparable(m.h_norm_all or m.h_norm, m.conditions)
     value, flagged, why, cause = m.growth, None if m.growth is None else m.growth > limit, "", ""
-    least = max(block_growth(m.h_norm, shapes).values(), default=0.0) if m.growth is None else 0.0
+    least = max(block_growth(*sizes).values(), default=0.0) if m.growth is None else 0.0
     if "state" in m.nonfinite_kinds:
         value, flagged, why, cause = None, True, _first_nonfinite(m, "state"), "nonfinite"
     elif least > limit:
         # A ratio that overflows can't be written in JSON.
         value, flagged, cause = min(least, float_info.max), True, "partial"
-        why = f"at least: {growth(m.h_norm, shapes)[2]}"
+        why = f"at least: {growth(*sizes)[2]}"
     elif flagged is None:
         cause = _missing(m.h_norm)
-        why = "no state norms were given" if cause == "not-given" else growth(m.h_norm, shapes)[2]
+        why = "no state norms were given" if cause == "not-given" else growth(*sizes)[2]
         why = m.reasons.get("growth", why)
-    return Finding(check, "scale stability", value, limit, f"> {limit:g}", flagged, why, cause=cause)
+    found = Finding(check, "scale stability", value, limit, f"> {limit:g}", flagged, why, cause=cause)
+    return found if cause else in_doubt(found, m, "growth", "x")
 
 
 def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
@@ -84,7 +86,8 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
     flagged = True if cause else None if deepest is None else deepest < floor
     if flagged is None:
         why, cause = m.reasons.get("g_norm", "no gradient norms were given"), _missing(m.g_norm)
-    return Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why, cause=cause)
+    found = Finding(check, "reference validity", deepest, floor, f"< {floor:.3g}", flagged, why, cause=cause)
+    return found if cause else in_doubt(found, m, "g_norm_deepest")
 
 
 def reference_above_epsilon(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
@@ -99,7 +102,7 @@ def reference_above_floor(check: str, m: Measurements, t: DiagnosticThresholds, 
 
 def dtype_floor(m: Measurements, t: DiagnosticThresholds) -> float:
     """Return D2's floor, 10·ε: as published where ε is the cosine's 1e-8, higher where the dtype ends before it."""
-    return max(t.g_norm_floor, 10 * smallest_subnormal(m.dtype))
+    return max(t.g_norm_floor, 10 * SMALLEST[dtype_name(m.dtype)])
 
 
 def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
@@ -124,7 +127,8 @@ def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds, _:
 
 def depth_of_claim(check: str, _: Measurements, t: DiagnosticThresholds, claim: Claim) -> Finding:
     """D3 and (d): `depth_utility` of what is claimed."""
-    return depth_utility(check, claim.accuracy, claim.frozen, t, claim.bp, claim.bp_frozen, claim.correct)
+    given = claim.control_accuracy, t, claim.bp, claim.bp_frozen, claim.correct, claim.test_samples
+    return depth_utility(check, claim.accuracy, *given)
 
 
 def depth_utility(
@@ -134,13 +138,14 @@ def depth_utility(
     t: DiagnosticThresholds,
     bp: Accuracy = None,
     bp_frozen: Accuracy = None,
-    correct: Correct | None = None,
+    correct: Correct | Sequence[Correct] | None = None,
+    test_samples: int | None = None,
 ) -> Finding:
     """D3 and (d): do the trained blocks beat frozen random ones? Flags under frozen_acc_margin_pp.
 
-    Several seeds are judged on the paired 95 % t interval, one seed on the binomial error of its paired predictions
-    where they are given; an interval that straddles the margin decides nothing. Where BP does not gain the margin over
-    its own frozen control (`frozen` without one), the task can't show depth.
+    The 95 % interval of the mean gain decides, over seeds and over test samples together as far as they are given
+    (`paired_margin`); one that straddles the margin decides nothing. Where BP does not gain the margin over its own
+    frozen control (`frozen` without one), the task can't show depth.
     """
     limit = t.frozen_acc_margin_pp
     title, when = "depth utility", f"< {limit:g} pp"
@@ -148,15 +153,18 @@ def depth_utility(
         missing = [n for n, v in (("headline_acc", headline), ("frozen_baseline_acc", frozen)) if v is None]
         why = f"not tested: {' and '.join(missing)} not given"
         return Finding(check, title, None, limit, when, None, why, cause="not-given")
-    margin, interval = paired_margin(headline, frozen, correct)
+    of = paired_margin(headline, frozen, correct, test_samples)
+    margin, interval, more = of.value, of.interval, None
     gain = None if bp is None else mean_gain(bp, frozen if bp_frozen is None else bp_frozen)
     if gain is not None and gain < limit:
         why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
-        return Finding(check, title, margin, limit, when, None, why, interval, "task")
-    if interval is not None and interval[0] < limit <= interval[1]:
-        why = f"the 95 % interval {interval[0]:+.1f}…{interval[1]:+.1f} pp straddles the margin of {limit:g} pp"
-        return Finding(check, title, margin, limit, when, None, why, interval, "straddles")
-    return Finding(check, title, margin, limit, when, margin < limit, "", interval)
+        return Finding(check, title, margin, limit, when, None, why, interval, "task", of.parts or None)
+    flagged, why, cause = margin < limit, "", ""
+    if of.straddles(limit):
+        flagged, why, cause, more = None, of.undecided(limit, "pp"), "straddles", of.more(limit)
+    return Finding(
+        check, title, margin, limit, when, flagged, why, interval, cause, of.parts or None, of.p(limit), more
+    )
 
 
 def _no_reference(m: Measurements) -> tuple[str, str]:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from walkback.errors import InputError, shown
+from walkback.measures.worth import Depth
+from walkback.registry import whole_numbers
 
 Accuracy = float | Sequence[float] | None
 # Which test samples are right, (N,) of the network and (N,) of its control, in the same order; or their counts.
 Correct = tuple[Sequence[bool] | np.ndarray, Sequence[bool] | np.ndarray] | Mapping[str, int]
+
+# The two checks of depth: against a trained control, and against the network's own blocks drawn anew.
+CONTROL, OUTCOME = "D3", "D3-outcome"
 
 # Fields of a claim -> the published keywords.
 KEYWORDS = {
@@ -22,6 +27,12 @@ KEYWORDS = {
     "bp_frozen": "bp_frozen_acc",
     "correct": "correct",
 }
+
+
+# What trained blocks can be compared with, from the control of D3 to the simplest: the same network with frozen random
+# blocks and its stem trained by the same rule; its stem trained by BP; the trained network with its blocks drawn anew
+# and its readout refitted; and a linear model of the inputs.
+CONTROLS = ("rule-stem", "bp-stem", "re-randomised", "linear-probe")
 
 
 @dataclass(frozen=True)
@@ -34,29 +45,77 @@ class Claim:
         bp: of backpropagation on the same task. Where BP does not beat frozen blocks, the task can't show depth and D3
             is not tested.
         bp_frozen: of BP's own frozen control, where `frozen` has a stem trained otherwise.
-        correct: for one seed, (N,) which test samples the network gets right and (N,) which its control does.
+        correct: (N,) which test samples the network gets right and (N,) which its control does; of several seeds a list
+            of such pairs.
+        depth: what `walkback.depth` returned for the network: D3-outcome judges it.
+        primary: which of the two decides where both are there, "D3" or "D3-outcome"; to be named beforehand.
+        test_samples: how many test samples the accuracies are of, where `correct` is not given: the interval of D3 then
+            has the binomial error of so many.
+        controls: accuracies of other controls, by their names in CONTROLS; "rule-stem" is `frozen`.
+        control: the one that D3 is judged on. Name it before you look: the others are shown beside it.
 
-    >>> Claim(accuracy=0.31, frozen=[0.35])
-    Claim(accuracy=0.31, frozen=[0.35], bp=None, bp_frozen=None, correct=None)
+    >>> claim = Claim(accuracy=0.31, frozen=0.35, controls={"linear-probe": 0.39})
+    >>> claim.control, {name: round(gain, 1) for name, gain in claim.gains().items()}
+    ('rule-stem', {'rule-stem': -4.0, 'linear-probe': -8.0})
     """
 
     accuracy: Accuracy = None
     frozen: Accuracy = None
     bp: Accuracy = None
     bp_frozen: Accuracy = None
-    correct: Correct | None = None
+    correct: Correct | Sequence[Correct] | None = None
+    depth: Depth | None = None
+    primary: str = CONTROL
+    test_samples: int | None = None
+    controls: Mapping[str, Accuracy] = field(default_factory=dict)
+    control: str = "rule-stem"
 
     def __post_init__(self) -> None:
+        if self.depth is not None and not isinstance(self.depth, Depth):
+            raise InputError(
+                f"Expected depth to be what walkback.depth(model, train, test) returned, but got {shown(self.depth)}."
+            )
+        if self.primary not in (CONTROL, OUTCOME):
+            raise InputError(f"Expected primary to be {CONTROL} or {OUTCOME}, but got {shown(self.primary)}.")
+        if self.test_samples is not None:
+            whole_numbers(test_samples=self.test_samples)
+        others = [*self.controls, self.control]
+        if odd := [name for name in others if name not in CONTROLS]:
+            raise InputError(f"Expected controls among {', '.join(CONTROLS)}, but got {shown(odd[0])}.")
+        if "rule-stem" in self.controls:
+            raise InputError('Expected the control "rule-stem" as frozen=, but got it among controls=.')
+        known = {name: accuracies(name, value) for name, value in self.controls.items() if value is not None}
+        object.__setattr__(self, "controls", known)
         if self.bp is None and self.bp_frozen is not None:
             raise InputError(
                 "Expected bp_acc beside bp_frozen_acc, its frozen control, but got none. Pass both, or neither."
             )
-        for field, name in KEYWORDS.items():
-            value = getattr(self, field)
-            if value is not None and field != "correct":
+        for own, name in KEYWORDS.items():
+            value = getattr(self, own)
+            if value is not None and own != "correct":
                 plain = accuracies(name, value)
                 several = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
-                object.__setattr__(self, field, plain if several else plain[0])
+                object.__setattr__(self, own, plain if several else plain[0])
+
+    @property
+    def control_accuracy(self) -> Accuracy:
+        """The accuracy of the control that D3 is judged on; one number stands for all seeds."""
+        return self._of(self.control)
+
+    def _of(self, control: str) -> Accuracy:
+        if control == "rule-stem":
+            return self.frozen
+        given = self.controls.get(control)
+        seeds = len(accuracies("headline_acc", self.accuracy)) if self.accuracy is not None else 1
+        return None if given is None else [*given] * seeds if len(accuracies(control, given)) == 1 else given  # type: ignore[misc]
+
+    def gains(self) -> dict[str, float]:
+        """Return the mean gain over every control that is given, in percentage points, in the order of CONTROLS."""
+        if self.accuracy is None:
+            return {}
+        ours = accuracies("headline_acc", self.accuracy)
+        known = {name: accuracies(name, acc) for name in CONTROLS if (acc := self._of(name)) is not None}
+        return {name: 100 * (sum(ours) / len(ours) - sum(row) / len(row)) for name, row in known.items()}
 
     @property
     def headline(self) -> Accuracy:
@@ -64,15 +123,16 @@ class Claim:
         return self.accuracy
 
     @staticmethod
-    def given(claim: Claim | None, **published: Any) -> Claim:
-        """Return the claim, or that of the published keywords; both at once are an InputError.
+    def given(claim: Claim | None, *, depth: Depth | None = None, **published: Any) -> Claim:
+        """Return the claim, or that of the published keywords, with `depth`; both at once are an InputError.
 
         >>> Claim.given(None, headline_acc=0.31).accuracy
         0.31
         """
         named = [name for name, value in published.items() if value is not None]
         if claim is None:
-            return Claim(**{field: published.get(name) for field, name in KEYWORDS.items()})
+            given: dict[str, Any] = {field: published.get(name) for field, name in KEYWORDS.items()}
+            return Claim(**given, depth=depth)
         if not isinstance(claim, Claim):
             raise InputError(
                 f"Expected claim to be a Claim, but got {type(claim).__name__}. Write "
@@ -83,7 +143,9 @@ class Claim:
                 f"Expected the claim once, but got claim= and {', '.join(f'{name}=' for name in named)}. "
                 f"Put {named[0]} into the Claim, or leave claim= out."
             )
-        return claim
+        if depth is not None and claim.depth is not None:
+            raise InputError("Expected depth once, but got claim.depth and depth=. Leave one of them out.")
+        return claim if depth is None else replace(claim, depth=depth)
 
 
 def accuracies(name: str, value: Any) -> list[float]:

@@ -10,8 +10,10 @@ from walkback.measures.measurements import Measurements
 from walkback.verdict import checks
 from walkback.verdict.chain import walk_back_chain
 from walkback.verdict.checks import DiagnosticThresholds
-from walkback.verdict.claim import Claim
+from walkback.verdict.claim import CONTROL, OUTCOME, Claim
+from walkback.verdict.doubt import on_value
 from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, Finding, Verdict, all_clear
+from walkback.verdict.outcome import depth_outcome, one_decides
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Check:
     """
 
     name: str
-    of: Callable[[str, Measurements, DiagnosticThresholds, Claim], Finding]
+    of: Callable[[str, Measurements, DiagnosticThresholds, Claim], Finding | None]
     walks_back: bool = True
     only_with: str = ""
     needed: bool = True
@@ -31,25 +33,30 @@ class Check:
 
 
 EDITIONS: dict[str, dict[str, Check]] = {
-    # Walks back if (D1 and D2) or D3. D1 alone is growth with a reference that can still be measured.
+    # Walks back if (D1 and D2) or D3. D1 alone is growth with a reference that can still be measured. In all editions
+    # one of the two checks of depth decides, see `one_decides`; D3-outcome is there where it was measured.
     "three-check": {
         "growth": Check("D1", checks.scale_stability, only_with="reference"),
         "reference": Check("D2", checks.reference_above_epsilon, only_with="growth", of_reference=True),
-        "depth": Check("D3", checks.depth_of_claim),
+        "depth": Check(CONTROL, checks.depth_of_claim),
+        "outcome": Check(OUTCOME, depth_outcome),
     },
-    # (a), (b), (d) each walk back on their own; (c) names the sub-mode of an (a) or (b) failure.
+    # (a), (b), (d) each walk back on their own; (c) names the sub-mode of an (a) or (b) failure. (a) and (b) are judged
+    # on their values, as published; intervals are shown.
     "four-diagnostic": {
-        "growth": Check("a", checks.scale_stability, of_reference=True),
-        "reference": Check("b", checks.reference_above_floor, of_reference=True),
+        "growth": Check("a", on_value(checks.scale_stability), of_reference=True),
+        "reference": Check("b", on_value(checks.reference_above_floor), of_reference=True),
         "stability": Check("c", checks.direction_stability, walks_back=False, needed=False),
         "depth": Check("d", checks.depth_of_claim),
+        "outcome": Check(OUTCOME, depth_outcome),
     },
     # Walks back if D2 or D3, with D2 on how far rounding puts the reported cosine off, in no unit of loss or stream:
     # the failure itself and not a sign of it, so it needs no second witness. D1 flags, but growth alone does not fail.
     "intrinsic": {
         "growth": Check("D1", checks.scale_stability, walks_back=False),
         "reference": Check("D2", checks.reference_precision, of_reference=True),
-        "depth": Check("D3", checks.depth_of_claim),
+        "depth": Check(CONTROL, checks.depth_of_claim),
+        "outcome": Check(OUTCOME, depth_outcome),
     },
 }
 
@@ -64,11 +71,12 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
     if not isinstance(edition, str) or edition not in EDITIONS:
         raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {shown(edition)}.")
     rules = EDITIONS[edition]
-    found = {name: rule.of(rule.name, m, t, claim) for name, rule in rules.items()}
+    asked = {name: rule.of(rule.name, m, t, claim) for name, rule in rules.items()}
+    found, depth = one_decides({name: f for name, f in asked.items() if f is not None}, claim.primary)
     failed = tuple(f.check for name, f in found.items() if f.flagged and _walks_back(rules[name], f, found))
     valid = all_clear(*(found[name] for name, rule in rules.items() if rule.of_reference))
-    depth_used = all_clear(found["depth"])
-    waits = any(f.flagged is None and rules[name].needed for name, f in found.items())
+    depth_used = all_clear(found[depth])
+    waits = any(f.flagged is None and rules[name].needed and not f.beside for name, f in found.items())
     outcome = WALKED_BACK if failed else UNDECIDED if waits else PASSES
     # Over different samples in the intrinsic edition, so that repeated data change nothing.
     stability, submode = m.stability_distinct if edition == "intrinsic" else m.stability, None
@@ -82,4 +90,5 @@ def _walks_back(rule: Check, finding: Finding, found: dict[str, Finding]) -> boo
     """Whether a check that flags walks the claim back."""
     # Outside the published rule: what is not a number, or not the gradient, is no reference whatever else flags.
     no_reference = rule.of_reference and finding.cause in ("nonfinite", "altered")
-    return rule.walks_back and (not rule.only_with or no_reference or bool(found[rule.only_with].flagged))
+    alone = not rule.only_with or no_reference or bool(found[rule.only_with].flagged)
+    return rule.walks_back and alone and not finding.beside

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from walkback.errors import FormatError, InputError
+from walkback.files import write_whole
 
 
 def read_table(path: str | Path) -> object:
@@ -38,7 +39,7 @@ class Stored:
         """Write a JSON file that `load` and `--thresholds` read."""
         table: Any = self
         try:
-            Path(path).write_text(json.dumps(asdict(table), indent=2) + "\n", encoding="utf-8")
+            write_whole(path, json.dumps(asdict(table), indent=2) + "\n")
         except OSError as error:
             raise FormatError(f"Expected to write thresholds to {path}, but: {error.strerror}.") from None
 

@@ -12,7 +12,8 @@ PASSES, WALKED_BACK, UNDECIDED = "passes", "walked back", "undecided"
 @dataclass(frozen=True)
 class Finding:
     """One check's answer. `flagged` is None when it could not be decided; then `cause` says why as a code (CAUSES),
-    and `reason` in words. A flag that rests on something else than its value has a cause too.
+    and `reason` in words. A flag that rests on something else than its value has a cause too. One that is `beside`
+    is shown next to the check that decides the same question, and decides nothing itself.
     """
 
     check: str
@@ -24,6 +25,11 @@ class Finding:
     reason: str = ""
     interval: tuple[float, float] | None = None
     cause: str = ""
+    # Where the interval's width comes from: standard errors by "seeds" and "samples", of a norm those of its logarithm.
+    parts: dict[str, float] | None = None
+    p: float | None = None  # how likely a value so far from the limit would be at the limit
+    more: dict[str, int] | None = None  # how many more seeds, or samples, would decide what the interval leaves open
+    beside: bool = False  # shown next to the check that decides the same question
 
     @property
     def straddles(self) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import asdict
 from math import sqrt
 from typing import Any
 
-from walkback.measures.formulas import deep_sites
 from walkback.measures.measurements import Measurements
+from walkback.measures.over_sites import deep_sites
 from walkback.notes import Note, coded
 from walkback.verdict.chain import is_concentrated, loudest
 from walkback.verdict.checks import DiagnosticThresholds, dtype_floor, reference_precision, reference_validity
 from walkback.verdict.claim import Accuracy, Claim, accuracies
 from walkback.verdict.findings import Verdict, all_clear
+from walkback.verdict.outcome import disagree
 
 APART = 5.0  # standard errors between the accuracy that is claimed and the one on the probe
 NEARLY = 0.99  # cosine at every deep site from which a credit may as well be the gradient with noise
@@ -26,6 +27,7 @@ def notes_on(v: Verdict, m: Measurements, claim: Claim, t: DiagnosticThresholds)
     said += on_claim(m, claim, t)
     if v.measurement_valid is False and not v.failed:
         said.append(Note("reference-under-floor"))
+    said += _depth_differs(v)
     said += [*editions_differ(m, t, v.edition), *_clamp_decides(m, v.edition)]
     if is_concentrated(m):
         said.append(Note("concentrated", loudest(m), {"share": m.gamma_concentration}))
@@ -43,6 +45,16 @@ def editions_differ(m: Measurements, thresholds: DiagnosticThresholds, edition: 
         return []
     values = {"edition": edition, "exact": not exact.flagged, "error": exact.value}
     return [Note("editions-differ", None, {**values, "g_norm": published.value, "floor": floor})]
+
+
+def _depth_differs(v: Verdict) -> list[Note]:
+    """Where the gain over a trained control and what the blocks are worth were both decided, and differently."""
+    found = dict(zip(v.names, v.findings))
+    if not disagree(found):
+        return []
+    decides, other = sorted((found["depth"], found["outcome"]), key=lambda f: f.beside)
+    values = {"decides": decides.check, "other": other.check, "value": decides.value, "beside": other.value}
+    return [Note("depth-differs", None, {**values, "flagged": other.flagged})]
 
 
 def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
@@ -74,6 +86,7 @@ def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) ->
         _constant(m.h_norm),
         _same_direction(m),
         _shifted(m),
+        _controls(claim),
         _other_limits(thresholds),
     ]
     return tuple(note for note in found if note)
@@ -102,6 +115,12 @@ def _no_spread(claim: Claim) -> Note | None:
         return None
     told = {name: row[0] for name, row in same.items()}
     return Note("no-spread", None, {"same": told, "seeds": len(next(iter(same.values())))})
+
+
+def _controls(claim: Claim) -> Note | None:
+    """The gain over every control, where there are several, and which of them was named beforehand."""
+    gains = claim.gains()
+    return Note("controls", None, {"primary": claim.control, "gains": gains}) if len(gains) > 1 else None
 
 
 def _below_chance(conditions: dict[str, Any], claim: Claim) -> Note | None:
@@ -155,8 +174,9 @@ def _shifted(m: Measurements) -> Note | None:
 
     The mean of cos(a_l, g_{l±1}) − cos(a_l, g_l) over the sites that have both must be more than chance makes it: a
     credit that has nothing to do with either has the null band of its cosine times ‖ĝ_{l±1} − ĝ_l‖ there, which is
-    √(2 − 2 cos(g_l, g_{l±1})). A credit that is exactly the gradient of a neighbour, and not of its own site, is enough
-    by itself.
+    √(2 − 2 cos(g_l, g_{l±1})). The mean of cos(a_l, g_{l±1}) itself must be more than chance makes it, too: a credit
+    against its own gradient fits no neighbour by that. A credit that is exactly the gradient of a neighbour, and not of
+    its own site, is enough by itself.
     """
     band = m.null_high or [None] * len(m.cosine)
     found = []
@@ -166,7 +186,7 @@ def _shifted(m: Measurements) -> Note | None:
     ):
         rows = list(zip(m.cosine, values, band, apart or [None] * len(values)))
         both = [
-            (c, s, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0))))
+            (c, s, b or 0.0, (b or 0.0) * sqrt(max(0.0, 2 - 2 * (p or 0.0))))
             for c, s, b, p in rows
             if c is not None and s is not None
         ]
@@ -174,8 +194,9 @@ def _shifted(m: Measurements) -> Note | None:
             continue
         n = len(both)
         own, shifted = (sum(side) / n for side in list(zip(*both))[:2])
-        exact = any(s > 1 - 1e-6 and c < 1 - 1e-4 for c, s, _ in both)
-        if exact or (shifted > 0 and shifted - own > max(BETTER, sqrt(sum(b * b for *_, b in both)) / n)):
+        alone, between = (sqrt(sum(b * b for b in side)) / n for side in list(zip(*both))[2:])
+        exact = any(s > 1 - 1e-6 and c < 1 - 1e-4 for c, s, *_ in both)
+        if exact or (shifted > alone and shifted - own > max(BETTER, between)):
             found.append((exact, shifted - own, {"fits": fits, "own": own, "shifted": shifted}))
     return Note("shifted-pairing", None, max(found, key=lambda one: one[:2])[2]) if found else None
 

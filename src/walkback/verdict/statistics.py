@@ -1,33 +1,172 @@
-"""How sure a gain over frozen blocks is: paired margins and their 95 % intervals, over seeds or over test samples."""
+"""How sure a number is: 95 % intervals over seeds and over samples together, and what it would take to decide.
+
+A mean over seeds has two errors. Other seeds would give another mean: variance over seeds ÷ number of seeds. Other test
+samples would too, and all seeds were tested on the same ones: more seeds don't make that error smaller. Both parts are
+given beside every interval.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import sqrt
+from collections.abc import Mapping, Sequence
+from math import exp, inf, log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from walkback.errors import InputError, shown
-from walkback.measures.nulls import student
+from walkback.measures.measurements import Measurements
+from walkback.measures.over_sites import student
 from walkback.verdict.claim import Accuracy, Correct, accuracies
+
+MOST = 1000  # more seeds than that are not proposed
+NORMAL = 1.959963984540054  # samples are hundreds: their means are normal
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % interval, None where there is nothing to take one from.
+
+    `parts` are the standard errors that make it, by where they come from: "seeds", "samples". `counts` says of how many
+    of each.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+    parts: dict[str, float]
+    counts: dict[str, int]
+
+    def straddles(self, limit: float) -> bool:
+        """Has the interval the limit inside?"""
+        return self.interval is not None and self.interval[0] < limit <= self.interval[1]
+
+    def p(self, limit: float) -> float | None:
+        """Return the two-sided p-value of the limit: 1 minus the level of the interval that just reaches it.
+
+        >>> round(estimate(0.0, samples=(1.0, 1000)).p(NORMAL) or 0, 6)
+        0.05
+        """
+        if self.interval is None:
+            return None
+        if self.interval[0] == self.interval[1]:
+            return float(self.value == limit)
+        variances, low, high = {k: v**2 for k, v in self.parts.items()}, 0.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            wide = half_width(variances, self.counts, middle) > abs(self.value - limit)
+            low, high = (middle, high) if wide else (low, middle)
+        return (low + high) / 2
+
+    def more(self, limit: float) -> dict[str, int]:
+        """Return how many more seeds, or samples, would decide at the spread seen; one that never would is left out.
+
+        >>> estimate(2.5, seeds=(1.0, 3), samples=(0.01, 1000)).more(2.0)
+        {'seeds': 54}
+        """
+        found = {}
+        for what in self.parts:
+            n = self.counts[what]
+            # Doubling, then halving: the half-width falls with n.
+            few, many = n, 2 * n
+            most = MOST if what == "seeds" else 10**9
+            while many < 2 * most and not self._decided(limit, what, many):
+                few, many = many, 2 * many
+            if many >= 2 * most:
+                continue
+            while many - few > 1:
+                middle = (few + many) // 2
+                few, many = (few, middle) if self._decided(limit, what, middle) else (middle, many)
+            found[what] = many - n
+        return found
+
+    def _decided(self, limit: float, what: str, count: int) -> bool:
+        scaled = {k: v * sqrt(self.counts[k] / count) if k == what else v for k, v in self.parts.items()}
+        counts = {**self.counts, what: count}
+        return half_width({k: v**2 for k, v in scaled.items()}, counts) < abs(self.value - limit)
+
+    def undecided(self, limit: float, unit: str) -> str:
+        """Say that the interval straddles the limit, which part of its width is whose, and what would decide it."""
+        assert self.interval is not None
+        low, high = self.interval
+        sign = "+" if unit == "pp" else ""
+        number = f"{{:{sign}.1f}}" if unit == "pp" else "{:.3g}"
+        ends = f"{number.format(low)}…{number.format(high)}{_unit(unit)}"
+        what = "margin" if unit == "pp" else "limit"
+        text = f"the 95 % interval {ends} straddles the {what} of {limit:.3g}{_unit(unit)}"
+        return f"{text} ({self.what_decides(limit)})"
+
+    def what_decides(self, limit: float) -> str:
+        """Say how many more seeds or samples would decide."""
+        found = self.more(limit)
+        words = [f"{n:,} more {name if n > 1 else name[:-1]}" for name, n in found.items()]
+        if not words:
+            return "more seeds or samples alone would not decide it"
+        return f"at this spread {' or '.join(words)} would decide it"
+
+
+def _unit(unit: str) -> str:
+    return f" {unit}" if unit == "pp" else unit
+
+
+def half_width(variances: Mapping[str, float], counts: Mapping[str, int], level: float = 0.05) -> float:
+    """Return half of an interval, 95 % unless told, whose variance is a sum, each part estimated from so many numbers.
+
+    The half-widths that each would have alone are added as squares (Cochran's way). Welch and Satterthwaite's degrees
+    of freedom are too many where few seeds happen to agree: such intervals of two seeds cover 78 % and not 95 %.
+
+    >>> round(half_width({"seeds": 1.0}, {"seeds": 3}), 2)
+    4.3
+    """
+    times = {k: _quantile(k, counts[k], level) for k in variances}
+    return sqrt(sum(times[k] ** 2 * v for k, v in variances.items()))
+
+
+def _quantile(part: str, count: int, level: float) -> float:
+    from scipy.special import ndtri, stdtrit  # not scipy.stats, which takes a second to load
+
+    if part == "samples":
+        return NORMAL if level == 0.05 else float(-ndtri(level / 2))
+    return float(-stdtrit(count - 1, level / 2))
+
+
+def estimate(
+    value: float, seeds: tuple[float, int] | None = None, samples: tuple[float, int] | None = None
+) -> Estimate:
+    """Return an Estimate from the variance of the mean and the count behind it, over seeds and over samples."""
+    given = {k: v for k, v in (("seeds", seeds), ("samples", samples)) if v is not None and v[1] > 1}
+    counts = {k: n for k, (_, n) in given.items()}
+    variances = {k: v for k, (v, _) in given.items()}
+    if not given:
+        return Estimate(value, None, {}, {})
+    half = half_width(variances, counts)
+    return Estimate(value, (value - half, value + half), {k: sqrt(v) for k, v in variances.items()}, counts)
+
+
+# -- gains over a control ------------------------------------------------------------------------------------------
 
 
 def paired_margin(
-    headline: Accuracy, frozen: Accuracy, correct: Correct | None = None
-) -> tuple[float, tuple[float, float] | None]:
-    """Return the mean gain in pp and its 95 % interval. Several seeds: paired t. One seed: binomial, with predictions.
+    headline: Accuracy,
+    frozen: Accuracy,
+    correct: Correct | Sequence[Correct] | None = None,
+    test_samples: int | None = None,
+) -> Estimate:
+    """Return the mean gain in pp with its 95 % interval, over seeds and over test samples together.
 
     Args:
         headline: accuracies of the network.
         frozen: accuracies of its control, for the same seeds.
-        correct: for one seed, (N,) which test samples the network gets right and (N,) which its control does.
+        correct: which test samples are right, (N,) of the network and (N,) of its control, or their counts; of several
+            seeds one pair each, in their order.
+        test_samples: how many there are, where predictions are not given: then the error is that of two networks whose
+            mistakes have nothing to do with each other, which it does not exceed where they share some.
 
-    >>> paired_margin(0.615, 0.349)
+    >>> paired_margin(0.615, 0.349)[:2]
     (26.6, None)
-    >>> paired_margin(0.75, 0.5, ([1, 1, 1, 0] * 100, [1, 1, 0, 0] * 100))
-    (25.0, (20.7..., 29.2...))
-    >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36])[1]
+    >>> paired_margin(0.75, 0.5, ([1, 1, 1, 0] * 100, [1, 1, 0, 0] * 100)).interval
+    (20.7..., 29.2...)
+    >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36]).interval
     (24.5..., 29.4...)
+    >>> paired_margin([0.61, 0.62, 0.63], [0.35, 0.34, 0.36], test_samples=10_000).parts
+    {'seeds': 0.57..., 'samples': 0.68...}
     """
     ours, theirs = accuracies("headline_acc", headline), accuracies("frozen_baseline_acc", frozen)
     if len(ours) != len(theirs):
@@ -36,35 +175,91 @@ def paired_margin(
             f"{len(theirs)} accuracies. Pair them seed by seed."
         )
     gains = [round(100 * (a - b), 10) for a, b in zip(ours, theirs)]
-    margin = round(sum(gains) / len(gains), 10)
-    if len(gains) == 1:
-        return margin, None if correct is None else _binomial(margin, ours[0], theirs[0], correct)
-    spread = sqrt(sum((g - margin) ** 2 for g in gains) / (len(gains) - 1))
-    half = student(len(gains) - 1) * spread / sqrt(len(gains))
-    return margin, (margin - half, margin + half)
+    margin, n = round(sum(gains) / len(gains), 10), len(gains)
+    seeds = (sum((g - margin) ** 2 for g in gains) / (n - 1) / n, n) if n > 1 else None
+    samples = None
+    if correct is not None:
+        samples = _of_predictions(one_per_seed(correct, n), ours, theirs)
+    elif test_samples is not None:
+        samples = 100**2 * sum(a * (1 - a) + b * (1 - b) for a, b in zip(ours, theirs)) / n / test_samples, test_samples
+    return estimate(margin, seeds, samples)
+
+
+def _of_predictions(pairs: Sequence[Correct], ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, int]:
+    """Return the variance over test samples in pp² that the mean gain has beside its variance over seeds, and their N.
+
+    A sample's gain is 1, 0 or −1; with n10 and n01 samples that one alone gets right, its variance is
+    (n10 + n01 − (n10 − n01)²/N)/N. What a sample does to one seed and not to the others is in the variance over seeds
+    already and taken off (two crossed random effects). Of counts alone it is not known on which samples seeds agree:
+    the mean of their variances is the most that the variance of their mean can be.
+    """
+    counted = [paired_counts(pair) for pair in pairs]
+    sizes = {count["samples"] for count in counted}
+    if len(sizes) > 1:
+        raise InputError(f"Expected the same test samples for all seeds, but got {sorted(sizes)} of them.")
+    for count, *said in zip(counted, ours, theirs):
+        n = count["samples"]
+        for name, accuracy, alone in zip(("headline_acc", "frozen_baseline_acc"), said, ("only_ours", "only_frozen")):
+            right = count["both"] + count[alone]
+            if abs(right / n - accuracy) > 1e-6:
+                raise InputError(f"Expected predictions with {name} {accuracy:g}, but {right} of {n} are right.")
+    (n,), seeds = sizes, len(pairs)
+    if seeds == 1 or any(isinstance(pair, Mapping) for pair in pairs):
+        each = [(c["only_ours"] + c["only_frozen"] - (c["only_ours"] - c["only_frozen"]) ** 2 / n) / n for c in counted]
+        return 100**2 * sum(each) / seeds / n, n
+    gains = np.stack([np.asarray(a, float).ravel() - np.asarray(b, float).ravel() for a, b in pairs])  # type: ignore[misc]
+    rest = gains - gains.mean(0) - gains.mean(1, keepdims=True) + gains.mean()
+    own = float((rest**2).sum()) / ((n - 1) * (seeds - 1)) / (n * seeds)
+    return 100**2 * max(0.0, float(gains.mean(0).var()) / n - own), n
+
+
+def variance_shares(values: Sequence[Sequence[float]]) -> dict[str, float] | None:
+    """Return the shares of variance from rows, from columns, and from the rest, of a table with one number per cell.
+
+    Two crossed random effects: mean squares of n rows, m columns and the rest have the expectations m·σ²_rows +
+    σ²_rest, n·σ²_columns + σ²_rest and σ²_rest. A component that comes out negative counts as none. None where nothing
+    varies.
+
+    >>> variance_shares([[1.0, 2.0], [3.0, 4.0]])
+    {'rows': 0.8, 'columns': 0.2, 'rest': 0.0}
+    """
+    x = np.asarray(values, float)
+    (n, m), mean = x.shape, x.mean()
+    rows, columns = x.mean(1, keepdims=True) - mean, x.mean(0, keepdims=True) - mean
+    rest = float(((x - mean - rows - columns) ** 2).sum()) / ((n - 1) * (m - 1))
+    found = {
+        "rows": max(0.0, float((rows**2).sum()) / (n - 1) - rest / m),
+        "columns": max(0.0, float((columns**2).sum()) / (m - 1) - rest / n),
+        "rest": rest,
+    }
+    total = sum(found.values())
+    return {name: part / total for name, part in found.items()} if total else None
+
+
+def surviving(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
+    """Return which of many decisions stand with the false discovery rate held at `rate` (Benjamini and Hochberg).
+
+    >>> surviving([0.001, 0.04, 0.03, 0.2])
+    [True, False, False, False]
+    """
+    from scipy.stats import false_discovery_control
+
+    return [bool(p <= rate) for p in false_discovery_control(list(ps))] if ps else []
+
+
+def one_per_seed(correct: Correct | Sequence[Correct], seeds: int) -> list[Correct]:
+    """Return predictions as one pair per seed; another number of them is an InputError."""
+    one = isinstance(correct, Mapping) or (seeds == 1 and len(correct) == 2)
+    pairs = [correct] if one else list(correct)
+    if len(pairs) != seeds:
+        raise InputError(f"Expected predictions for each of {seeds} seeds, but got {len(pairs)}.")
+    return pairs  # type: ignore[return-value]
 
 
 def mean_gain(ours: Accuracy, frozen: Accuracy) -> float:
     """Return the difference of two mean accuracies in pp, of seeds that need not be the same."""
     a, b = accuracies("bp_acc", ours), accuracies("frozen_baseline_acc", frozen)
     return round(100 * (sum(a) / len(a) - sum(b) / len(b)), 10)
-
-
-def _binomial(margin: float, ours: float, theirs: float, correct: Correct) -> tuple[float, float]:
-    """The normal 95 % interval of a difference of paired proportions.
-
-    Only samples that one of the two alone gets right count: with n10 and n01 of them, the difference is
-    (n10 − n01)/N and its variance (n10 + n01 − (n10 − n01)²/N)/N².
-    """
-    count = paired_counts(correct)
-    n, better, worse = count["samples"], count["only_ours"], count["only_frozen"]
-    for name, said, alone in (("headline_acc", ours, better), ("frozen_baseline_acc", theirs, worse)):
-        right = count["both"] + alone
-        if abs(right / n - said) > 1e-6:
-            raise InputError(f"Expected predictions with {name} {said:g}, but {right} of {n} are right.")
-    spread = sqrt(better + worse - (better - worse) ** 2 / n) / n
-    half = 100 * 1.959963984540054 * spread
-    return margin - half, margin + half
 
 
 def paired_counts(correct: Correct) -> dict[str, int]:
@@ -90,3 +285,58 @@ def paired_counts(correct: Correct) -> dict[str, int]:
         raise InputError(f"Expected the same test samples in the same order, but got {len(a)} and {len(b)} of them.")
     found = {"both": a & b, "only_ours": a & ~b, "only_frozen": b & ~a}
     return {"samples": len(a), **{name: int(row.sum()) for name, row in found.items()}}
+
+
+# -- norms, on a log scale -----------------------------------------------------------------------------------------
+
+
+class Ratio(NamedTuple):
+    """A positive number whose interval is taken on a log scale; `logs` is the Estimate of its logarithm."""
+
+    interval: tuple[float, float]
+    logs: Estimate
+
+    def straddles(self, limit: float) -> bool:
+        """Has the interval the limit inside?"""
+        return self.interval[0] < limit <= self.interval[1]
+
+    def undecided(self, limit: float, unit: str = "") -> str:
+        """Say so, and what would decide it."""
+        low, high = self.interval
+        text = f"the 95 % interval {low:.3g}…{high:.3g}{unit} straddles the limit of {limit:.3g}{unit}"
+        return f"{text} ({self.logs.what_decides(log(limit))})"
+
+
+def of_norms(m: Measurements, name: str, value: float | None) -> Ratio | None:
+    """Return the interval that was measured of "growth" or "g_norm_deepest", None where none was."""
+    low, high = getattr(m, f"{name}_low"), getattr(m, f"{name}_high")
+    if not value or low is None or not high:
+        return None
+    known = (m.conditions.get("log_errors") or {}).get(name)
+    if known is None:  # of one network: all of it comes from the samples
+        n = int(m.conditions.get("samples") or 0)
+        known = {"samples": [log(high / low) / 2 / student(n - 1), n]} if n > 1 and low > 0 else {}
+    parts, counts = ({k: v[i] for k, v in known.items()} for i in (0, 1))
+    return Ratio((low, high), Estimate(log(value), (log(low) if low else -inf, log(high)), parts, counts))
+
+
+def mean_ratio(values: Sequence[float], intervals: Sequence[tuple[float, float, int] | None]) -> tuple[float, Estimate]:
+    """Return the geometric mean over seeds, and the Estimate of its logarithm.
+
+    Args:
+        values: one per seed, positive.
+        intervals: of each seed over samples, (low, high, how many samples), where it was measured. Seeds were measured
+            on the same samples, so their errors don't average out: the mean of their variances is taken.
+
+    >>> round(mean_ratio([1.0, 4.0], [None, None])[0], 6)
+    2.0
+    """
+    logs = [log(v) for v in values]
+    mean, n = sum(logs) / len(logs), len(logs)
+    seeds = (sum((x - mean) ** 2 for x in logs) / (n - 1) / n, n) if n > 1 else None
+    known = [i for i in intervals if i is not None and i[0] > 0 and i[2] > 1]
+    samples = None
+    if known:
+        errors = [log(high / low) / 2 / student(count - 1) for low, high, count in known]
+        samples = sum(e**2 for e in errors) / len(errors), min(count for *_, count in known)
+    return exp(mean), estimate(mean, seeds, samples)

@@ -1,0 +1,129 @@
+"""How often does each 95 % interval cover the truth? Simulated worlds whose truth is known, from a fixed seed.
+
+python -m walkback.calibration.coverage > results/interval-coverage.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import exp, log, sqrt
+
+import numpy as np
+import torch
+from tabulate import tabulate
+
+from walkback.measures.nulls import student
+from walkback.measures.stream import LogErrors
+from walkback.verdict.statistics import mean_ratio, paired_margin
+
+REPETITIONS = 1000
+Draw = np.random.RandomState
+Interval = tuple[float, float]
+
+
+def gains(draw: Draw, seeds: int, spread: float, shared: float, samples: int = 1000, how: str = "paired") -> Interval:
+    """Return the interval of D3 for networks that gain 20 pp on average.
+
+    Args:
+        spread: standard deviation of seeds' true gains, a fraction.
+        shared: how much the chance to be right differs between test samples, the same for all seeds.
+        how: "paired" with predictions, "counts" with counts only, "bound" with the number of samples only.
+    """
+    easy = draw.uniform(-shared, shared, samples)
+    pairs = []
+    for of_seed in draw.normal(0, spread, seeds):
+        # The control finds the same samples easy, so the two share some of their mistakes.
+        pairs.append((draw.rand(samples) < 0.6 + of_seed + easy, draw.rand(samples) < 0.4 + easy / 2))
+    ours, theirs = ([float(side.mean()) for side in both] for both in zip(*pairs))
+    if how == "bound":
+        found = paired_margin(ours, theirs, test_samples=samples)
+    elif how == "counts":
+        counted = [
+            {"samples": samples, "both": int((a & b).sum()), "only_ours": int((a & ~b).sum()),
+             "only_frozen": int((b & ~a).sum())}
+            for a, b in pairs
+        ]  # fmt: skip
+        found = paired_margin(ours, theirs, counted if seeds > 1 else counted[0])
+    else:
+        found = paired_margin(ours, theirs, pairs if seeds > 1 else pairs[0])
+    assert found.interval is not None
+    return found.interval
+
+
+def ratio(draw: Draw, samples: int, sigma: float) -> Interval:
+    """Return the interval over samples of the logarithm of growth, for log-normal norms that double on average."""
+    before = np.exp(draw.normal(0, sigma, samples))
+    after = 2 * before * np.exp(draw.normal(-(sigma**2) / 8, sigma / 2, samples))
+    errors = LogErrors()
+    errors.add(torch.from_numpy(np.stack([before, after])))
+    covariance = errors.relative()
+    assert covariance is not None
+    error = sqrt(float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1]))
+    middle = log(after.mean() / before.mean())
+    half = student(samples - 1) * error
+    return middle - half, middle + half
+
+
+def norm(draw: Draw, samples: int, sigma: float) -> Interval:
+    """Return the interval over samples of the logarithm of a mean norm of 1."""
+    values = np.exp(draw.normal(-(sigma**2) / 2, sigma, samples))
+    errors = LogErrors()
+    errors.add(torch.from_numpy(values[None]))
+    covariance = errors.relative()
+    assert covariance is not None
+    half = student(samples - 1) * sqrt(float(covariance[0, 0]))
+    return log(values.mean()) - half, log(values.mean()) + half
+
+
+def over_seeds(draw: Draw, seeds: int, spread: float, error: float) -> Interval:
+    """Return the interval of the logarithm of a geometric mean over seeds, all measured on the same samples."""
+    shared = draw.normal(0, error)
+    logs = draw.normal(0, spread, seeds) + shared
+    z = student(1023) * error
+    _, found = mean_ratio([exp(x) for x in logs], [(exp(x - z), exp(x + z), 1024) for x in logs])
+    assert found.interval is not None
+    return found.interval
+
+
+WORLDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
+    ("D3, one seed", "paired predictions"): (lambda d: gains(d, 1, 0.0, 0.3), 20.0),
+    ("D3, 2 seeds", "alike, tested on the same samples"): (lambda d: gains(d, 2, 0.0, 0.3), 20.0),
+    ("D3, 3 seeds", "alike, tested on the same samples"): (lambda d: gains(d, 3, 0.0, 0.3), 20.0),
+    ("D3, 3 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 3, 0.01, 0.3), 20.0),
+    ("D3, 3 seeds", "they differ by about 5 pp"): (lambda d: gains(d, 3, 0.05, 0.3), 20.0),
+    ("D3, 6 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 6, 0.01, 0.3), 20.0),
+    ("D1, over samples", "1,024 log-normal norms, σ = 0.5"): (lambda d: ratio(d, 1024, 0.5), log(2)),
+    ("D1, over samples", "256 log-normal norms, σ = 1"): (lambda d: ratio(d, 256, 1.0), log(2)),
+    ("D2, over samples", "1,024 log-normal norms, σ = 1"): (lambda d: norm(d, 1024, 1.0), 0.0),
+    ("D1, D2, 3 seeds", "they differ by a factor of about 2"): (lambda d: over_seeds(d, 3, 0.7, 0.02), 0.0),
+    ("D1, D2, 3 seeds", "they differ as little as samples do"): (lambda d: over_seeds(d, 3, 0.02, 0.02), 0.0),
+}
+# These promise at least 95 %.
+BOUNDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
+    ("D3, one seed", "the number of samples only"): (lambda d: gains(d, 1, 0.0, 0.3, how="bound"), 20.0),
+    ("D3, 3 seeds", "counts by seed"): (lambda d: gains(d, 3, 0.01, 0.3, how="counts"), 20.0),
+    ("D3, 3 seeds", "the number of samples only"): (lambda d: gains(d, 3, 0.01, 0.3, how="bound"), 20.0),
+}
+
+
+def covered(world: Callable[[Draw], Interval], truth: float, repetitions: int = REPETITIONS, seed: int = 0) -> float:
+    """Return the share of intervals that have the truth inside."""
+    draw = Draw(seed)
+    ends = np.array([world(draw) for _ in range(repetitions)])
+    return float(((ends[:, 0] <= truth) & (truth <= ends[:, 1])).mean())
+
+
+def rows() -> Iterator[list[str]]:
+    """Yield interval, situation, what is said and what is covered."""
+    for said, worlds in (("95 %", WORLDS), ("at least 95 %", BOUNDS)):
+        for (name, situation), world in worlds.items():
+            yield [name, situation, said, f"{100 * covered(*world):.1f} %"]
+
+
+def to_markdown() -> str:
+    """Return the table of the documentation."""
+    return tabulate(list(rows()), ["interval", "situation", "said", "covers"], "github", disable_numparse=True)
+
+
+if __name__ == "__main__":
+    print(f"# Coverage of intervals\n\n{to_markdown()}\n\n{REPETITIONS:,} simulated experiments each.")

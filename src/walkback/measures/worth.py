@@ -1,0 +1,102 @@
+"""What trained blocks are worth, as a value: what `depth` measures, a report keeps and D3-outcome judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import isfinite
+from numbers import Real
+from typing import Any
+
+from walkback.errors import InputError, shown
+
+TRAINED, RANDOM = "trained", "re-randomised"
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What the trained blocks are worth. Accuracies are fractions of the test samples; all readouts are refitted.
+
+    Args:
+        worth_pp: accuracy of the trained blocks minus that of random ones, in percentage points.
+        interval: 95 %, from the paired test samples and from the draws together.
+        trained: accuracy with the trained blocks.
+        rerandomised: accuracy with the blocks drawn anew, one per draw.
+        by_depth: accuracy of a linear probe of every site, "trained" and "re-randomised" (mean over draws).
+        without: accuracy with one block left out, by block; None where the stream does not allow it.
+        without_all: accuracy with all blocks left out: the stem alone.
+        pixels: accuracy of a linear model of the inputs, None where they are no numbers of one shape.
+        samples: how many were used to fit, and to compare.
+        parts: the standard error from the test samples and from the draws, in percentage points.
+        strength: the ridge of each readout, chosen on held-out training samples: "trained", "re-randomised" per draw.
+        drawn_by: how blocks were drawn: "reset_parameters" or "build".
+        reasons: why a field is None.
+
+    >>> found = Depth(3.0, (1.0, 5.0), 0.5, (0.46, 0.48), {"trained": [0.4, 0.5]}, None, None, None,
+    ...     {"train": 100, "test": 100}, {"samples": 0.8, "draws": 0.6}, {"trained": [1e-4]})
+    >>> str(found).splitlines()[0]
+    'trained blocks are worth +3.0 pp [+1.0, +5.0]'
+    >>> Depth.of(found.to_dict()) == found
+    True
+    """
+
+    worth_pp: float
+    interval: tuple[float, float]
+    trained: float
+    rerandomised: tuple[float, ...]
+    by_depth: dict[str, list[float]]
+    without: list[float] | None
+    without_all: float | None
+    pixels: float | None
+    samples: dict[str, int]
+    parts: dict[str, float]
+    strength: dict[str, list[float]]
+    drawn_by: str = "reset_parameters"
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def random(self) -> float:
+        """The mean accuracy with random blocks."""
+        return sum(self.rerandomised) / len(self.rerandomised)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: what `of` reads."""
+        return {**asdict(self), "interval": list(self.interval), "rerandomised": list(self.rerandomised)}
+
+    @staticmethod
+    def of(data: object, where: str = "depth") -> Depth:
+        """Return what `to_dict` gave; what is no such thing is an InputError."""
+        if isinstance(data, Depth):
+            return data
+        names = [f.name for f in fields(Depth)]
+        given = data if isinstance(data, Mapping) else {}
+        needed = [name for name in names if name not in ("drawn_by", "reasons")]
+        if missing := [name for name in needed if name not in given]:
+            got = f"no {missing[0]}" if given else shown(data)
+            raise InputError(f"Expected {where} to be what walkback.depth returned, but got {got}.")
+        numbers = (given["worth_pp"], given["trained"], *_many(given["interval"]), *_many(given["rerandomised"]))
+        plain = all(isinstance(n, Real) and not isinstance(n, bool) and isfinite(n) for n in numbers)
+        two = isinstance(given["interval"], (list, tuple)) and len(given["interval"]) == 2
+        if not plain or not two or not _many(given["rerandomised"]):
+            raise InputError(f"Expected {where} to have finite numbers and an interval of two, but got {shown(data)}.")
+        low, high = given["interval"]
+        known = {name: given[name] for name in names if name in given}
+        return Depth(**{**known, "interval": (low, high), "rerandomised": tuple(given["rerandomised"])})
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        lines = [
+            f"trained blocks are worth {self.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]",
+            f"accuracy {self.trained:.3f} with them, {self.random:.3f} with random ones "
+            f"({len(self.rerandomised)} draws), all readouts refitted on {self.samples['train']} samples",
+            "site            " + " ".join(f"{site:>6}" for site in range(len(self.by_depth[TRAINED]))),
+        ]
+        lines += [f"{name:15} " + " ".join(f"{a:6.3f}" for a in values) for name, values in self.by_depth.items()]
+        if self.without is not None:
+            lines.append("without block " + " " * 9 + " ".join(f"{a:6.3f}" for a in self.without))
+        floors = [("stem alone", self.without_all), ("inputs alone", self.pixels)]
+        return "\n".join([*lines, *(f"{name}: {a:.3f}" for name, a in floors if a is not None)])
+
+
+def _many(values: object) -> tuple[Any, ...]:
+    return tuple(values) if isinstance(values, (list, tuple)) else (values,)
