@@ -1,29 +1,19 @@
-"""Libraries that are only needed by those who use them, and what callbacks of their trainers have in common."""
+"""What the callbacks of trainers have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from importlib import import_module
 from inspect import signature
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, shown
+from walkback.integrations.optional import library as library
+from walkback.registry import call_entry, is_entry
 from walkback.training.frozen import digest
 from walkback.training.watch import Watch, planned
-
-
-def library(module: str, extra: str) -> Any:
-    """Return the module, or raise an InputError that says how to install it."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        top = module.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != top:
-            raise  # it is there, and lacks something itself
-        raise InputError(f"Expected {top} to be installed, but it is not: pip install 'walkback[{extra}]'.") from None
 
 
 def part(model: nn.Module, network: str | None) -> nn.Module:
@@ -53,13 +43,19 @@ class WatchCallback:
 
     modules: ClassVar[Callable[[], tuple[str, ...]]]  # the modules that have that class
 
+    @classmethod
+    def concrete(cls) -> type:
+        """Return the class of the instances, which is a subclass of the installed library's own."""
+        own: Any = cls
+        return type(_blank(cls, own.modules()))
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         own = cls.__dict__.get("own", cls)
         return _blank(own, own.modules())
 
     def __init__(
         self,
-        eval_batches: Iterable[Any],
+        eval_batches: Iterable[Any] | str,
         every: str | int = "epoch",
         *,
         network: str | None = None,
@@ -72,12 +68,16 @@ class WatchCallback:
             raise InputError(f"Expected options to be keywords of Watch, {', '.join(known)}, but got {wrong}.")
         early = ("max_overhead", "edition", "thresholds", "log")  # what can be checked before there is a network
         planned(every, **{name: value for name, value in options.items() if name in early})
+        if isinstance(eval_batches, str) and not is_entry(eval_batches):
+            raise InputError(f"Expected batches, or their module:function, but got {shown(eval_batches)}.")
         self.eval_batches, self.every, self.options = eval_batches, every, options
         self.network, self.stop = network, stop
         self._state: dict[str, Any] = {}  # to go on from
 
     def _begin(self, model: nn.Module, steps: int, epochs: int, options: Mapping[str, Any]) -> None:
-        self.watch = Watch(part(model, self.network), self.eval_batches, self.every, **options)
+        entry = self.eval_batches
+        batches = call_entry(entry) if isinstance(entry, str) else entry
+        self.watch = Watch(part(model, self.network), batches, self.every, **options)
         if self._state:
             self.watch.load_state_dict(self._state)
             self._state = {}
@@ -97,7 +97,8 @@ class WatchCallback:
     def state_key(self) -> str:
         """The name of the state in a checkpoint: two watches of one training differ in what they measure, and when."""
         settings = {"every": self.every, "network": self.network, **self.options}
-        what = ("every", "network", "credit", "edition", "thresholds", "anatomy", "loss", "reference")
+        settings |= {"batches": self.eval_batches} if isinstance(self.eval_batches, str) else {}
+        what = ("batches", "every", "network", "credit", "edition", "thresholds", "anatomy", "loss", "reference")
         words = [f"{name}={_word(settings[name])}" for name in what if settings.get(name) is not None]
         first = self.eval_batches[0] if isinstance(self.eval_batches, (list, tuple)) and self.eval_batches else ()
         tensors = {str(i): t for i, t in enumerate(first) if isinstance(t, Tensor)}

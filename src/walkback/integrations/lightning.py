@@ -20,7 +20,8 @@ class LightningWatch(WatchCallback):
     """A Lightning callback that watches the network; its `.watch` is the Watch once training has started.
 
     Args:
-        eval_batches: as in `Watch`.
+        eval_batches: as in `Watch`, or the `module:function` that returns them, which a configuration file can name and
+            every process of a launcher calls for itself.
         every: as in `Watch`; steps are optimiser steps (`trainer.global_step`), whatever is accumulated.
         network: the dotted path of the network inside the LightningModule, such as "net"; by default the module itself.
         accuracy: the name of a logged metric, a fraction. Each value goes into one row: that of its epoch's end or,
@@ -44,7 +45,7 @@ class LightningWatch(WatchCallback):
 
     def __init__(
         self,
-        eval_batches: Iterable[Any],
+        eval_batches: Iterable[Any] | str,
         every: str | int = "epoch",
         *,
         network: str | None = None,
@@ -108,3 +109,10 @@ class LightningWatch(WatchCallback):
 
 
 lightning_callback = LightningWatch
+
+
+def __getattr__(name: str) -> type:
+    """`LightningCallback`: the same as a subclass of Lightning's Callback, which LightningCLI asks for."""
+    if name == "LightningCallback":
+        return LightningWatch.concrete()
+    raise AttributeError(f"module {__name__} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import InputError
-from walkback.integrations.library import library
+from walkback.integrations.optional import library
 from walkback.training.watch import Row, scalars, where
 
 

@@ -12,7 +12,7 @@ class TransformersWatch(WatchCallback):
     """A `TrainerCallback` that watches the network; its `.watch` is the Watch once training has started.
 
     Args:
-        eval_batches: as in `Watch`.
+        eval_batches: as in `Watch`, or the `module:function` that returns them.
         every: as in `Watch`; steps are optimiser steps (`state.global_step`), whatever is accumulated.
         network: the dotted path of the network inside the model; by default the model itself.
         stop: end training when trust is lost.
