@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # what is imported is compiled once, then, and not all of it at installation
 
-.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench evidence clean
+.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench corpus evidence test-floors test-light clean
 
 demo: $(STAMP)
 	$(BIN)/walkback doctor
@@ -70,13 +70,42 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench_audit.py
 	$(BIN)/python benchmarks/bench_page.py
 
+# Networks of other libraries, built tiny and compared with norms by hand; docs/corpus.md is made anew. The libraries come
+# without what they ask for: they would pull another torch.
+CORPUS := vit-pytorch x-transformers timm torchvision monai torch-geometric einops einx frozendict loguru torch-einops-utils rotary-embedding-torch
+corpus: $(STAMP)
+	$(PYTHON) -m venv --system-site-packages $(VENV)/corpus
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(VENV)/corpus/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"
+	$(VENV)/corpus/bin/python -m pip install --quiet --no-deps $(CORPUS)
+	PYTHONPATH=src $(VENV)/corpus/bin/python benchmarks/corpus --write docs/corpus.md
+
 evidence: $(STAMP)
 	$(BIN)/walkback evidence all --from results --out results/tables
 	$(BIN)/python scripts/draw_results.py
 	$(BIN)/python scripts/tries.py
 
+# The core's tests with the lowest versions that pyproject.toml promises, or with FLOORS=newest on any Python.
+FLOORS ?= lowest
+CORE   := tests/verdict tests/report/test_judge.py tests/report/test_report.py tests/measures/test_measure.py tests/network/test_anatomy.py \
+          tests/rules/test_rules.py tests/lint tests/test_registry.py tests/cli/test_gate.py tests/training/test_bundle.py tests/whole/test_protocol.py
+# An older pydantic writes the same schema in other words.
+WRITTEN := tests/report/test_report.py::test_the_schema_that_ships_is_the_one_of_the_model
+test-floors:
+	$(PYTHON) -m venv .venv-$(FLOORS)
+	$(PYTHON) scripts/floors.py $(FLOORS) > .venv-$(FLOORS)/floors.txt
+	.venv-$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  $(if $(filter newest,$(FLOORS)),-c constraints.txt) -r .venv-$(FLOORS)/floors.txt pytest hypothesis beartype jsonschema
+	PYTHONPATH=src .venv-$(FLOORS)/bin/python -m pytest $(CORE) $(if $(filter lowest,$(FLOORS)),--deselect $(WRITTEN))
+
+# The core without torch, as a JAX user or a hook has it.
+test-light:
+	$(PYTHON) -m venv .venv-light
+	.venv-light/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -r requirements-light.txt hatchling
+	.venv-light/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation .
+	scripts/light.sh .venv-light/bin
+
 clean:
-	rm -rf $(VENV) site
+	rm -rf $(VENV) .venv-lowest .venv-newest .venv-light site
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"walkback needs Python 3.11 or newer, this is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'

@@ -6,6 +6,7 @@ python scripts/draw_results.py
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -13,7 +14,7 @@ from walkback.audit.records import Records, read_records
 from walkback.audit.settings import command
 from walkback.replication.decoded import decoded
 from walkback.replication.figures import FIGURES, save_figures
-from walkback.replication.found import Placed, markdown_list
+from walkback.replication.found import markdown_list
 from walkback.replication.tables import TABLES, evidence
 from walkback.report.table import Table
 
@@ -31,7 +32,7 @@ def main() -> None:
         Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), things), encoding="utf-8")
 
 
-def listing(text: str, things: Mapping[str, Placed]) -> str:
+def listing(text: str, things: Mapping[str, Any]) -> str:
     """A page of the documentation whose list of tables or figures is that of their folder."""
     return re.sub(r"\| name \| what it shows \|\n(\|.*\n)+", lambda _: markdown_list(things) + "\n", text, count=1)
 

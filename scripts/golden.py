@@ -116,7 +116,11 @@ def foreign_networks() -> Iterator[tuple[str, Callable[[], wb.Report]]]:
         yield f"altered by {name}", lambda n=net: wb.diagnose(n, batches, credit=signs)
 
 
-def said(measure: Callable[[], wb.Report]) -> dict[str, Any]:
+# Networks whose numbers are what rounding leaves, which differs between processors: their codes are compared.
+OF_ROUNDING = ("absorbing", "trained by EP")
+
+
+def said(measure: Callable[[], wb.Report], network: str = "") -> dict[str, Any]:
     """What a report holds in numbers and codes, or the kind of its error."""
     try:
         report = json.loads(measure().to_json())
@@ -127,6 +131,11 @@ def said(measure: Callable[[], wb.Report]) -> dict[str, Any]:
     for held in (found["values"], found["per_layer"]):
         for name in ROUNDING & held.keys():
             del held[name]
+    if network in OF_ROUNDING:
+        found = {key: found[key] for key in ("verdict", "failed", "depth_used", "nonfinite")}
+    elif "dominated" in network:  # their gradients are so small that the changes of a loss are rounded
+        found["controls"] = {}
+        found["per_layer"].pop("perturbation", None)
     found["altered"], found["doubted"] = bool(report["altered"]), bool(report["doubted"])
     found["notes"] = sorted([note["code"], note["site"]] for note in report["notes"] if note["code"])
     return found
@@ -138,7 +147,8 @@ COMMANDS = (
     *(["--help"], ["anatomy", "--help"], ["audit", "--help"], ["calibrate", "--help"], ["demo", "--help"]),
     *(["diagnose", "--help"], ["doctor", "--help"], ["evidence", "--help"], ["judge", "--help"], ["lint", "--help"]),
     *(["pitfalls", "--help"], ["report", "--help"], ["train", "--help"]),
-    *(["diagnose", f"src/walkback/bundles/{rule}", "--json"] for rule in ("bp", "dfa", "ep")),
+    # Not EP: its credit is a difference of states, and what rounding leaves of that differs between processors.
+    *(["diagnose", f"src/walkback/bundles/{rule}", "--json"] for rule in ("bp", "dfa")),
     *(["judge", f"src/walkback/bundles/{rule}/trajectory.jsonl", "--json"] for rule in ("bp", "dfa", "ep")),
     ["anatomy", "walkback.selftest:healthy", "--json"],
 )
@@ -163,7 +173,7 @@ def answered(words: list[str]) -> dict[str, Any]:
 
 MADE: dict[str, Callable[[], dict[str, Any]]] = {
     "records.json": golden,
-    "measured.json": lambda: {name: said(measure) for name, measure in networks()},
+    "measured.json": lambda: {name: said(measure, name) for name, measure in networks()},
     "cli.json": lambda: {" ".join(words): answered(list(words)) for words in COMMANDS},
 }
 

@@ -40,6 +40,7 @@ def set_environment() -> None:
         "COLUMNS": "80",
         "LINES": "25",
         "OMP_NUM_THREADS": "1",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",  # some virtual machines announce AMX and die of it, in bfloat16
         "CUDA_VISIBLE_DEVICES": "",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",

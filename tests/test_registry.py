@@ -24,7 +24,8 @@ def test_names_read_from_the_files_are_those_of_the_table(folder: str, table: st
 
 
 def test_lists_keep_their_order() -> None:
-    assert list(wb.rules.RULES) == ["bp", "fa", "dfa", "state-bridge", "credit-bridge", "ep"]
+    papers, field = ["bp", "fa", "dfa", "state-bridge", "credit-bridge", "ep"], ["drtp", "usf", "frsf", "brsf"]
+    assert list(wb.rules.RULES) == [*papers, *field, "kolen-pollack", "weight-mirror"]
     assert list(wb.nets.NETS) == ["resmlp", "vit-mini", "student", "small-cnn"]
     assert [*wb.data.EMBEDDED, *wb.data.SOURCES] == [
         "teacher",

@@ -17,7 +17,7 @@ _HOMES = {
     "Bundle": "walkback.training.bundle",
     "CreditError": "walkback.errors",
     "Claim": "walkback.verdict.claim",
-    "Depth": "walkback.measures.depth",
+    "Depth": "walkback.measures.worth",
     "DiagnosticThresholds": "walkback.verdict.checks",
     "FormatError": "walkback.errors",
     "FreshFeedback": "walkback.measures.probes",
@@ -34,10 +34,11 @@ _HOMES = {
     "Watch": "walkback.training.watch",
     "RunSpec": "walkback.training.spec",
     "audit": "walkback.audit",
-    "certify": "walkback.training.certify",
+    "certify": "walkback.training.certify_recorded",
     "data": "walkback.data",
     "depth": "walkback.measures.depth",
     "diagnose": "walkback.api",
+    "diagnose_arrays": "walkback.arrays",
     "frozen_baseline": "walkback.training.control",
     "judge": "walkback.report.formats.logged",
     "load_bundle": "walkback.training.bundle",
@@ -65,19 +66,20 @@ if TYPE_CHECKING:
     from walkback import selftest as selftest
     from walkback.api import diagnose as diagnose
     from walkback.api import measure as measure
+    from walkback.arrays import diagnose_arrays as diagnose_arrays
     from walkback.errors import AnatomyError as AnatomyError
     from walkback.errors import CreditError as CreditError
     from walkback.errors import FormatError as FormatError
     from walkback.errors import InputError as InputError
     from walkback.errors import WalkbackError as WalkbackError
     from walkback.lint import lint as lint
-    from walkback.measures.depth import Depth as Depth
     from walkback.measures.depth import depth as depth
     from walkback.measures.measurements import Measurements as Measurements
     from walkback.measures.precision import Intrinsic as Intrinsic
     from walkback.measures.probes import FreshFeedback as FreshFeedback
     from walkback.measures.probes import Nudging as Nudging
     from walkback.measures.probes import Perturbation as Perturbation
+    from walkback.measures.worth import Depth as Depth
     from walkback.network.anatomy import Anatomy as Anatomy
     from walkback.report.formats.logged import judge as judge
     from walkback.report.report import Report as Report
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
     from walkback.training.bundle import load_bundle as load_bundle
     from walkback.training.bundle import save_bundle as save_bundle
     from walkback.training.certify import Certificate as Certificate
-    from walkback.training.certify import certify as certify
+    from walkback.training.certify_recorded import certify as certify
     from walkback.training.control import frozen_baseline as frozen_baseline
     from walkback.training.loop import train as train
     from walkback.training.spec import RunSpec as RunSpec

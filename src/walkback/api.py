@@ -15,8 +15,10 @@ from walkback.measures.precision import Intrinsic, IntrinsicMeter
 from walkback.measures.probes import Probe, Probing, wanted
 from walkback.measures.session import Session, paired_by
 from walkback.measures.witness import Witness
+from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
 from walkback.network.batch import pairs
+from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.progress import track
 from walkback.registry import whole_numbers
@@ -53,11 +55,13 @@ def diagnose(
     *,
     claim: Claim | None = None,
     method: str = "",
+    depth: Depth | None = None,
+    sites: Sites | None = None,
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
     Args:
-        model: a residual network that `Anatomy.of` can read, on the device of the batches.
+        model: a residual network that `Anatomy.of` can read, or a plain one, on the device of the batches.
         eval_batches: (inputs (B, ...), labels) pairs; at least 8 disjoint, shuffled batches of about 128. Labels are
             classes (B,), probabilities (B, C), or tokens (B, T). Inputs may be a dict of the model's keywords, and a
             dict with "labels" in it is a pair too.
@@ -82,6 +86,9 @@ def diagnose(
             credit of site l + 1 with the gradient of site l, as published figures of FA seem to do: see pitfall 15.
         claim: the accuracies to be judged; or give them by their published names.
         method: what is measured, shown in the report.
+        depth: what `walkback.depth` returned; beside a control D3 decides, unless `Claim.primary` is "D3-outcome".
+        sites: "layers" reads the output of every hidden layer, as is done by itself where there is no residual stream;
+            a list of dotted names, or module -> bool, reads the outputs of those modules. In place of `anatomy`.
 
     >>> import walkback as wb
     >>> net, batches, claim = wb.selftest.exploded(), wb.selftest.batches(8), wb.Claim(accuracy=0.31, frozen=0.35)
@@ -90,7 +97,7 @@ def diagnose(
     (('D1', 'D2', 'D3'), False, False)
     """
     published = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
-    claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct)
+    claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct, depth=depth)
     if method and method_name:
         raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
     limits = thresholds or DiagnosticThresholds()
@@ -99,6 +106,7 @@ def diagnose(
     if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):
         asked.append(Intrinsic())
     options = {"anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference, "pairing": pairing}
+    options |= {"sites": sites}
     measurements = measure(model, eval_batches, credit=credit, probes=asked, **options)
     return make_report(measurements, claim, limits, edition, method or method_name, notes)
 
@@ -114,6 +122,7 @@ def measure(
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
     pairing: str = "site",
+    sites: Sites | None = None,
 ) -> Measurements:
     """Return all numbers of the protocol, before any threshold. Arguments as in `diagnose`.
 
@@ -125,10 +134,11 @@ def measure(
     if chunk is not None:
         whole_numbers(chunk=chunk)
     asked, recorded, paired = wanted(probes), isinstance(credit, Recorded), paired_by(pairing)
-    with Tracer(model, anatomy, loss, "derived" if recorded and reference is None else reference) as tracer:
+    reference = "derived" if recorded and reference is None else reference
+    with Tracer(model, anatomy, loss, reference, sites) as tracer:
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
-            credit = credit.bound(tracer.anatomy, tracer.losses, tracer.notes)
+            credit = credit.bound(lambda: tracer.anatomy, tracer.losses, tracer.notes)
         meter, session = Meter(), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing})
         takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
         takers += [IntrinsicMeter(tracer, probe) for probe in asked if isinstance(probe, Intrinsic)]
@@ -138,10 +148,8 @@ def measure(
                     taker.update(trace)
                 del trace  # the next part is traced without this one in memory
         if not meter.samples:
-            raise InputError(
-                "Expected at least one batch, but eval_batches is empty. A generator that was used up before gives "
-                "nothing: pass a list or a fresh loader."
-            )
+            used = "A generator that was used up before gives nothing: pass a list or a fresh loader."
+            raise InputError(f"Expected at least one batch, but eval_batches is empty. {used}")
         found = Found()
         for taker in takers:
             taker.compute(found)

@@ -70,6 +70,10 @@ def _nonfinite(note: Note) -> str:
     return f"{note.values['kind']} not finite{place}{said}, as logged"
 
 
+def _factor(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.3g}x"
+
+
 def _altered(note: Note) -> str:
     v = note.values
     sites = ", ".join(map(str, v.get("sites") or ())) or "all together"
@@ -83,6 +87,12 @@ def _altered(note: Note) -> str:
         'refers to an altered gradient. Measure with reference="derived", or with reference=twin, a plain network with '
         "its weights"
     )
+
+
+def _unused_columns(note: Note) -> str:
+    meant = note.values["meant"]
+    told = [f"{c}: did you mean {meant[c]}?" if c in meant else str(c) for c in note.values["columns"]]
+    return f"columns that were not used: {', '.join(told)}"
 
 
 def _few_samples(note: Note) -> str:
@@ -108,6 +118,16 @@ def why_no_cosine(values: Values) -> str:
 def _no_cosine(note: Note) -> str:
     every = "" if note.values["cause"] == "nonfinite" else " for every sample"
     return f"no cosine at site {note.site}: {why_no_cosine(note.values)}{every}"
+
+
+def _depth_differs(note: Note) -> str:
+    v = note.values
+    ours, other = ("passes", "flags") if v["flagged"] else ("flags", "passes")
+    return (
+        f"the two checks of depth disagree: {v['decides']} {ours} ({v['value']:+.1f} pp) and decides, "
+        f"{v['other']} {other} ({v['beside']:+.1f} pp). D3 compares with another training, in which "
+        "the stem learned beside frozen blocks; D3-outcome keeps this stem and draws the blocks anew"
+    )
 
 
 def _no_spread(note: Note) -> str:
@@ -166,6 +186,10 @@ UNPROVEN = {
     "frozen": "no parameter of the module that writes it is trained",
     "shared": "the parameters of the module that writes it are used outside it too",
     "no-gradient": "the run left no gradients in its weights (an optimiser in the backward pass that clears them?)",
+    "stopped": (
+        "what arrives at the module that writes it gives the weights there no gradient (a feedback layer inside that "
+        "sends zeros, a factor of 0, dead units)"
+    ),
     "failed": "the run could not be repeated",
     "sharded": "its parameters are sharded",
     "ranks": "gradients are averaged over processes",
@@ -193,6 +217,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "said": "{text}",
     "said-anew": "{text}",
     # of the reference
+    "unused-columns": _unused_columns,
     "nonfinite": _nonfinite,
     "altered-backward": _altered,
     "unchecked-backward": (
@@ -204,6 +229,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "disagreement is a lower bound"
     ),
     "editions-differ": _editions_differ,
+    "depth-differs": _depth_differs,
     "clamp-decides": (
         "F.cosine_similarity would report a cosine off by {error:.2g} at site {site}, from its ε alone: multiply the "
         "loss by a constant, or leave ε out"
@@ -225,6 +251,14 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "network: ‖h‖, ‖g‖ and cosines of site {site} are right only if it adds the branch as it is. Wrap the block so "
         "that it returns the new state"
     ),
+    "received-sites": (
+        "stream and branches are put together outside of the blocks by more than a sum (a scale, a norm, an activation)"
+        ": sites are what the next block, and the readout, receive"
+    ),
+    "read-past": (
+        "the readout reads earlier sites too, {sites}: g_l there is the whole derivative, of what passes the last block"
+        " and of what does not"
+    ),
     "hidden-count": (
         "return_hidden gives {states} states, the network has {sites} sites; measured on what the blocks received and "
         "returned"
@@ -236,6 +270,11 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "token-not-found": (
         "the gradient of the last site is zero at every token, so the readout's token can't be found; token norms are "
         "averaged (name it with Anatomy.of(model, pool=0))"
+    ),
+    "layers-left-out": lambda note: f"layers that are no site: {'; '.join(note.values['layers'])}",
+    "layers-passed": (
+        "a way leads past {layer}, so this network has a residual stream or skips: sites are the outputs of its "
+        "layers, not the stream, and each g_l is that of one layer's output"
     ),
     "blocks-left-out": "the anatomy that was given names {named} of {of} blocks: the others are not measured",
     # of the credit
@@ -298,6 +337,15 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "logits span {span:.3g} on average, so the softmax is saturated: a head or temperature of this size lifts ‖g‖ "
         "over the floor of D2 whatever the stream does; read growth and the float64 cosines"
     ),
+    "controls": lambda note: (
+        f"D3 is judged on the control {note.values['primary']}, which was named beforehand; the gain over each: "
+        + ", ".join(f"{name} {gain:+.1f} pp" for name, gain in note.values["gains"].items())
+    ),
+    "token-denominator": lambda note: (
+        f"at site {note.site} the token that is read has {note.values['share']:.1%} of the other tokens' norm, so "
+        f"growth is taken over all tokens: {_factor(note.values['all'])}, and {_factor(note.values['read'])} at that "
+        "token"
+    ),
     "outlier": (
         "one of {of} samples carries {share:.0%} of {what} at site {site}: means over samples, and what is judged by "
         "them, are mostly that sample's; look at it, or leave it out"
@@ -342,5 +390,5 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
 RENEWED = frozenset(
     ("said-anew", "other-accuracy", "constant-norm", "bp-direction", "bp-against", "bp-nearly", "other-thresholds",
      "no-spread", "below-chance", "reference-under-floor", "concentrated", "editions-differ", "clamp-decides",
-     "shifted-pairing", "remark", "nonfinite", "altered-backward", "unchecked-backward")
+     "depth-differs", "shifted-pairing", "controls", "remark", "nonfinite", "altered-backward", "unchecked-backward")
 )  # fmt: skip

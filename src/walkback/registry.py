@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -51,14 +52,44 @@ def names_in(package: str, table: str) -> list[str]:
     >>> names_in("walkback.rules", "RULES")[:3]
     ['bp', 'fa', 'dfa']
     """
-    spec, parts = find_spec(package), []
-    folders = spec.submodule_search_locations if spec else None
-    for path in (path for folder in folders or () for path in sorted(Path(folder).glob("[!_]*.py"))):
-        text = path.read_text(encoding="utf-8")
+    parts = []
+    for text in _texts(package):
         if part := re.search(rf"^{table} = {{(.*?)}}", text, re.MULTILINE | re.DOTALL):
             order = re.search(r"^ORDER = (\d+)", text, re.MULTILINE)
             parts.append((int(order[1]) if order else 99, re.findall(r'"([\w-]+)":', part[1])))
     return [name for _, names in sorted(parts, key=lambda part: part[0]) for name in names]
+
+
+def defaults_in(package: str, table: str) -> dict[str, dict[str, Any]]:
+    """Return the options of every class in `gathered` with their defaults, read from the text of the files.
+
+    >>> defaults_in("walkback.rules", "RULES")["ep"]
+    {'beta': 0.5, 'steps': 10, 'step_size': 0.2}
+    """
+    trees = [ast.parse(text) for text in _texts(package)]
+    classes = {node.name: node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)}
+    assigned = [n for t in trees for n in t.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == table]
+    tables = [n.value for n in assigned if isinstance(n.value, ast.Dict)]
+    made_by = {ast.unparse(k): ast.unparse(v) for one in tables for k, v in zip(one.keys, one.values) if k}
+    return {name: _init_defaults(classes, made_by[repr(name)]) for name in names_in(package, table)}
+
+
+def _init_defaults(classes: Mapping[str, ast.ClassDef], name: str) -> dict[str, Any]:
+    """Return the defaults of a class's own `__init__`, or of the first base that has one."""
+    if name not in classes:
+        return {}
+    for node in classes[name].body:
+        if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+            with_default = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            return {a.arg: ast.literal_eval(d) for a, d in zip(with_default, node.args.defaults)}
+    return next(filter(None, (_init_defaults(classes, ast.unparse(base)) for base in classes[name].bases)), {})
+
+
+def _texts(package: str) -> Iterator[str]:
+    """Yield the files of a package's folder as text, sorted by name."""
+    spec = find_spec(package)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("[!_]*.py")))
 
 
 def closest(word: str, known: Iterable[str]) -> str:
@@ -73,6 +104,32 @@ def closest(word: str, known: Iterable[str]) -> str:
 def is_entry(text: object) -> bool:
     """Return whether it looks like `package.module:function`."""
     return isinstance(text, str) and re.fullmatch(r"[\w.]+:[\w.]+", text) is not None
+
+
+def modules_named(*texts: object) -> frozenset[str]:
+    """Return the modules of those texts that are entries.
+
+    >>> sorted(modules_named("resmlp", "mine.nets:small", "mine.rules:own"))
+    ['mine.nets', 'mine.rules']
+    """
+    return frozenset(str(text).partition(":")[0] for text in texts if is_entry(text))
+
+
+def check_trusted(text: object, trust: Iterable[str], where: Path) -> None:
+    """Refuse an entry that a file names, unless the user trusts its module or a package around it.
+
+    >>> check_trusted("mine.nets:small", {"mine"}, Path("run"))
+    >>> check_trusted("os:system", {"mine"}, Path("run"))
+    Traceback (most recent call last):
+    walkback.errors.InputError: run names 'os:system': it would import os and call system, with all your rights. ...
+    """
+    for module in modules_named(text):
+        if not any(module == known or module.startswith(f"{known}.") for known in trust):
+            raise InputError(
+                f"{where} names {shown(text)}: it would import {cut(module)} and call "
+                f"{cut(str(text).partition(':')[2])}, with all your rights. If you know the module and trust it, say "
+                f"so: --trust {cut(module)}, or load_bundle(path, trust=[{shown(module)}])."
+            )
 
 
 def call_entry(text: str, /, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from walkback.api import measure
 from walkback.data import load
 from walkback.errors import FormatError
+from walkback.nets.residual import Residual
 from walkback.training.bundle import load_bundle
 from walkback.training.rows import evaluate
 from walkback.training.setup import probe_batches
@@ -25,7 +26,7 @@ from walkback.training.setup import probe_batches
 WIDTH, CLASSES = 32, 10
 
 
-class ResidualNet(nn.Module):
+class ResidualNet(Residual):
     """A residual MLP with the published interface: `embed`, `blocks` that return the branch, `out_ln`, `out_head`."""
 
     def __init__(self, inputs: int, width: int, depth: int, classes: int, terminal_norm: bool = True) -> None:
@@ -37,14 +38,6 @@ class ResidualNet(nn.Module):
         )
         self.out_ln = nn.LayerNorm(width) if terminal_norm else nn.Identity()
         self.out_head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor, return_hidden: bool = False) -> Tensor | tuple[Tensor, list[Tensor]]:
-        """(B, inputs) to logits (B, classes), with h_0…h_L when asked."""
-        hidden = [self.embed(x)]
-        for block in self.blocks:
-            hidden.append(hidden[-1] + block(hidden[-1]))
-        logits = self.out_head(self.out_ln(hidden[-1]))
-        return (logits, hidden) if return_hidden else logits
 
 
 def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed: int = 0) -> ResidualNet:

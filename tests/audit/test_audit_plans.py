@@ -15,6 +15,7 @@ import torch
 import walkback as wb
 from walkback.audit import cost, names, plan
 from walkback.audit.plans import RULE_OPTIONS, SEEDS, unique, with_controls
+from walkback.audit.records import canonical
 from walkback.audit.settings import command
 from walkback.cli import run as cli
 from walkback.training.spec import RunSpec
@@ -37,7 +38,7 @@ def cells(name: str, *fields: str) -> set[tuple]:
 def test_the_plans_are_those_that_were_promised() -> None:
     promised = (
         "primary primary-plain wide-shallow wide cross-arch lambda-sweep matched-penalty capacity early-epochs "
-        "cifar100 credit-site unit-credit as-published as-published-penalty full"
+        "cifar100 credit-site unit-credit as-published as-published-penalty feedback-draws full"
     )
     assert names() == tuple(promised.split())
 
@@ -89,7 +90,9 @@ def test_interventions() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_every_run_has_both_controls_matched_in_all_but_its_blocks(name: str) -> None:
-    specs = plan(name).specs
+    specs = [
+        spec for spec in plan(name).specs if "draw_seed" not in spec.rule_options
+    ]  # draws are compared, not judged
     matched = ("net", "net_options", "data", "epochs", "optimiser", "seed", "augment")
     conditions = {spec.name: str([getattr(spec, field) for field in matched]) for spec in specs}
     frozen = Counter(
@@ -113,6 +116,15 @@ def test_full_is_the_union_and_what_plans_share_is_there_once() -> None:
     assert full.settings >= 15
     for name in ("capacity", "early-epochs", "credit-site"):
         assert any(spec in plan("lambda-sweep").specs for spec in trained(name)), name
+
+
+def test_feedback_draws_cross_every_draw_with_every_initialisation_and_rename_nothing() -> None:
+    specs = plan("feedback-draws").specs
+    cells = {(spec.rule_options["draw_seed"], spec.seed) for spec in specs}
+    assert len(specs) == len(cells) == 18
+    assert {spec.scope for spec in specs} == {"all"}
+    # A run that does not name a draw keeps its name, and so does one that writes the default out.
+    assert canonical(RunSpec(rule="dfa", rule_options={"draw_seed": None})).name == RunSpec(rule="dfa").name
 
 
 # -- plans of one's own --------------------------------------------------------------------------------------

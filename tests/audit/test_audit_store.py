@@ -85,7 +85,7 @@ def _interrupt(*_: object) -> None:
 
 
 def test_a_finished_run_leaves_its_record_and_nothing_else(whole: Path) -> None:
-    assert {path.name for path in (whole / SPEC.name).iterdir()} == {*KEPT, "machine.json"}
+    assert {path.name for path in (whole / SPEC.name).iterdir()} == {*KEPT, "machine.json", "sums.json"}
     assert store.state(whole, SPEC) == store.State("finished")
     assert store.state(whole, OTHER) == store.State("new")
 
@@ -128,7 +128,7 @@ def test_an_interrupted_run_goes_on_and_its_left_overs_are_cleared(
     monkeypatch.setattr("walkback.training.loop._progress", lambda run, *_: seen.append(run.rows[-1]["epoch"]))
     train(SPEC, tmp_path, data=small())
     assert seen == [2]
-    assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
+    assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json", "sums.json"}
     assert content(place) == content(whole / SPEC.name)
 
 
@@ -242,6 +242,7 @@ def _garbled(name: str, **fields: object) -> Callable[[Path], None]:
     ],
 )  # fmt: skip
 def test_what_evidence_can_not_read_is_not_finished(damage: Callable[[Path], None], words: str, runs: Path) -> None:
+    (runs / SPEC.name / "sums.json").unlink()  # as of an earlier version: else its sums tell first
     damage(runs / SPEC.name)
     found = store.state(runs, SPEC)
     assert (found.kind, words in found.detail) == ("damaged", True), found
@@ -543,7 +544,7 @@ def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_pat
         assert not held(place), "the lock outlived its owner"
         assert store.state(place.parent, SPEC).kind == "begun"
         assert content(run(place.parent).path) == content(whole / SPEC.name)
-        assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json"}
+        assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json", "sums.json"}
 
 
 STOP = """
@@ -615,11 +616,11 @@ def test_waiting_is_said(tmp_path: Path) -> None:
 
 
 def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli(["diagnose", str(runs / SPEC.name), "--json"])
+    cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store", "--json"])
     alone = json.loads(capsys.readouterr().out)
     assert alone["frozen_baseline_acc"] is None
     control = train(control_spec(SPEC), runs, data=small(), quiet=True)
-    cli(["diagnose", str(runs / SPEC.name), "--json"])
+    cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store", "--json"])
     out, err = capsys.readouterr()
     found = json.loads(out)
     assert found["frozen_baseline_acc"] == control.report().headline_acc
@@ -635,10 +636,10 @@ def test_diagnose_finds_the_control_beside_a_run(runs: Path, capsys: pytest.Capt
     for wrong in (3, {"samples": 5}, {**found["conditions"]["paired"], "both": -1}):
         with pytest.raises(wb.InputError, match=r"Expected .*paired.* counts"):
             wb.judge({**found, "conditions": {"paired": wrong}})
-    cli(["diagnose", str(runs / SPEC.name), "--json", "--frozen-acc", "0.25"])
+    cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store", "--json", "--frozen-acc", "0.25"])
     found = json.loads(capsys.readouterr().out)
     assert (found["frozen_baseline_acc"], found["findings"][2]["interval"]) == (0.25, None)
-    cli(["diagnose", str(control.path), "--json"])
+    cli(["diagnose", str(control.path), "--trust", "test_audit_store", "--json"])
     assert json.loads(capsys.readouterr().out)["frozen_baseline_acc"] is None
 
 
@@ -653,7 +654,7 @@ def test_diagnose_asks_the_bp_runs_beside_a_run_whether_the_task_shows_depth(
     shutil.rmtree(runs / control_spec(others[1]).name)
     run(runs, RunSpec(**{**FIELDS, "rule": "bp", "epochs": 1}))  # of another length: it tells nothing
     (limits := tmp_path / "limits.json").write_text(json.dumps({"frozen_acc_margin_pp": margin}))
-    cli(["diagnose", str(runs / SPEC.name), "--json", "--thresholds", str(limits)])
+    cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store", "--json", "--thresholds", str(limits)])
     out, err = capsys.readouterr()
     found = json.loads(out)
     bp, frozen = (wb.load_bundle(runs / s.name).report().headline_acc for s in (others[0], control_spec(others[0])))
@@ -668,7 +669,7 @@ def test_diagnose_asks_the_bp_runs_beside_a_run_whether_the_task_shows_depth(
     assert (again["flagged"], again["reason"]) == (expected.flagged, expected.reason)
     other = wb.judge(found, bp_acc=0.9)
     assert (other.bp_acc, "bp_frozen_acc" in other.conditions) == (0.9, False)
-    cli(["diagnose", str(runs / SPEC.name), "--json", "--bp-acc", "0.9"])
+    cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store", "--json", "--bp-acc", "0.9"])
     assert "bp_frozen_acc" not in json.loads(capsys.readouterr().out)["conditions"]
 
 
@@ -681,7 +682,7 @@ def test_a_record_without_weights_says_where_its_numbers_are(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (runs / SPEC.name / "weights.safetensors").unlink()
-    assert cli(["diagnose", str(runs / SPEC.name)]) == 2
+    assert cli(["diagnose", str(runs / SPEC.name), "--trust", "test_audit_store"]) == 2
     assert "walkback judge" in capsys.readouterr().err
     assert cli(["judge", str(runs / SPEC.name), "--json"]) in (0, 1, 3)
     assert json.loads(capsys.readouterr().out)["per_layer"]["h_norm"]

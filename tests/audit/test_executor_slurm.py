@@ -207,3 +207,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "walkback.audit.executors.slurm")
     with pytest.raises(InputError, match=r"pip install 'walkback\[slurm\]'"):
         executor("slurm")
+
+
+@pytest.mark.parametrize("option", ["partition", "account", "setup_of_mine"])
+def test_an_option_can_not_add_lines_to_the_script_of_a_job(option: str) -> None:
+    with pytest.raises(InputError, match=f"Expected the option {option} to be on one line"):
+        next(slurm.run([], **{option: "short\n#SBATCH --uid=0"}))

@@ -117,12 +117,17 @@ def call(capsys, *tokens: str) -> tuple[int, str, str]:
     ("entry", "code", "line"),
     [
         ("passing", 0, "VERDICT: passes"),
-        ("healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
-        ("as_list", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
-        ("Group.healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc)"),
+        ("healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc, or --depth)"),
+        ("as_list", 3, "VERDICT: undecided: depth not tested (give frozen_acc, or --depth)"),
+        ("Group.healthy", 3, "VERDICT: undecided: depth not tested (give frozen_acc, or --depth)"),
         ("exploded", 1, "VERDICT: walked back: D1, D2, D3"),
         ("four", 1, "VERDICT: walked back: a, b, d"),
-        ("straddles", 3, "VERDICT: undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp"),
+        (
+            "straddles",
+            3,
+            "VERDICT: undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp "
+            "(at this spread 37 more seeds would decide it)",
+        ),
     ],
 )
 def test_diagnose_prints_the_report_and_exits_by_its_verdict(mod, capsys, entry, code, line):
@@ -176,9 +181,11 @@ def test_a_bundle_is_diagnosed_on_given_data(mod, capsys, tmp_path):
     model = wb.selftest.exploded()
     spec = {"net": f"{mod}:net", "headline_acc": 0.31, "frozen_baseline_acc": 0.35, "method_name": "DFA"}
     wb.save_bundle(tmp_path / "run", model, spec)
-    code, out, _ = call(capsys, "diagnose", "run", "--data", f"{mod}:batches", "--json")
+    code, out, _ = call(capsys, "diagnose", "run", "--data", f"{mod}:batches", "--trust", mod, "--json")
     assert (code, json.loads(out)["failed"]) == (1, ["D1", "D2", "D3"])
     assert json.loads(out)["method"] == "DFA"
+    code, _, err = call(capsys, "diagnose", "run", "--data", f"{mod}:batches")
+    assert (code, f"it would import {mod} and call net" in err, f"--trust {mod}" in err) == (2, True, True)
     code, _, err = call(capsys, "diagnose", "run")
     assert (code, "Expected --data module:function" in err) == (2, True)
 
@@ -527,3 +534,11 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize(
+    "tokens", [["train", "--seed", "2.5"], ["train", "--epochs", "1e3"], ["demo", "--workers", "x"]]
+)
+def test_numbers_are_not_rounded_without_a_word(capsys, tokens):
+    code, _, err = call(capsys, *tokens)
+    assert (code, "expected a whole number, but got" in err) == (2, True)

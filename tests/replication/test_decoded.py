@@ -178,6 +178,13 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
     ):
         assert words in page, words
     assert max(abs(c) for c in dfa.measurements.cosine[1:]) < 0.01
+    moved = [w for block in dfa.report.run["weight_growth"] for w in block]
+    assert f"weights move by {np.mean(moved):.0f} times their norm" in page
+    assert f"deep cosine is {dfa.epochs[1][2].deep_cosine:.3f}".replace("-", "−") in page
+    tries = read_records(ROOT / "evidence/search")
+    (half,) = [run for run in tries if run.spec.rule == "dfa" and run.spec.optimiser.lr == 5e-4]
+    course = ", ".join(number(m.g_norm[-1], "norm") for _, _, m in half.epochs[1:5])
+    assert f"four epochs have ‖g_L‖ {course} (1.1e-5" in page
     assert decide(dfa, own["dfa", "frozen"]) == ("D1", "D2", "D3")
 
 

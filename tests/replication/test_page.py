@@ -16,13 +16,13 @@ import pytest
 
 import walkback as wb
 from made_latex import compiled
-from made_runs import EXPLODED, HEALTHY, write_run
+from made_runs import EXPLODED, HEALTHY, right, write_run
 from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, edit, many, replace_slash, seeded
 from walkback import cli
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import Setting, alike, commands, judged, judged_runs
 from walkback.errors import FormatError, InputError
-from walkback.replication.page import PLOTLY, page, page_data, render
+from walkback.replication.page import PLOTLY, _judged_report, page, page_data, render
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
 from walkback.report.report import Report, tex
@@ -195,11 +195,13 @@ def test_a_row_says_what_the_audit_says(records, parsed):
     assert shown["frozen"]["text"] == "0.350"
 
 
-def test_the_interval_is_the_paired_one(records, parsed):
-    expected = paired_margin([0.60, 0.61], [0.45, 0.45])
+def test_the_interval_is_that_of_seeds_and_test_samples(records, parsed):
+    pairs = [(right(ours), right(0.45)) for ours in (0.60, 0.61)]
+    expected = paired_margin([0.60, 0.61], [0.45, 0.45], pairs)
     shown = row(parsed, "BP")["d3"]
     assert (shown["value"], shown["interval"]) == (expected[0], pytest.approx(expected[1]))
-    assert shown["text"] == "+15.5 pp [+9.1, +21.9]"
+    low, high = expected[1]
+    assert shown["text"] == f"+15.5 pp [{low:+.1f}, {high:+.1f}]"
     assert shown["distance"] == "13.5 pp above 2 pp"
 
 
@@ -235,6 +237,17 @@ def test_what_is_missing_is_said(parsed):
     assert len(named) == 3
     assert "its frozen control is not in the store" in entry(parsed, FA)["chain"][2]["text"]
     assert parsed.data["problems"] == [[f"half {ATTACK.replace('/', ' ')}", "unfinished: there is no report.json"]]
+
+
+def test_a_missing_control_is_known_by_its_cause_whatever_its_sentence_says(records):
+    run = next(run for run in records.runs if run.spec == FA)
+    verdict = judged_runs(records, [run]).verdicts["three-check"][0]
+    said = tuple(replace(f, reason="nobody gave a control") if f.cause == "not-given" else f for f in verdict.findings)
+    steps = tuple(replace(step, text="nobody gave a control") for step in verdict.chain)
+    report = _judged_report(run, replace(verdict, findings=said, chain=steps))
+    assert report.findings[-1]["reason"] == "not tested: its frozen control is not in the store"
+    assert [step["text"] for step in report.chain].count("nobody gave a control") == len(steps) - 1
+    assert report.chain[2]["text"] == "not tested: its frozen control is not in the store"
 
 
 def test_the_command_for_a_missing_control_trains_it(store, records):

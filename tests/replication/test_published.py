@@ -93,7 +93,7 @@ def test_a_table_is_one_new_file_and_no_other_edit(tmp_path, monkeypatch):
         )
     (folder / "again.py").write_text("from made_tables.late import late_runs as again\n")  # one table under two names
     monkeypatch.syspath_prepend(tmp_path)
-    tables = in_folder("made_tables", [str(folder)], Evidence)
+    tables = in_folder("made_tables", Evidence)
     assert list(tables) == ["early-runs", "late-runs"]
     listed = [line.split(" | ")[0] for line in markdown_list(tables).splitlines()[2:]]
     assert listed == ["| early-runs", "| late-runs"]

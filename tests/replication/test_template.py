@@ -86,9 +86,11 @@ def test_methods_findings_and_table(store, tmp_path):
     )
     assert "and seeds 42, 123." in text
     assert "DFA reaches 0.305 ± 0.007 with Γ = +0.105 ± 0.000 (n = 2); clamped cosine readable: no;" in text
-    assert "depth: -5.0 pp [-5.0, -5.0] over frozen blocks, flags; three-check: walked back: D1 D2 D3." in text
+    assert re.search(
+        r"depth: -5\.0 pp \[-\d\.\d, -\d\.\d\] over frozen blocks, flags; three-check: walked back: D1 D2 D3", text
+    )
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
-    assert "| 0.305 ± 0.007 | 0.355 ± 0.007 | -5.0 [-5.0, -5.0] flags |" in dfa
+    assert re.search(r"\| 0\.305 ± 0\.007 \| 0\.355 ± 0\.007 \| -5\.0 \[-\d\.\d, -\d\.\d\] flags \|", dfa)
     assert "+0.420, +0.000, +0.000, +0.000, +0.000" in dfa, "the cosine of every site"
     assert "| frozen blocks, DFA stem | 2 |" in text
     assert "minimum bar" in text

@@ -374,14 +374,15 @@ VERDICTS = {
     "healthy, depth unused, three-check": "walked back: D3",
     "healthy, depth unused, four-diagnostic": "walked back: d",
     "NaN": "walked back: D1, D2",
-    "no claim": "undecided: depth not tested (give frozen_acc)",
-    "straddles": "undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp",
+    "no claim": "undecided: depth not tested (give frozen_acc, or --depth)",
+    "straddles": "undecided: depth: the 95 % interval -2.5…+7.8 pp straddles the margin of 2 pp "
+    "(at this spread 37 more seeds would decide it)",
     "no depth in the task": "undecided: depth not tested: BP itself gains only 1.0 pp over frozen blocks: this task "
     "can't show depth",
     "nothing tested": "undecided: D1 not tested: no state norms were given; D2 not tested: no gradient norms were "
-    "given; depth not tested (give frozen_acc)",
-    "half tested": "undecided: D2 not tested: no gradient norms were given; depth not tested (give frozen_acc); "
-    "D1 flagged (200x; it decides only together with D2)",
+    "given; depth not tested (give frozen_acc, or --depth)",
+    "half tested": "undecided: D2 not tested: no gradient norms were given; depth not tested (give frozen_acc, "
+    "or --depth); D1 flagged (200x; it decides only together with D2)",
     "intrinsic, not measured": "undecided: D2 not tested: the reference was not computed again in float64",
 }
 
@@ -407,7 +408,8 @@ def test_the_questions_are_answered_apart(report):
     line = str(report).splitlines()[-2]
     depth = "undecided" if report.findings[-1]["cause"] == "straddles" else said[report.depth_used]
     off = report.values["cosine_error"]
-    exact = said[report.unclamped_exact] + ("" if off is None else f" (off float64 by {off:.1g})")
+    why = "" if off is None else "the reference is altered" if report.altered else f"off float64 by {off:.1g}"
+    exact = said[report.unclamped_exact] + (why and f" ({why})")
     start = f"clamped cosine readable: {said[report.clamped_readable]} · unclamped cosine exact: {exact}"
     assert line == f"{start} · depth used: {depth}" + (f" · sub-mode: {report.submode}" if report.submode else "")
 

@@ -179,7 +179,7 @@ def run(tmp_path_factory) -> wb.Bundle:
 @pytest.mark.parametrize(("data", "own"), [(None, True), ("vectors", True), ("others", False), ("batches", False)])
 def test_a_run_keeps_its_accuracy_only_on_its_own_data(run, capsys, data: str | None, own: bool) -> None:
     more = [] if data is None else ["--data", f"test_options:{data}"]
-    _, out, err = command(capsys, "diagnose", str(run.path), *more, "--json")
+    _, out, err = command(capsys, "diagnose", str(run.path), *more, "--trust", "test_options", "--json")
     found = json.loads(out)
     assert err == ""
     assert found["headline_acc"] == (run.report().headline_acc if own else None)
@@ -198,7 +198,7 @@ def test_a_run_keeps_its_accuracy_only_on_its_own_data(run, capsys, data: str | 
     ],
 )
 def test_data_that_does_not_fit_a_run(run, capsys, tokens: str, words: str) -> None:
-    code, _, err = command(capsys, "diagnose", str(run.path), *tokens.split())
+    code, _, err = command(capsys, "diagnose", str(run.path), *tokens.split(), "--trust", "test_options")
     assert (code, "WALKBACK_TRACEBACK" in err) == (2, False)
     assert words in err
 

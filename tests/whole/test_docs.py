@@ -30,9 +30,10 @@ PAGES += sorted(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").glob("**
 NOT_RUN = {
     "*--data cifar*": "trains for hours, on images that don't ship",
     "walkback diagnose runs/*": "a run of hours",
+    "walkback diagnose RUN --depth*": "a run of the reader's; tests/training/test_worth.py",
     "walkback diagnose RUN --root DATA *": "runs of hours; scripts/intrinsic_results.py calls it on each",
     "walkback demo*": "takes a minute; tests/audit/test_demo.py",
-    "walkback calibrate --results*": "takes minutes; tests/calibration/test_calibration.py runs a small one",
+    "walkback calibrate --train*": "takes minutes; tests/calibration/test_calibration.py runs a small one",
     "walkback calibrate --nets resmlp*": "with it",
     "walkback calibrate --count 12*": "the block below it does the same in Python, and more",
     "walkback diagnose mine:network *": "the reader's network",
@@ -148,7 +149,7 @@ def run_console(block: Block, page: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a page runs; modules that it writes are forgotten afterwards."""
-    for name in ("results", "evidence"):
+    for name in ("results", "evidence", "registry"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

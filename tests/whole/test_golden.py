@@ -43,7 +43,7 @@ def test_no_network_is_left_out():
 
 
 def test_every_network_is_measured_as_before():
-    found = {name: differences(MEASURED[name], golden.said(measure)) for name, measure in golden.networks()}
+    found = {name: differences(MEASURED[name], golden.said(measure, name)) for name, measure in golden.networks()}
     assert {name: there for name, there in found.items() if there} == {}
 
 

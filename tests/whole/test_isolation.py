@@ -56,6 +56,12 @@ def test_random_numbers_do_not_depend_on_the_tests_before(run: int) -> None:
     assert draw() == expected
 
 
+def test_products_in_half_precision_use_instructions_that_every_machine_has() -> None:
+    assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"  # read when torch multiplies first
+    one = torch.ones(64, 64, dtype=torch.bfloat16)
+    assert bool((one @ one == 64).all())
+
+
 def test_nor_on_who_is_the_first_to_need_a_shared_fixture(shared: list[float]) -> None:
     assert draw() == shared
 

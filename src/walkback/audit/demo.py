@@ -10,14 +10,17 @@ from typing import Any
 from tabulate import tabulate
 
 from walkback.audit import Plan, audit
+from walkback.data import load
 from walkback.errors import InputError
+from walkback.progress import quietly
 from walkback.report.formats.logged import judge
 from walkback.report.report import Report
-from walkback.training.bundle import load_bundle
-from walkback.training.control import control_spec
-from walkback.training.spec import RunSpec
+from walkback.training.bundle import Bundle, load_bundle
+from walkback.training.spec import RunSpec, control_spec
+from walkback.training.worth import keep_depth, run_depth
 
 RULES = ("bp", "fa", "dfa")
+DEPTH_SAMPLES = 4000  # of each split, on which the worth of blocks is measured: seconds
 RECIPE: dict[str, Any] = {
     "net": "resmlp",
     "net_options": {"width": 128},
@@ -45,6 +48,8 @@ def demo(
     outcome = audit(Plan("demo", "three rules and their controls", tuple(todo)), out, workers=workers)
     if outcome.failed:  # a rule that could not be trained is an error, not a missing row
         raise InputError("\n".join(f"{f.spec.name}: {f.detail}" for f in outcome.failed))
+    for spec in todo[: len(RULES)]:
+        _measure_depth(load_bundle(out / spec.name))
     accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
     reports = []
     for spec in todo[: len(RULES)]:
@@ -65,6 +70,14 @@ def demo(
         found.save(out / f"{spec.rule}.report.json")
         reports.append(found)
     return reports
+
+
+def _measure_depth(bundle: Bundle) -> None:
+    """Add what the blocks of a run are worth to its record, once; a run that diverged has none."""
+    report = bundle.report()
+    if report is not None and report.depth is None and not report.run.get("diverged"):
+        with quietly():
+            keep_depth(bundle, run_depth(bundle, load(str(bundle.spec["data"])), most=DEPTH_SAMPLES))
 
 
 def _report(out: Path, spec: RunSpec) -> Report:
@@ -88,18 +101,30 @@ def table(reports: Iterable[Report]) -> str:
                 f"{v['depth_margin_pp']:+.1f}",
                 f"{r.run['frozen_bp_stem_acc']:.3f}",
                 _against(r),
+                _worth(r),
                 *(f"{v[k]:.3g}" if v[k] is not None else "–" for k in ("growth", "g_norm_deepest")),
                 f"{v['gamma']:+.3f}" if v["gamma"] is not None else "–",
                 ", ".join(r.failed) or "–",
                 f"{r.verdict}, diverged" if r.run.get("diverged") else r.verdict,
             ]
         )
-    head = ["rule", "acc", "frozen", "D3 pp", "BP-stem frozen", "D3 then", "growth", "‖g_L‖", "Γ", "failed", "verdict"]
-    told = tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * 8, "left", "left"))
+    head = ["rule", "acc", "frozen", "D3 pp", "BP-stem frozen", "D3 then", "blocks worth pp"]
+    head += ["growth", "‖g_L‖", "Γ", "failed", "verdict"]
+    told = tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * 9, "left", "left"))
     legend = (
         "frozen: the stem by the same rule, blocks left at random; BP-stem frozen: the stronger control, D3 against it"
+        "\n"
+        "blocks worth: the trained blocks over random draws of them under the same stem, readouts refitted: D3-outcome"
     )
     return "\n".join([told, legend, *notes])
+
+
+def _worth(report: Report) -> str:
+    """D3-outcome with its interval; – where it was not measured."""
+    if report.depth is None:
+        return "–"
+    (low, high), worth = report.depth["interval"], report.depth["worth_pp"]
+    return f"{worth:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def _against(report: Report) -> str:

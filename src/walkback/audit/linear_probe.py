@@ -7,16 +7,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-
 from walkback.audit.shapes import check
-from walkback.data import load
 from walkback.errors import FormatError
-from walkback.training.bundle import schema_of
-from walkback.training.rows import evaluate, machine
-from walkback.training.setup import batches, set_rate, threads
-from walkback.training.spec import RunSpec
+from walkback.files import write_whole
+from walkback.training.spec import RunSpec, schema_of
 from walkback.verdict.files import read_table
 
 SCHEMA = "walkback.linear-probe/1"
@@ -50,6 +44,12 @@ def train_linear_probe(
     The recipe is that of the networks (AdamW, cosine schedule, batches of 128, seed 42, no augmentation) with nothing
     between the normalised pixels and the softmax; the accuracy is the last epoch's.
     """
+    import torch  # reading a record needs none of it
+
+    from walkback.data import load
+    from walkback.training.rows import evaluate, machine
+    from walkback.training.setup import batches, set_rate, threads
+
     read_linear_probe(Path(folder))  # what is wrong with it is said before the training, not after
     spec = RunSpec(data=data, epochs=epochs)
     dataset, o, device = load(data, root), spec.optimiser, torch.device("cpu")
@@ -63,7 +63,7 @@ def train_linear_probe(
             set_rate(optimiser, spec, epoch)
             for x, y in batches(spec, dataset, epoch, device):
                 optimiser.zero_grad(set_to_none=True)
-                F.cross_entropy(net(x), y).backward()
+                torch.nn.functional.cross_entropy(net(x), y).backward()
                 optimiser.step()
         right, loss = evaluate(net, dataset, dataset.test, device)
         train_right, train_loss = evaluate(net, dataset, dataset.train, device)
@@ -87,11 +87,8 @@ def train_linear_probe(
     path = linear_probe_file(folder)
     probes = {**read_linear_probe(folder), data: record}
     text = json.dumps({"schema": SCHEMA, "probes": dict(sorted(probes.items()))}, indent=2, allow_nan=False)
-    scratch = path.with_name(path.name + ".tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text + "\n", encoding="utf-8")
-        scratch.replace(path)
+        write_whole(path, text + "\n")
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None
     return record

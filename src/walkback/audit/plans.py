@@ -14,16 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from walkback.audit.records import canonical
-from walkback.data import EMBEDDED, SOURCES
+from walkback.audit.records import canonical, net_options, rule_options
 from walkback.errors import FormatError, InputError, shown
-from walkback.nets import NETS
-from walkback.registry import closest, is_entry, options_of
-from walkback.rules import RULES
-from walkback.training.control import control_spec
-from walkback.training.spec import Optimiser, RunSpec
+from walkback.registry import closest, is_entry, names_in
+from walkback.training.spec import Optimiser, RunSpec, control_spec
 
 SEEDS = (42, 123, 456)
+DRAWS = (1, 2, 3, 4, 5, 6)  # seeds of B
 MORE_SEEDS = (*SEEDS, 789, 1024, 2048)
 
 # Options of each rule in the papers' setting. EP is their control of low accuracy: its relaxation is cut short, so the
@@ -131,6 +128,20 @@ PLANS: dict[str, dict[str, Any]] = {
             *({**SHORT, **AS_PUBLISHED["fa"], "penalty": λ} for λ in (0.0, 1e-4, 1e-2)),
             *({**SHORT, **AS_PUBLISHED["bp"], "penalty": λ} for λ in (0.0, 1e-2)),
             *({**SHORT, **AS_PUBLISHED[rule], "penalty": 1e-2} for rule in ("state-bridge", "credit-bridge")),
+        ],
+    },
+    "feedback-draws": {
+        "about": "DFA with six draws of B crossed with three initialisations, 4 epochs at a constant rate: which of "
+        "the two do growth, ‖g_L‖, Γ and accuracy vary with?",
+        "controls": False,
+        "grid": [
+            {
+                "rule": "dfa",
+                "rule_options": {"draw_seed": DRAWS},
+                "seed": SEEDS,
+                "epochs": 4,
+                "optimiser": {"schedule": "constant"},
+            }
         ],
     },
 }  # fmt: skip
@@ -300,19 +311,20 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
         _ = spec.name
     except InputError as error:
         raise InputError(f"{where}{error}") from None
-    for field, table in (("net", NETS), ("rule", RULES), ("data", {**EMBEDDED, **SOURCES})):
+    data = [*names_in("walkback.data", "EMBEDDED"), *names_in("walkback.data", "SOURCES")]
+    nets, rules = names_in("walkback.nets", "NETS"), names_in("walkback.rules", "RULES")
+    for field, table in (("net", nets), ("rule", rules), ("data", data)):
         name = getattr(spec, field)
         if name not in table and not is_entry(name):
             raise InputError(
                 f"{where}Expected {field} to be one of {', '.join(table)} or module:function, but got {shown(name)}."
                 f"{closest(name, table)}"
             )
-    for field, table in (("net", NETS), ("rule", RULES)):
-        made = table.get(getattr(spec, field))
-        if made is not None:
-            options = options_of(made)
+    for field, table, options in (("net", nets, net_options), ("rule", rules, rule_options)):
+        name = getattr(spec, field)
+        if name in table:
             given = getattr(spec, f"{field}_options")
-            _known(given, options, f"{where}Expected of {getattr(spec, field)}", f"{field}_options.")
+            _known(given, options(name), f"{where}Expected of {name}", f"{field}_options.")
     return spec
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
+import errno
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from inspect import signature
+from functools import cache, cached_property, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,13 @@ import numpy as np
 
 from walkback.audit.shapes import check
 from walkback.errors import FormatError, WalkbackError
-from walkback.measures.accumulate import Measurements
-from walkback.nets import NETS
+from walkback.measures.measurements import Measurements
+from walkback.measures.worth import Depth
+from walkback.registry import defaults_in
 from walkback.report.formats.logged import measurements
 from walkback.report.report import Report
-from walkback.rules import RULES
-from walkback.training.bundle import SCHEMA, run_fields, schema_of
-from walkback.training.control import control_spec
-from walkback.training.spec import RunSpec
+from walkback.training.spec import SCHEMA, RunSpec, control_spec, run_fields, schema_of
+from walkback.training.sums import check_sums
 from walkback.verdict.files import read_table
 
 FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
@@ -50,6 +50,11 @@ class Record:
     def accuracy(self) -> float:
         """Of the last epoch, on the test split."""
         return float(self.report.headline_acc)  # type: ignore[arg-type]  # read_records has looked
+
+    @cached_property
+    def depth(self) -> Depth | None:
+        """What its blocks are worth; None where that was not measured."""
+        return None if self.report.depth is None else Depth.of(self.report.depth, str(self.path / "report.json"))
 
     @cached_property
     def measurements(self) -> Measurements:
@@ -93,14 +98,27 @@ class Record:
 
 def canonical(spec: RunSpec) -> RunSpec:
     """The same run without the options that only repeat a default of its network or rule."""
-    net = _without_defaults(NETS.get(spec.net), spec.net_options)
-    rule = _without_defaults(RULES.get(spec.rule), spec.rule_options)
+    net = _without_defaults(net_options(spec.net), spec.net_options)
+    rule = _without_defaults(rule_options(spec.rule), spec.rule_options)
     return RunSpec(**{**spec.model_dump(), "net_options": net, "rule_options": rule})
 
 
-def _without_defaults(made_by: Callable[..., Any] | None, options: dict[str, Any]) -> dict[str, Any]:
-    known = signature(made_by).parameters if made_by else {}
-    return {k: v for k, v in options.items() if k not in known or known[k].default != v}
+def net_options(name: str) -> dict[str, Any]:
+    """Return the options of a network of ours with their defaults; {} for another. torch is not loaded for it."""
+    return _NETS().get(name, {})
+
+
+def rule_options(name: str) -> dict[str, Any]:
+    """Return the options of a rule of ours with their defaults; {} for another."""
+    return _RULES().get(name, {})
+
+
+_NETS = cache(partial(defaults_in, "walkback.nets", "NETS"))
+_RULES = cache(partial(defaults_in, "walkback.rules", "RULES"))
+
+
+def _without_defaults(defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k not in defaults or defaults[k] != v}
 
 
 @dataclass(frozen=True)
@@ -156,10 +174,7 @@ class Records:
 
 def read_records(folder: str | Path) -> Records:
     """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        found = "it is a file" if folder.exists() else "there is none"
-        raise FormatError(f"Expected a folder with runs at {folder}, but {found}.")
+    folder = _folder(folder)
     runs: dict[str, Record] = {}
     problems = []
     unreadable: list[OSError] = []
@@ -178,6 +193,19 @@ def read_records(folder: str | Path) -> Records:
         problems.append(Problem(Path(error.filename), f"not readable: {error.strerror}"))
     found = Records(folder, tuple(runs.values()), tuple(problems))
     return replace(found, problems=(*problems, *_other_data(found)))
+
+
+def run_folders(folder: str | Path) -> list[Path]:
+    """Return the folders under a folder that were meant to be runs, finished or not."""
+    return list(_candidates(_folder(folder), []))
+
+
+def _folder(folder: str | Path) -> Path:
+    folder = Path(folder)
+    if not folder.is_dir():
+        found = "it is a file" if folder.exists() else "there is none"
+        raise FormatError(f"Expected a folder with runs at {folder}, but {found}.")
+    return folder
 
 
 def read_beside(folder: Path, spec: RunSpec) -> Records:
@@ -219,8 +247,24 @@ def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
             continue
         seen.add(real)
         below[:] = sorted(d for d in below if not d.startswith("."))
+        links = [d for d in below if (Path(name) / d).is_symlink() and (Path(name) / d).resolve() not in seen]
+        for link in [d for d in links if not _leads_to_runs(Path(name) / d)]:
+            below.remove(link)
+            unreadable.append(OSError(errno.ELOOP, "a link that leads to no run, not followed", str(Path(name) / link)))
         if any(file in files for file in _TRACES) or (not below and not files and Path(name) != folder):
             yield Path(name)
+
+
+def _leads_to_runs(link: Path) -> bool:
+    """Whether a link leads to a run or to a folder of runs: one to / would have the whole disk searched."""
+    try:
+        with os.scandir(link) as entries:
+            for entry in islice(entries, 10_000):
+                if entry.name in _TRACES or any(Path(entry.path, name).is_file() for name in _TRACES):
+                    return True
+    except OSError:
+        return True  # walking into it says why
+    return False
 
 
 _READ: dict[Path, tuple[tuple[tuple[int, ...], ...], Record]] = {}  # folder -> (its files as they were, what they say)
@@ -256,6 +300,7 @@ def _read_record(path: Path) -> Record:
         raise FormatError(f"Expected spec.json to be of schema {SCHEMA}, but got {got}.")
     check("spec", fields, "spec.json")
     spec = RunSpec(**run_fields(fields))
+    check_sums(path, FILES, spec.digest)
     report = Report.load(path / "report.json")
     check("report", {name: getattr(report, name) for name in _USED}, "report.json")
     rows = _rows(path / "trajectory.jsonl")
@@ -266,7 +311,7 @@ def _read_record(path: Path) -> Record:
     run = Record(path, spec, report, rows, machine, int(fields.get("classes") or 0))
     if report.run.get("test_correct") is not None and not run._fitting:
         raise FormatError("Expected run.test_correct in report.json to give the accuracy, but it does not.")
-    _ = run.measurements, run.epochs  # what they complain of is said here, with the folder
+    _ = run.measurements, run.epochs, run.depth  # what they complain of is said here, with the folder
     return run
 
 

@@ -6,19 +6,20 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from walkback.audit.plans import RULE_OPTIONS, SEEDS
 from walkback.audit.records import Record, Records, canonical
+from walkback.audit.seeds import last, over_seeds, reopened
+from walkback.measures.measurements import Measurements
 from walkback.report.table import Stat, stat
-from walkback.training.control import control_spec
-from walkback.training.spec import Optimiser, RunSpec
-from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_utility
+from walkback.training.spec import Optimiser, RunSpec, control_spec
+from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_of_claim
 from walkback.verdict.claim import accuracies
-from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Claim, Verdict, decide
+from walkback.verdict.editions import Claim, Verdict, decide
 
 RULES = {
     "bp": "BP",
@@ -28,6 +29,16 @@ RULES = {
     "credit-bridge": "Credit Bridge",
     "ep": "EP",
 }
+# Rules of the field beyond the papers': they have a line where there are runs of them.
+FIELD_RULES = {
+    "drtp": "DRTP",
+    "usf": "Sign-symmetry, uSF",
+    "frsf": "Sign-symmetry, frSF",
+    "brsf": "Sign-symmetry, brSF",
+    "kolen-pollack": "Kolen–Pollack",
+    "weight-mirror": "Weight mirror",
+}
+LABELS = RULES | FIELD_RULES
 # Options that take a rule's learning away: such runs are its ablation, and in no table.
 ABLATIONS = {"fresh": True, "train": False, "steps": 0}
 
@@ -136,11 +147,6 @@ def left_out(records: Records) -> tuple[str, ...]:
 # -- judging ---------------------------------------------------------------------------------------------------
 
 
-def last(values: Sequence[Any]) -> Any:
-    """Return the value of the last site, None where there is none."""
-    return values[-1] if values else None
-
-
 VALUES = {
     "acc": lambda r: r.accuracy,
     "gamma": lambda r: r.measurements.gamma,
@@ -165,6 +171,7 @@ class Judged:
     depth: Finding | None  # D3 against the matched control (stem by the rule), None for a control itself
     depth_bp: Finding | None  # D3 against the control with a BP-trained stem
     verdicts: dict[str, tuple[Verdict, ...]]  # edition -> one per run, each with the depth finding of all seeds
+    pooled: dict[str, Verdict] = field(default_factory=dict)  # edition -> that of the mean over seeds, which decides
     paired: tuple[int, int] = (0, 0)  # how many runs have the matched control, and the one with a BP-trained stem
 
     def stat(self, what: str) -> Stat | None:
@@ -176,13 +183,26 @@ class Judged:
         return [v[name].flagged for v in self.verdicts["three-check"]]
 
     def word(self, edition: str) -> str | None:
-        """The verdict over all seeds: a rule passes only where every seed does. None without runs."""
-        words = {v.verdict for v in self.verdicts[edition]}
-        return next((word for word in (WALKED_BACK, UNDECIDED, PASSES) if word in words), None)
+        """The verdict over all seeds: that of their mean, with its interval. None without runs."""
+        return self.pooled[edition].verdict if edition in self.pooled else None
 
     def failed(self, edition: str) -> dict[str, int]:
-        """Check -> on how many seeds it walks the claim back."""
-        return dict(sorted(Counter(check for verdict in self.verdicts[edition] for check in verdict.failed).items()))
+        """Check -> on how many seeds it flags by itself, of the checks by which the mean walks the claim back."""
+        if edition not in self.pooled:
+            return {}
+        flags = Counter(f.check for verdict in self.verdicts[edition] for f in verdict.findings if f.flagged)
+        return {check: flags[check] for check in sorted(self.pooled[edition].failed)}
+
+    @property
+    def p(self) -> float | None:
+        """How likely a D3 so far from its margin would be at the margin; None where it was not decided."""
+        return None if self.depth is None or self.depth.flagged is None else self.depth.p
+
+    def without_depth(self, reason: str) -> Judged:
+        """The same with D3 undecided, for a reason."""
+        assert self.depth is not None
+        depth = replace(self.depth, flagged=None, reason=reason, cause="straddles")
+        return replace(self, depth=depth, pooled={e: reopened(v, reason) for e, v in self.pooled.items()})
 
     @property
     def tested(self) -> bool:
@@ -242,13 +262,16 @@ def _judge(
     reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
     verdicts = {
-        edition: tuple(decide(run.measurements, claim, limits, edition) for run in runs)
+        edition: tuple(decide(run.measurements, replace(claim, depth=run.depth), limits, edition) for run in runs)
         for edition in ("three-check", "four-diagnostic")
     }
-    depth, depth_bp = (
-        depth_utility("D3", c.headline, c.frozen, limits, c.bp, c.bp_frozen, c.correct) for c in (claim, claim_bp)
-    )
-    return Judged(setting, runs, depth, depth_bp, verdicts, (_pairs(claim), _pairs(claim_bp)))
+    depth, depth_bp = (depth_of_claim("D3", Measurements(), limits, c) for c in (claim, claim_bp))
+    pooled = {
+        edition: decide(over_seeds([run.measurements for run in runs]), claim, limits, edition)
+        for edition in verdicts
+        if runs
+    }
+    return Judged(setting, runs, depth, depth_bp, verdicts, pooled, (_pairs(claim), _pairs(claim_bp)))
 
 
 def _pairs(claim: Claim) -> int:
@@ -263,7 +286,10 @@ def _claim(
         return Claim(accuracy=[run.accuracy for run in runs] or None)
     bp, bp_frozen = reference or (None, None)
     headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
-    return Claim(headline, frozen, bp, bp_frozen, both_correct(*pairs[0]) if len(pairs) == 1 else None)
+    known = [both_correct(*pair) for pair in pairs]
+    told = [both for both in known if both is not None]
+    correct = None if len(told) < len(known) else told[0] if len(told) == 1 else told
+    return Claim(headline, frozen, bp, bp_frozen, correct)
 
 
 def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
@@ -298,7 +324,7 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
 
 def describe(spec: RunSpec) -> str:
     """A spec in a few words."""
-    rule = [RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]
+    rule = [LABELS.get(spec.rule, spec.rule), *worded(spec.rule_options)]
     return ", ".join(setting_words(spec, *rule, *(["frozen blocks"] if spec.scope == "frozen" else [])))
 
 

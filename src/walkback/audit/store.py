@@ -13,10 +13,11 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from walkback.audit.records import read_record
+from walkback.audit.records import read_record, run_folders
 from walkback.errors import WalkbackError
 from walkback.training.folder import AGAIN, CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
+from walkback.training.sums import Checked, checked
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,20 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
         found = {"epoch": len(run.rows), "epochs": spec.epochs, "acc": run.accuracy, **sizes}
     known = found.items() if isinstance(found, dict) else ()
     return {key: value for key, value in known if isinstance(value, (int, float)) and not isinstance(value, bool)}
+
+
+def checked_runs(store: str | Path) -> list[Checked]:
+    """Compare the files of every run under a folder with the sums it wrote, and read each record as evidence does."""
+    found = []
+    for path in run_folders(store):
+        run = checked(path)
+        if run.state in ("whole", "unchecked"):
+            try:
+                read_record(path)
+            except (WalkbackError, OSError) as error:
+                run = Checked(path, "damaged", str(error))
+        found.append(run)
+    return found
 
 
 def check_writable(store: str | Path) -> None:

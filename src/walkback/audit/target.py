@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -16,38 +17,67 @@ from walkback.audit.settings import claimed
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown
+from walkback.measures.worth import Depth
 from walkback.network.batch import mapped, pairs
+from walkback.network.layers import Sites
 from walkback.registry import call_entry, is_entry
+from walkback.report.report import Report
 from walkback.tracing.picture import Picture, picture
 from walkback.training.bundle import Bundle, load_bundle
-from walkback.training.control import control_spec
 from walkback.training.setup import probe_batches
-from walkback.training.spec import RunSpec
-from walkback.verdict.claim import accuracies
+from walkback.training.spec import RunSpec, control_spec
+from walkback.training.worth import keep_depth, run_depth
+from walkback.verdict.claim import KEYWORDS, Claim, accuracies
 
 
-def pictured(target: str) -> Picture:
-    """Return the picture of the network that `module:function` returns."""
+def pictured(target: str, sites: Sites | None = None) -> Picture:
+    """Return the picture of the network that `module:function` returns, at the sites given or at its own."""
     value = call_entry(target)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         value = {"model": value[0], "eval_batches": value[1]}
     given: dict[str, Any] = dict(value) if isinstance(value, dict) else {"model": value}
+    given |= {} if sites is None else {"sites": sites}
     if "model" not in given:
         raise InputError(
             f"Expected {target} to return a model, (model, batches) or a dict with model, but got a dict with "
             f"{', '.join(map(str, given)) or 'nothing'}."
         )
-    return picture(given["model"], given.get("anatomy"), given.get("eval_batches"), given.get("loss"))
+    return picture(
+        given["model"], given.get("anatomy"), given.get("eval_batches"), given.get("loss"), given.get("sites")
+    )
 
 
 def diagnosed(
-    target: str, given: Mapping[str, Any], data: str | None, root: Path | None, device: str
+    target: str,
+    given: Mapping[str, Any],
+    data: str | None,
+    root: Path | None,
+    device: str,
+    trust: Sequence[str] = (),
+    depth: bool = False,
+    primary: str | None = None,
+    probe: tuple[str, int] = ("test", 0),
 ) -> dict[str, Any]:
-    """Return the arguments of `diagnose` for a target; those given that are not None stand above the target's own."""
+    """Return the arguments of `diagnose` for a target; those given that are not None stand above the target's own.
+
+    Of what the spec of a bundle names, only modules in `trust` are imported. With `depth`, what the blocks of a run or
+    bundle are worth is measured on the data set; `primary` is that of Claim. `probe` is the split it is measured on,
+    and the number of the probe set in it.
+    """
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
         raise InputError(f"Expected a bundle folder or module:function, but {shown(target)} is neither.")
-    found = _of_function(target, data, root, device) if is_function else _of_bundle(target, data, root, device)
+    if is_function and depth:
+        raise InputError(
+            f"Expected --depth only with a run or bundle, which has train and test data, but {target} is an entry. "
+            "Let it return a dict with depth=walkback.depth(model, train, test) in it."
+        )
+    if is_function and probe != ("test", 0):
+        raise InputError(f"Expected --split and --probe-set only with a bundle, but {target} brings its own batches.")
+    if is_function:
+        found = _of_function(target, data, root, device, trust)
+    else:
+        found = _of_bundle(load_bundle(target, trust), data, root, device, depth, probe)
     found |= {key: value for key, value in given.items() if value is not None}
     if given["headline_acc"] is not None or given["frozen_baseline_acc"] is not None:
         found.pop("correct", None)  # the predictions beside a run are not theirs
@@ -56,11 +86,30 @@ def diagnosed(
     known = list(signature(diagnose).parameters)
     if unknown := [key for key in found if key not in known]:
         raise InputError(f"Expected {target} to give arguments of diagnose ({', '.join(known)}), but got {unknown[0]}.")
+    if primary is not None:
+        claim = found.get("claim") or Claim(**{field: found.pop(name, None) for field, name in KEYWORDS.items()})
+        found["claim"] = replace(claim, primary=primary)
     return found
 
 
-def _of_function(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
-    given = {"--data": data is not None, "--root": root is not None, "--device": device != "cpu"}
+def kept(target: str, report: Report, trust: Sequence[str] = ()) -> None:
+    """Keep what the blocks of a run are worth, which `report` has, in the record of the run."""
+    bundle = load_bundle(target, trust)
+    before = bundle.report()
+    ours, theirs = (None if r is None else r.conditions.get("probe_hash") for r in (before, report))
+    if ours is not None and ours != theirs:
+        raise InputError(
+            f"Expected the data that {target} was trained on, but this has other samples under that name (probe sets "
+            f"{theirs} and {ours}): nothing was written."
+        )
+    keep_depth(bundle, Depth.of(report.depth))
+    print(f"kept in {bundle.path / 'report.json'}", file=sys.stderr)
+
+
+def _of_function(target: str, data: str | None, root: Path | None, device: str, trust: Sequence[str]) -> dict[str, Any]:
+    given = {
+        "--data": data is not None, "--root": root is not None, "--device": device != "cpu", "--trust": bool(trust)
+    }  # fmt: skip
     if odd := [name for name, there in given.items() if there]:
         raise InputError(f"Expected {odd[0]} only with a bundle, but {target} is an entry that brings its own.")
     value = call_entry(target)
@@ -74,36 +123,48 @@ def _of_function(target: str, data: str | None, root: Path | None, device: str) 
     )
 
 
-def _of_bundle(target: str, data: str | None, root: Path | None, device: str) -> dict[str, Any]:
-    bundle = load_bundle(target)
+def _of_bundle(
+    bundle: Bundle, data: str | None, root: Path | None, device: str, depth: bool, probe: tuple[str, int]
+) -> dict[str, Any]:
     source = data or bundle.spec.get("data")
     if not isinstance(source, str):
         raise InputError("Expected --data module:function with the evaluation batches, but got none.")
+    for named in ("net", "rule", *(() if data else ("data",))):
+        bundle.check_trusted(named)
     model = bundle.model()
     try:
         model = model.to(device)
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown and for an absent one
         raise InputError(f"Expected a device that torch has here, but got {shown(device)}: {error}.") from None
-    found: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, root, device)}
+    value = _loaded(source, root)
+    found: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, value, device, probe)}
     if "input_shape" in bundle.spec:  # a run of ours: the credit of its rule, the accuracy on its own data
         report = bundle.report()
         found["credit"] = bundle.rule(model)
         if report is not None:
             found["method_name"] = report.method
+            if report.depth is not None and source == bundle.spec["data"]:
+                found["depth"] = Depth.of(report.depth)
             found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
         if found.get("headline_acc") is not None:
             found |= _claim_beside(bundle)
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             found[key] = bundle.spec[key]
-    return found
+    if depth and not isinstance(value, Dataset):
+        raise InputError(f"Expected --depth with a data set that has a train and a test split, but {source} has none.")
+    return found | ({"depth": run_depth(bundle, checked(value), device)} if depth else {})
 
 
-def _batches(bundle: Bundle, source: str, root: Path | None, device: str) -> Iterator[tuple[Any, Any]]:
-    """Return the probe set of a data set, or an entry's batches, on the device and of the shape the network wants."""
+def _loaded(source: str, root: Path | None) -> Any:
+    """Return the data set of this name, or what an entry returns."""
     given = {} if root is None else {"root": root}
-    value = call_entry(source, **given) if is_entry(source) else load(source, root)
-    batches = probe_batches(checked(value), torch.device("cpu")) if isinstance(value, Dataset) else value
+    return call_entry(source, **given) if is_entry(source) else load(source, root)
+
+
+def _batches(bundle: Bundle, source: str, value: Any, device: str, probe: tuple[str, int]) -> Iterator[tuple[Any, Any]]:
+    """Return the probe set of a data set, or an entry's batches, on the device and of the shape the network wants."""
+    batches = probe_batches(checked(value), torch.device("cpu"), *probe) if isinstance(value, Dataset) else value
     shape = bundle.spec.get("input_shape")
 
     def fitting() -> Iterator[tuple[Any, Any]]:

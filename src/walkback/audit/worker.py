@@ -21,6 +21,7 @@ import torch
 
 from walkback.audit.executors import Job, clipped, reason
 from walkback.data import root_of
+from walkback.files import append_to
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
 from walkback.training.setup import threads
@@ -59,7 +60,7 @@ def tail(job: Job) -> str:
 def _logged(job: Job) -> Iterator[None]:
     """Python's output goes to the end of the run's log."""
     try:
-        log = job.log.open("a", encoding="utf-8", buffering=1)
+        log = append_to(job.log)
     except OSError as error:
         raise unwritable(job.log, error) from None
     try:

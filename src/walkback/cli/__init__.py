@@ -16,6 +16,7 @@ from walkback.registry import modules_of
 from walkback.version import __version__
 
 USAGE = 2
+WITH_TORCH = ("torch", "safetensors", "jaxtyping")  # what an installation without torch lacks
 
 app = App(
     name="walkback",
@@ -51,6 +52,8 @@ def run(tokens: Sequence[str]) -> int:
         if os.environ.get("WALKBACK_TRACEBACK"):
             raise
         text = str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name in WITH_TORCH:
+            text = "Expected torch to be installed, which this command measures with, but it is not: pip install torch."
         for note in getattr(error, "__notes__", []):
             text += f" {note}"
         print(f"error: {text}", file=sys.stderr)

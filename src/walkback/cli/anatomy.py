@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from walkback.cli.options import Flag
+from walkback.cli.options import Flag, Sites, sites_of
 from walkback.cli.output import answer, stdout_to_stderr
 
 
-def anatomy(target: str, *, json: Flag = False) -> int:
+def anatomy(target: str, *, sites: Sites = (), json: Flag = False) -> int:
     """What would be measured on a network, as a picture: stem, blocks, readout, and what had to be guessed.
 
     Args:
@@ -17,6 +17,6 @@ def anatomy(target: str, *, json: Flag = False) -> int:
     from walkback.audit.target import pictured
 
     with stdout_to_stderr():
-        picture = pictured(target)
+        picture = pictured(target, sites_of(sites))
     answer(picture, json)
     return 0

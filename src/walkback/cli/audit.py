@@ -6,7 +6,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Literal
 
-from walkback.cli.options import Flag, json_object
+from walkback.cli.options import Flag, Whole, json_object
 from walkback.cli.output import answer, stdout_to_stderr
 from walkback.errors import InputError
 
@@ -15,11 +15,11 @@ def audit(
     plan: str | None = None,
     *,
     executor: Literal["local", "ray", "slurm"] = "local",
-    workers: int | None = None,
+    workers: Whole | None = None,
     root: Path | None = None,
     out: Path = Path("runs"),
-    retries: int = 1,
-    threads: int = 1,
+    retries: Whole = 1,
+    threads: Whole = 1,
     device: str = "cpu",
     address: str | None = None,
     options: str = "{}",

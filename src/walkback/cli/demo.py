@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walkback.cli.options import Flag
+from walkback.cli.options import Flag, Whole
 from walkback.cli.output import print_json, print_text
 
 
-def demo(*, out: Path = Path("runs/demo"), seed: int = 0, workers: int | None = None, json: Flag = False) -> int:
+def demo(*, out: Path = Path("runs/demo"), seed: Whole = 0, workers: Whole | None = None, json: Flag = False) -> int:
     """Train BP, FA and DFA and their frozen controls on the embedded task, and diagnose each: about a minute.
 
     Args:

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from walkback.cli import options
 from walkback.cli.output import check_report_out, finish, stdout_to_stderr
+from walkback.errors import InputError
 
 Probes = Annotated[
     tuple[Literal["perturbation", "nudging", "fresh-b", "intrinsic"], ...],
@@ -28,12 +29,21 @@ def diagnose(
     edition: options.Edition | None = None,
     thresholds: options.Thresholds = None,
     probes: Probes = (),
-    chunk: int | None = None,
+    chunk: options.Whole | None = None,
+    sites: options.Sites = (),
     pairing: Literal["site", "shifted"] | None = None,
+    depth: options.Flag = False,
+    save: options.Flag = False,
+    primary: options.Primary = None,
     method: options.Method = "",
     notes: options.Notes = "",
     out: options.ReportOut = None,
+    require: options.Require = (),
+    junit: options.Junit = None,
     device: str = "cpu",
+    split: Literal["test", "train"] = "test",
+    probe_set: options.Whole = 0,
+    trust: options.Words = (),
     json: options.ReportJson = False,
 ) -> int:
     """Measure a trained network and judge it.
@@ -55,12 +65,20 @@ def diagnose(
         chunk: Run batches in parts of at most so many samples: the same numbers in less memory.
         pairing: site (the default), or shifted: the credit of each site with the gradient of the one below, for
             comparing with published figures of FA.
+        depth: For a run or bundle: measure what its trained blocks are worth without training a control. Readouts are
+            refitted on the training split and compared on the test split: D3-outcome.
+        save: With --depth: keep it in the record of the run.
         device: For a run or bundle: where to measure: cpu, cuda, mps.
+        split: For a run or bundle: measure on samples of the test or of the training split.
+        probe_set: For a run or bundle: which probe set of 1,024 samples of that split, from 0; 0 is every run's own.
+        trust: For a run or bundle: modules that its spec may name and that you trust; nothing else is imported.
     """
     from walkback.api import diagnose as measured
-    from walkback.audit.target import diagnosed
+    from walkback.audit.target import diagnosed, kept
 
     check_report_out(out)
+    if save and not depth:
+        raise InputError("Expected --save together with --depth: it keeps what --depth measures in the run's record.")
     given = {
         "headline_acc": options.one_or_many(headline_acc),
         "frozen_baseline_acc": options.one_or_many(frozen_acc),
@@ -71,9 +89,13 @@ def diagnose(
         "probes": probes or None,
         "chunk": chunk,
         "pairing": pairing,
+        "sites": options.sites_of(sites),
         "method_name": method or None,
         "notes": notes or None,
     }
     with stdout_to_stderr():
-        report = measured(**diagnosed(target, given, data, root, device))
-    return finish(report, out, json)
+        probe = (split, probe_set)
+        report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe))
+        if save:
+            kept(target, report, trust)
+    return finish(report, out, json, require, junit)

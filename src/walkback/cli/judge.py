@@ -20,6 +20,8 @@ def judge(
     method: options.Method = "",
     notes: options.Notes = "",
     out: options.ReportOut = None,
+    require: options.Require = (),
+    junit: options.Junit = None,
     json: options.ReportJson = False,
 ) -> int:
     """Judge numbers logged by any framework.
@@ -47,4 +49,4 @@ def judge(
         method_name=method,
         notes=notes,
     )
-    return finish(report, out, json)
+    return finish(report, out, json, require, junit)

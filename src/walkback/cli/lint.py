@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from walkback.cli.options import Flag
 from walkback.cli.output import answer, warn
+from walkback.errors import InputError
 
 
-def lint(path: Path, *more: Path, json: Flag = False) -> int:
+def lint(
+    path: Path,
+    *more: Path,
+    json: Flag = False,
+    format: Literal["text", "json", "sarif", "github"] = "text",
+    select: str = "",
+) -> int:
     """Scan evaluation scripts for pitfalls, without running them. Exit 0: nothing found, 1: findings, 2: not readable.
 
     Args:
         path: A .py or .ipynb file, or a folder with such files. `# walkback: ignore[P02]` on a line silences P02
             there.
         more: Further files and folders.
-        json: Print the findings as JSON.
+        json: Print the findings as JSON; the same as --format json.
+        format: text for people, json, sarif for code scanning, github for annotations in a workflow.
+        select: The pitfalls to look for, as in P01,P02; all by default.
     """
     from walkback.lint import lint as linted
+    from walkback.lint.forms import github, sarif
 
-    found = linted(path, *more)
-    answer(found, json)
+    if json and format != "text":
+        raise InputError(f"Expected --json or --format {format}, but got both.")
+    found = linted(path, *more, select=select.split(","))
+    if format in ("sarif", "github"):
+        told = (sarif if format == "sarif" else github)(found)
+        if told:
+            print(told)
+    else:
+        answer(found, json or format == "json")
     for problem in found.problems:
         warn(f"error: {problem}")
     return 2 if found.problems else 1 if found.findings else 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from walkback.errors import InputError, shown
+from walkback.files import write_whole
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -50,8 +51,7 @@ def warn(text: str) -> None:
 def write(path: Path, text: str) -> None:
     """Write a text file, and the folders above it."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
     except OSError as error:
         raise InputError(f"Expected to write {path}, but: {error}.") from None
 
@@ -62,15 +62,25 @@ def check_report_out(out: Path | None) -> None:
         raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {shown(str(out))}.")
 
 
-def finish(report: Report, out: Path | None, as_json: bool) -> int:
-    """Write and print a report; return the exit code of its verdict."""
+def finish(
+    report: Report, out: Path | None, as_json: bool, required: Sequence[str] = (), junit: Path | None = None
+) -> int:
+    """Write and print a report; return the exit code of its verdict, or of the checks that are required."""
+    from walkback.report.gate import gate
+    from walkback.report.gate import junit as junit_xml
+
+    found = gate(report, required)
+    if junit is not None:
+        write(junit, junit_xml(report, required))
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
         forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
         write(out, forms[out.suffix]())
     answer(report, as_json)
-    return EXIT[report.verdict]
+    if required:
+        warn(found.line)
+    return EXIT[found.word]
 
 
 @contextmanager

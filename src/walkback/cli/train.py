@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from walkback.cli.options import Flag, ReportJson, json_object
+from walkback.cli.options import Flag, ReportJson, Whole, json_object
 from walkback.cli.output import answer, print_text, stdout_to_stderr, warn
 from walkback.registry import names_in
 
@@ -39,8 +39,8 @@ class Recipe:
     rule: Annotated[str, _names(("rules", "RULES"))] = "bp"
     data: Annotated[str, _names(("data", "EMBEDDED"), ("data", "SOURCES"))] = "cifar10"
     scope: Literal["all", "frozen"] = "all"
-    epochs: int = 100
-    seed: int = 42
+    epochs: Whole = 100
+    seed: Whole = 42
     penalty: float = 0.0
     augment: Flag = False
     penalty_over: Literal["sum", "mean"] = "sum"
@@ -62,7 +62,7 @@ class Optimiser:
 
     lr: float = 1e-3
     weight_decay: float = 0.01
-    batch_size: int = 128
+    batch_size: Whole = 128
     schedule: Literal["cosine", "constant"] = "cosine"
 
 

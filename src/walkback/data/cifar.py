@@ -12,8 +12,6 @@ from walkback.data.pickled import read_arrays
 from walkback.data.source import Layout, Part, Source, damaged
 from walkback.errors import FormatError, InputError
 
-Colour = tuple[float, float, float]
-
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""

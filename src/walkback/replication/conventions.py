@@ -13,10 +13,8 @@ from typing import Any
 
 from walkback.audit.plans import AS_PUBLISHED, RULE_OPTIONS
 from walkback.audit.records import Record, Records, canonical
-from walkback.measures.formulas import concentration, mean
-from walkback.report.report import Report
-from walkback.training.control import NO_LOCAL_LOSS
-from walkback.training.spec import RunSpec
+from walkback.measures.over_sites import concentration, mean
+from walkback.training.spec import NO_LOCAL_LOSS, RunSpec
 
 SHIFTED = ("fa",)  # the rules whose published cosines are those of a_{l+1} with g_l
 
@@ -38,31 +36,20 @@ def _own_spec(spec: RunSpec) -> RunSpec | None:
     fields = AS_PUBLISHED.get(spec.rule)
     if fields is None:
         return None
-    without = NO_LOCAL_LOSS if spec.scope == "frozen" else {"rule"}
-    fields = {name: value for name, value in fields.items() if name not in without and name != "rule"}
-    chosen = {"credit_site", "credit_length", "rule_options"}
-    wanted = {
-        name: fields.get(name, RunSpec.model_fields[name].get_default(call_default_factory=True)) for name in chosen
-    }
+    if spec.scope == "frozen":  # no block asks where its credit comes from
+        fields = {name: value for name, value in fields.items() if name not in NO_LOCAL_LOSS}
+    ours = {"credit_site": "writer", "credit_length": "raw", "rule_options": {}}
     known = canonical(spec)
-    if any(getattr(known, name) != value for name, value in wanted.items()):
+    if any(getattr(known, name) != fields.get(name, value) for name, value in ours.items()):
         return None
-    own = {"credit_site": "writer", "credit_length": "raw", "rule_options": RULE_OPTIONS[spec.rule]}
-    return RunSpec(**{**spec.model_dump(), **own})
+    return RunSpec(**{**spec.model_dump(), **ours, "rule_options": RULE_OPTIONS[spec.rule]})
 
 
 def _read(run: Record, spec: RunSpec) -> Record:
     rows = tuple(_paired(row, spec.rule) for row in run.rows)
-    report = run.report
-    read = _paired({"per_layer": report.per_layer, "values": report.values}, spec.rule)
-    told = dict(report.run)
-    if isinstance(told.get("initial"), Mapping):
-        told["initial"] = _paired(told["initial"], spec.rule)
-    return replace(run, spec=spec, rows=rows, report=_with(report, read, told))
-
-
-def _with(report: Report, read: Mapping[str, Any], told: dict[str, Any]) -> Report:
-    return replace(report, per_layer=read["per_layer"], values=read["values"], run=told)
+    read = _paired({"per_layer": run.report.per_layer, "values": run.report.values}, spec.rule)
+    told = {**run.report.run, "initial": _paired(run.initial, spec.rule)}
+    return replace(run, spec=spec, rows=rows, report=replace(run.report, **read, run=told))
 
 
 def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:

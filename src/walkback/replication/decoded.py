@@ -53,8 +53,8 @@ EXPLAINED = (
     ("* credit-bridge *", "bounded search", "whether V sees the label is not stated"),
     ("* dfa growth*", "open", "ρ is that of the first block over the stem, and nothing tried keeps it near 237"),
     ("* dfa perturbation*", "open", "the published one is half the cosine, which isotropic directions can't give"),
-    ("* * nudging", "tested", "published steps are η√d long, 16 times ours at d = 256"),
-    ("lambda-sweep dfa [hg]_norm", "tested", "the stem is not penalised, so that ‖h_L‖ stays at ‖h_0‖"),
+    ("* * nudging", "open", "by their size, published steps are η√d long; no penalised run of the preset yet"),
+    ("lambda-sweep dfa [hg]_norm", "open", "no penalised run of the preset yet"),
     ("no-norm * *", "open", "without a terminal norm our stream does not explode"),
     ("student * *", "open", "our StudentNet's stream does not grow"),
     ("small-cnn dfa *", "tested", "a branch that ends in BatchNorm can't grow"),
@@ -165,10 +165,10 @@ def _labels(f: Figure) -> tuple[str, str, str]:
 
 
 def _cell(pair: Against | None) -> Cell | str:
-    if pair is None or not pair.n:
+    if pair is None:
         return NONE
     cell = pair.cell if isinstance(pair.cell, Cell) else Cell(pair.cell, pair.cell)
-    return cell if cell.text == NONE else Cell(f"{cell.text} (n={pair.n})", cell.raw)
+    return cell if cell.text == NONE or not pair.n else Cell(f"{cell.text} (n={pair.n})", cell.raw)
 
 
 def _yes(mark: bool | None) -> str:
@@ -181,9 +181,11 @@ def _explained(f: Figure, marks: Sequence[tuple[bool | None, bool | None] | None
         return NONE
     name = f"{f.where} {f.rule or '-'} {f.what}"
     known, why = next((why for pattern, *why in EXPLAINED if fnmatch(name, pattern)), ("open", ""))
-    preset = marks[0]
-    if known == "tested" and preset is not None and preset[0] is False:
+    preset = marks[0] and marks[0][0]
+    if known == "tested" and preset is False:
         return "open: not by the preset either"  # what was tested is part of it
+    if known == "tested" and preset is None:
+        return f"open: no run of the preset here yet; in others {why}"
     return f"{known}: {why}" if why else known
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from walkback.audit.records import Records
 from walkback.errors import FormatError
+from walkback.files import write_whole
 from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.report.latex import document
 from walkback.report.table import Table, number
@@ -114,9 +115,8 @@ def save_tables(records: Records, folder: str | Path, names: Iterable[str] = tup
     texts["index.md"] = front_page(tables, records)
     texts["all.tex"] = document(rf"\input{{{table.name}}}\clearpage" for table in tables)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            (folder / name).write_text(text + "\n", encoding="utf-8")
+            write_whole(folder / name, text + "\n")
     except OSError as error:
         raise FormatError(f"Expected to write tables to {folder}, but: {error}.") from None
     return tuple(folder / name for name in texts)

@@ -19,9 +19,10 @@ from markupsafe import Markup
 
 from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Judged, alike, commands, judged_runs, last, setting_words, worded
+from walkback.audit.settings import LABELS, Judged, alike, commands, judged_runs, last, setting_words, worded
 from walkback.errors import InputError
 from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
+from walkback.report.depth_view import deciding_depth
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
 from walkback.report.longtable import longtable
@@ -29,8 +30,8 @@ from walkback.report.panels import site_panels
 from walkback.report.report import Report
 from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.report.view import distance, mark, pairs, view
-from walkback.training.control import control_spec
-from walkback.training.spec import RunSpec
+from walkback.training.spec import RunSpec, control_spec
+from walkback.verdict.chain import DEPTH_STEP
 from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Verdict
 
@@ -127,12 +128,12 @@ def _summary(settings: Sequence[dict[str, Any]], runs: Sequence[dict[str, Any]])
 
 
 def _rule(spec: RunSpec) -> str:
-    return _text(" · ".join([RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)]))
+    return _text(" · ".join([LABELS.get(spec.rule, spec.rule), *worded(spec.rule_options)]))
 
 
 def _rank(rule: str) -> tuple[int, str]:
     """The papers' order, then by name."""
-    names = list(RULES.values())
+    names = list(LABELS.values())
     first = rule.partition(" · ")[0]
     return names.index(first) if first in names else len(names), rule
 
@@ -166,7 +167,8 @@ def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     three, four = j.verdicts["three-check"], j.verdicts["four-diagnostic"]
     word, n = j.word("three-check") or "", len(j.runs)
     failed = {edition: failed_words(j.failed(edition), n) for edition in j.verdicts}
-    blind = "" if j.tested or word != UNDECIDED else "depth not tested"
+    outcomes = [v["outcome"] for v in three if "outcome" in v.names]
+    blind = "" if j.tested or outcomes or word != UNDECIDED else "depth not tested"
     controls = [c for run in j.runs if (c := records.control(run)) is not None]
     return {
         "rule": _rule(spec),
@@ -176,7 +178,8 @@ def _setting(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
         "failed": failed["three-check"] or blind,
         "four": ": ".join(filter(None, (j.word("four-diagnostic"), failed["four-diagnostic"]))),
         "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
-        "depth": _depth_answer(j),
+        "depth": _depth_answer(j) if j.tested or not outcomes else _over([v.depth_used for v in three]),
+        "outcome": ", ".join(f"{number(f.value, 'pp')} pp {depth_word(f)}" for f in outcomes if f.value is not None),
         "submodes": sorted({v.submode for v in four if v.submode}),
         "d1": _check(j, "growth", "growth"),
         "d2": _check(j, "reference", "g_norm"),
@@ -312,7 +315,7 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    depth, limits = report.findings[-1], {f["title"]: f["limit"] for f in report.findings}
+    depth, limits = deciding_depth(report), {f["title"]: f["limit"] for f in report.findings}
     untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
     shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     return {
@@ -329,7 +332,7 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         "values": report.values,
         "per_layer": report.per_layer,
         "limits": limits,
-        "panels": [panel._asdict() for panel in site_panels(report.per_layer, limits)],
+        "panels": [panel._asdict() for panel in site_panels(report.per_layer, limits, report.depth)],
         "aggregates": report.aggregates,
         "fresh": report.run.get("fresh_feedback"),
         "replay": _replay(run),
@@ -339,18 +342,17 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
 
 
 def _judged_report(run: Record, verdict: Verdict) -> Report:
-    """The report of a run with the verdict its store gives it."""
+    """Return the report of a run with the verdict its store gives it."""
     fields = ("edition", "verdict", "failed", "measurement_valid", "depth_used", "submode")
     said = {name: getattr(verdict, name) for name in fields}
-    findings = tuple(_in_store(asdict(f), "reason") for f in verdict.findings)
-    chain = tuple(_in_store(asdict(s), "text") for s in verdict.chain)
-    return replace(run.report, **said, findings=findings, chain=chain, thresholds=asdict(_LIMITS))
-
-
-def _in_store(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """A missing argument of `diagnose` is a missing run here."""
-    text = fields[name].replace("frozen_baseline_acc not given", "its frozen control is not in the store")
-    return {**fields, name: text}
+    findings = [asdict(f) for f in verdict.findings]
+    chain = [asdict(step) for step in verdict.chain]
+    depth = verdict["depth"]
+    if depth.cause == "not-given":  # a missing argument of `diagnose` is a missing run here
+        absent = "not tested: its frozen control is not in the store"
+        findings[verdict.findings.index(depth)]["reason"] = absent
+        chain[DEPTH_STEP - 1]["text"] = absent
+    return replace(run.report, **said, findings=tuple(findings), chain=tuple(chain), thresholds=asdict(_LIMITS))
 
 
 def _replay(run: Record) -> dict[str, Any]:

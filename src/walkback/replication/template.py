@@ -6,18 +6,16 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from importlib import resources
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from walkback.audit.records import Record, Records
+from walkback.audit.records import Record, Records, net_options
 from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
 from walkback.errors import FormatError, InputError
-from walkback.nets import NETS
+from walkback.files import write_whole
 from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
 from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
-from walkback.training.control import NO_LOCAL_LOSS, control_spec
-from walkback.training.spec import RunSpec
+from walkback.training.spec import NO_LOCAL_LOSS, RunSpec, control_spec
 
 MISSING = "*missing*"
 
@@ -39,13 +37,10 @@ def fill_template(records: Records, path: str | Path) -> Path:
             f"Expected finished runs under {records.folder} to fill the template from, but there are none. "
             "`walkback train` makes them; without any, fill docs/reporting-template.md by hand."
         )
-    path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(filled(records), encoding="utf-8")
+        return write_whole(path, filled(records))
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None
-    return path
 
 
 def filled(records: Records) -> str:
@@ -206,9 +201,7 @@ def _condition(name: str, say: Callable[[Any], str] = str) -> Callable[[Sequence
 
 
 def _architecture(run: Record) -> str:
-    known = signature(NETS[run.spec.net]).parameters if run.spec.net in NETS else {}
-    defaults = {k: p.default for k, p in known.items() if p.default is not Parameter.empty}
-    options = {**defaults, **run.spec.net_options}
+    options = {**net_options(run.spec.net), **run.spec.net_options}
     return f"{run.spec.net} ({', '.join(worded(options))})" if options else run.spec.net
 
 

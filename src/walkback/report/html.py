@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from walkback.report.panels import site_panels
+from walkback.report.panels import ACCURACY, site_panels
 from walkback.report.view import conditions_line, title, view
 
 if TYPE_CHECKING:
@@ -46,16 +46,17 @@ def document(report: Report) -> str:
 
 def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
     limits = {f["title"]: f["limit"] for f in report.findings}
-    drawn = site_panels(report.per_layer, limits)
+    drawn = site_panels(report.per_layer, limits, report.depth)
     how = {
         "‖h‖": f"dashes: {limits['scale stability']:g} × the site before, where D1 flags",
         "‖g‖": "dashes: the floor" if limits.get("reference validity") is not None else "without a floor",
         "cosine": v["null"] or "band: null",
+        ACCURACY: "linear probes of trained sites; beside them",
     }
     return [
         {
-            "svg": panel(p.name, p.values, p.log, p.dashes, p.band or ((), ())),
-            "caption": f"{p.name} by site; {how[p.name]}",
+            "svg": panel(p.name, p.values, p.log, p.dashes, p.band or ((), ()), p.others),
+            "caption": f"{p.name} by site; {how[p.name]}{_key(p.others)}",
         }
         for p in drawn
     ]
@@ -66,16 +67,32 @@ def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 300, 180, 52, 12, 28, 12
 
 
+# Lines beside the one of the panel: a colour and dashes each, never a colour alone; and how a caption names them.
+_OTHERS = (("#0072b2", "7 3", "long dashes"), ("#d55e00", "4 3", "short dashes"), ("#009e73", "1 4", "dots"))
+
+
+def _key(others: Mapping[str, Numbers]) -> str:
+    """Return how the lines beside the panel's own are told apart."""
+    named = [f" {name} ({look}, {values[-1]:.3f})" for (name, values), (*_, look) in zip(others.items(), _OTHERS)]
+    return ",".join(named)
+
+
 def panel(
-    name: str, values: Numbers, log: bool = False, limits: Numbers = (), band: tuple[Numbers, Numbers] = ((), ())
+    name: str,
+    values: Numbers,
+    log: bool = False,
+    limits: Numbers = (),
+    band: tuple[Numbers, Numbers] = ((), ()),
+    others: Mapping[str, Numbers] | None = None,
 ) -> Markup:
-    """Return a line over sites as SVG, with dashes at `limits` and a band between two lists; None and what a logarithm
-    does not have are gaps.
+    """Return a line over sites as SVG, with dashes at `limits`, a band between two lists, and `others` beside it; None
+    and what a logarithm does not have are gaps.
 
     >>> panel("‖g‖", [1e-3, None, 1e-5], log=True).count("<circle")
     2
     """
-    lists = [[_scaled(x, log) for x in row] for row in (values, limits, *band)]
+    beside = list((others or {}).values())
+    lists = [[_scaled(x, log) for x in row] for row in (values, limits, *band, *beside)]
     known = [x for row in lists for x in row if x is not None]
     low, high = (floor(min(known)), ceil(max(known))) if known else (0, 1)
     if not log:
@@ -89,13 +106,16 @@ def panel(
     def y(value: float) -> float:
         return round(_TOP + (_HEIGHT - _TOP - _BOTTOM) * (high - value) / (high - low), 1)
 
-    line, dashes, lower, upper = ([None if v is None else (x(i), y(v)) for i, v in enumerate(row)] for row in lists)
+    points = [[None if v is None else (x(i), y(v)) for i, v in enumerate(row)] for row in lists]
+    line, dashes, lower, upper, *more = points
     parts = [*_grid(low, high, log, y), *(_text(x(i), _HEIGHT - 10, str(i), "middle") for i in range(len(values)))]
     if all(p is not None for p in (*lower, *upper)) and lower and upper:
         corners = " ".join(f"{p[0]},{p[1]}" for p in (*lower, *reversed(upper)) if p is not None)
         parts.append(f'<polygon points="{corners}" fill="#56b4e9" fill-opacity=".3"/>')
-    for points, style in ((dashes, 'stroke="#d55e00" stroke-dasharray="5 4"'), (line, 'stroke="currentColor"')):
-        for a, b in pairwise(points):
+    styles = [(dashes, 'stroke="#d55e00" stroke-dasharray="5 4"'), (line, 'stroke="currentColor"')]
+    styles += [(row, f'stroke="{c}" stroke-dasharray="{d}"') for row, (c, d, _) in zip(more, _OTHERS)]
+    for drawn, style in styles:
+        for a, b in pairwise(drawn):
             if a is not None and b is not None:
                 parts.append(f'<line x1="{a[0]}" y1="{a[1]}" x2="{b[0]}" y2="{b[1]}" stroke-width="2" {style}/>')
     for point, value in zip(line, values):

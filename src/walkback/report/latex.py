@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from walkback.measures.quantities import PER_SITE
 from walkback.report import view
+from walkback.report.depth_view import depth_table
 from walkback.report.numbers import NONE
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def document(body: Iterable[str], packages: str = PACKAGES) -> str:
 
 
 def report_latex(report: Report) -> str:
-    """Return two or three tables with the thresholds in the caption, ready to be put into a paper."""
+    """Return two to four tables with the thresholds in the caption, ready to be put into a paper."""
     name = tex(report.method or "the network")
     heads = {q.title: q.latex for q in PER_SITE if q.latex}
     limits = ", ".join(f"{f['check']} flags at {f['flags_when']}" for f in report.findings)
@@ -112,6 +113,7 @@ def report_latex(report: Report) -> str:
         f"Precision of {name}'s reference, by site",
     )
     tables = [(caption, head, rows[:-1]) for caption, (head, rows) in zip(captions, view.layer_tables(report))]
+    tables += [(f"Accuracy of {name} by depth, readouts refitted", *grid) for grid in depth_table(report)]
     checks = f"Checks of {name} ({tex(f'edition {report.edition}')}; {tex(limits)}). {tex(report.verdict_line)}"
     lines = []
     for caption, head, rows in (*tables, (checks, *view.finding_rows(report))):

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from walkback.measures.formulas import cosine_error, deep_sites, mean
 from walkback.measures.measurements import Measurements
+from walkback.measures.over_sites import cosine_error, deep_sites, mean
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
 from walkback.notes import Note
 from walkback.report.numbers import NOT_MEASURED
 from walkback.report.report import Report
 from walkback.verdict.checks import DiagnosticThresholds
-from walkback.verdict.claim import Accuracy, Claim
+from walkback.verdict.claim import CONTROL, Accuracy, Claim, accuracies
 from walkback.verdict.editions import decide
 from walkback.verdict.findings import Verdict
 from walkback.verdict.notes import clamped_readable, notes_on, unclamped_exact
-from walkback.verdict.statistics import paired_counts
+from walkback.verdict.statistics import one_per_seed, paired_counts
 
 
 def make_report(
@@ -64,6 +64,7 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
+        depth=None if claim.depth is None else claim.depth.to_dict(),
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
@@ -83,10 +84,25 @@ def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
 
 def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
     """Those of the measurement, and what judges D3 beside the accuracies, so that a report can be judged again."""
-    paired = None if claim.correct is None else paired_counts(claim.correct)
-    judging = {"paired": paired, "bp_frozen_acc": _plain(claim.bp_frozen)}
+    paired = None if claim.correct is None else _counts(claim)
+    others = {name: _plain(value) for name, value in claim.controls.items()}
+    judging = {
+        "paired": paired,
+        "bp_frozen_acc": _plain(claim.bp_frozen),
+        "primary": None if claim.primary == CONTROL else claim.primary,
+        "test_samples": claim.test_samples,
+        "controls": others or None,
+        "control": claim.control if others else None,
+    }
     measured = {k: v for k, v in m.conditions.items() if k not in judging}  # of a report they are those of its claim
     return measured | {k: v for k, v in judging.items() if v is not None}
+
+
+def _counts(claim: Claim) -> Any:
+    """Paired predictions as counts: of one seed, or one per seed."""
+    seeds = len(accuracies("headline_acc", claim.accuracy)) if claim.accuracy is not None else 1
+    each = [paired_counts(pair) for pair in one_per_seed(claim.correct or [], seeds)]
+    return each[0] if seeds == 1 else each
 
 
 def _plain(value: Accuracy) -> float | list[float] | None:

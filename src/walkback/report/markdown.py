@@ -43,7 +43,7 @@ def grid(
 
 def report_markdown(report: Report) -> str:
     """Return the report, its verdict in the last line."""
-    grids = (*view.layer_tables(report), view.finding_rows(report))
+    grids = view.tables(report)
     parts = [
         f"### {view.title(report)}",
         view.remark(report),

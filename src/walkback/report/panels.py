@@ -1,11 +1,15 @@
-"""‖h‖, ‖g‖ and cosine by site, as they are drawn: one source for the card of a report and the page of a store."""
+"""‖h‖, ‖g‖, cosine and accuracy by site, as they are drawn: one source for the card of a report and for the page."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from walkback.measures.worth import RANDOM, TRAINED, Depth
 
 Numbers = Sequence[float | None]
+ACCURACY = "accuracy"
 
 
 class SitePanel(NamedTuple):
@@ -19,6 +23,7 @@ class SitePanel(NamedTuple):
         dashes: where the check flags, one per site; empty without a limit.
         band: (low, high) of the null, empty where it was not measured.
         marks: the same quantity as scripts compute it, empty where that was not measured.
+        others: name -> what is drawn beside the values, one number per site each.
     """
 
     name: str
@@ -28,14 +33,20 @@ class SitePanel(NamedTuple):
     dashes: Numbers = ()
     band: tuple[Numbers, Numbers] | tuple[()] = ()
     marks: Numbers = ()
+    others: Mapping[str, Numbers] = MappingProxyType({})
 
 
-def site_panels(per_layer: Mapping[str, Numbers | None], limits: Mapping[str, float | None]) -> tuple[SitePanel, ...]:
+def site_panels(
+    per_layer: Mapping[str, Numbers | None],
+    limits: Mapping[str, float | None],
+    depth: Mapping[str, Any] | None = None,
+) -> tuple[SitePanel, ...]:
     """Return the panels of a report of which something was measured.
 
     Args:
         per_layer: of the report.
         limits: title of a check -> its limit.
+        depth: of the report, where it was measured.
 
     >>> panels = site_panels({"h_norm": [1.0, 3.0], "g_norm": [None, None]}, {"scale stability": 50.0})
     >>> [(panel.name, panel.dashes) for panel in panels]
@@ -50,8 +61,17 @@ def site_panels(per_layer: Mapping[str, Numbers | None], limits: Mapping[str, fl
         SitePanel("‖h‖", h, limit=steep, dashes=before),
         SitePanel("‖g‖", g, limit=floor, dashes=[] if floor is None else [floor] * len(g)),
         SitePanel("cosine", cosine, log=False, band=(low, high) if low and high else (), marks=clamped),
+        *(() if depth is None else (depth_panel(Depth.of(depth)),)),
     )
     return tuple(panel for panel in panels if measured(panel.values))
+
+
+def depth_panel(found: Depth) -> SitePanel:
+    """Return accuracy by depth: probes of the trained sites and of the random ones, the stem and the inputs alone."""
+    trained, random = found.by_depth[TRAINED], found.by_depth.get(RANDOM)
+    alone = {"stem alone": found.without_all, "inputs alone": found.pixels}
+    lines = {name: [a] * len(trained) for name, a in alone.items() if a is not None}
+    return SitePanel(ACCURACY, trained, log=False, others={RANDOM: random, **lines} if random else lines)
 
 
 def measured(values: Numbers) -> bool:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-import uuid
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from walkback.errors import FormatError
-from walkback.measures.nulls import reads_as
+from walkback.files import write_whole
+from walkback.measures.over_sites import reads_as
 from walkback.notes import Note
 from walkback.report import view
+from walkback.report.depth_view import deciding
 from walkback.report.formats.report_2 import SCHEMA, read_report
 from walkback.report.latex import report_latex, tex
 from walkback.report.markdown import report_markdown
 from walkback.report.text import report_text
+from walkback.verdict.claim import OUTCOME
 from walkback.verdict.files import read_table
 
 __all__ = ["SCHEMA", "DiagnosticReport", "Report", "tex"]
@@ -35,6 +37,7 @@ class Report:
         depth_used: do trained blocks beat frozen ones? True, False, or None (not tested).
         nonfinite, altered, doubted: what is wrong with the reference itself, as data.
         notes: everything else that is to be said, as Notes; `advisories` has them as sentences.
+        depth: what `walkback.depth` measured, as plain values; None where it was not asked.
         values: scalars; per_layer: lists over sites 0…L; reasons: why a field is None.
 
     >>> import walkback as wb
@@ -67,6 +70,7 @@ class Report:
     aggregates: dict[str, float | None] = field(default_factory=dict)
     controls: dict[str, list[float | None]] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
+    depth: dict[str, Any] | None = None
     conditions: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     schema: str = SCHEMA
@@ -107,6 +111,22 @@ class Report:
     def __str__(self) -> str:
         return report_text(self)
 
+    def __hash__(self) -> int:
+        return hash((self.edition, self.verdict, self.failed, self.method, frozenset(self.values.items())))
+
+    def assert_passes(self, *require: str) -> Report:
+        """Return the report where it passes; else raise an AssertionError that sets every check beside its limit.
+
+        With checks named, `assert_passes("D1", "D2")`, those must be tested and not flag, and others may be untested.
+        """
+        from walkback.report.gate import difference
+
+        __tracebackhide__ = True
+        wrong = difference(self, require)
+        if wrong:
+            raise AssertionError(wrong)
+        return self
+
     def to_markdown(self) -> str:
         """Return the report as GitHub Markdown."""
         return report_markdown(self)
@@ -133,6 +153,12 @@ class Report:
         """Return all forms at once: a notebook shows the richest it knows, and keeps the others for where it goes."""
         return {"text/plain": str(self), "text/markdown": self.to_markdown(), "text/html": self._repr_html_()}
 
+    def to_model_card(self) -> str:
+        """Return a section for the model card of a network, in Markdown."""
+        from walkback.report.model_card import section
+
+        return section(self)
+
     # -- for programs ------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,21 +174,18 @@ class Report:
         """Return `to_dict` as JSON; what was not measured is null, never NaN."""
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
 
+    def to_pandas(self) -> Any:
+        """Return the numbers per site as a pandas DataFrame, one row per site; what was not measured there is NaN."""
+        from walkback.report.frame import frame
+
+        return frame(self)
+
     def save(self, path: str | Path) -> Path:
         """Write the JSON, all of it or nothing."""
-        path = Path(path)
-        scratch = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                scratch.write_text(self.to_json() + "\n", encoding="utf-8")  # readable as any file the user writes
-                scratch.replace(path)
-            except BaseException:
-                scratch.unlink(missing_ok=True)
-                raise
+            return write_whole(path, self.to_json() + "\n")
         except OSError as error:
             raise FormatError(f"Expected to write the report to {path}, but: {error}.") from None
-        return path
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
@@ -188,15 +211,21 @@ class DiagnosticReport(Report):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "verdict", "walked back" if self.failed else "trustworthy")
+        object.__setattr__(self, "verdict", "walked back" if self._published else "trustworthy")
+
+    @property
+    def _published(self) -> list[str]:
+        """The diagnostics of the README that fail; D3-outcome, which it does not have, is shown and decides nothing."""
+        return [check for check in self.failed if check != OUTCOME]
 
     @property
     def verdict_line(self) -> str:
         """The published last line."""
-        return f"VERDICT: needs walk-back: {', '.join(self.failed)}" if self.failed else "VERDICT: trustworthy"
+        failed = self._published
+        return f"VERDICT: needs walk-back: {', '.join(failed)}" if failed else "VERDICT: trustworthy"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values as any report does: with the three words."""
-        open_ = any(f["flagged"] is None for f in self.findings if f["title"] != "direction stability")
+        open_ = any(f["flagged"] is None for f in deciding(self))
         word = "walked back" if self.failed else "undecided" if open_ else "passes"
         return {**super().to_dict(), "verdict": word}

@@ -21,7 +21,7 @@ def report_text(report: Report) -> str:
         view.title(report),
         *filter(None, [view.remark(report)]),
         view.conditions_line(report),
-        *(f"\n{_grid(*grid)}" for grid in (*view.layer_tables(report), view.finding_rows(report))),
+        *(f"\n{_grid(*grid)}" for grid in view.tables(report)),
         *("\n" + "\n".join(lines) for lines in view.paragraphs(report)),
         "\nWalk-back chain",
         *(_wrap(f"{s['step']}. {view.asked(s['title'])} {s['text']}.") for s in report.chain),

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from walkback.measures.measurements import by_layer, comparable
+from walkback.measures.over_sites import block_growth
 from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded
+from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, NOT_MEASURED, figure, number
 
 if TYPE_CHECKING:
@@ -74,26 +77,21 @@ def verdict_line(report: Report) -> str:
     """Return the last line: the verdict, what decides it or would, what flags beside it, and where editions differ."""
     decides = {"walked back": ", ".join(report.failed), "undecided": "; ".join(_open_checks(report))}
     line = ": ".join(filter(None, ("VERDICT", report.verdict, decides.get(report.verdict))))
+    line += dv.depth_words(report)
     flagged = _flagged_beside(report)
     if flagged:
         line += f"{', with' if report.verdict == 'passes' else ';'} {', '.join(flagged)}"
     return "; ".join((line, *(_other_edition(note) for note in coded(report.notes, "editions-differ"))))
 
 
-def _deciding(report: Report) -> list[dict[str, Any]]:
-    """Return the findings that a verdict can rest on: all but the sub-mode's."""
-    return [f for f in report.findings if f["title"] != "direction stability"]
-
-
 def _open_checks(report: Report) -> list[str]:
     """Return each check that the verdict waits for, with what would decide it."""
     lines = []
-    for f in _deciding(report):
-        if f["flagged"] is None and f["title"] == "depth utility":
-            given = {"not-given": "depth not tested (give frozen_acc)", "task": f"depth not tested: {f['reason']}"}
-            lines.append(given.get(f["cause"], f"depth: {f['reason']}"))
-        elif f["flagged"] is None:
-            lines.append(f"{f['check']} not tested: {f['reason']}")
+    for f in (f for f in dv.deciding(report) if f["flagged"] is None):
+        if f["title"] in dv.DEPTH:
+            lines.append(dv.open_depth(f))
+        else:
+            lines.append(f"{f['check']}{':' if f['cause'] == 'straddles' else ' not tested:'} {f['reason']}")
     return lines
 
 
@@ -101,7 +99,7 @@ def _flagged_beside(report: Report) -> list[str]:
     """Return the checks that flag without deciding: growth alone, or in three-check a reference under its floor."""
     needs = {"D1": "D2", "D2": "D1"} if report.edition == "three-check" else {}
     lines = []
-    for f in _deciding(report):
+    for f in dv.deciding(report):
         if f["flagged"] and f["check"] not in report.failed:
             factor = "x" if f["title"] == "scale stability" else ""
             value = "" if f["value"] is None else f"{figure(f['value'])}{factor}; "
@@ -121,11 +119,11 @@ def _other_edition(note: Note) -> str:
 def answers(report: Report) -> list[tuple[str, str]]:
     """Return the questions every report answers, with yes, no, not tested, undecided; and the sub-mode, if any."""
     off = report.values.get("cosine_error")
-    exact = _YES[report.unclamped_exact] + ("" if off is None else f" (off float64 by {off:.1g})")
-    straddles = report.depth_used is None and report.findings and report.findings[-1]["cause"] == "straddles"
+    why = "" if off is None else " (the reference is altered)" if report.altered else f" (off float64 by {off:.1g})"
+    straddles = report.depth_used is None and report.findings and dv.deciding_depth(report)["cause"] == "straddles"
     lines = [
         ("clamped cosine readable", _YES[report.clamped_readable]),
-        ("unclamped cosine exact", exact),
+        ("unclamped cosine exact", _YES[report.unclamped_exact] + why),
         ("depth used", "undecided" if straddles else _YES[report.depth_used]),
     ]
     return [*lines, ("sub-mode", report.submode)] if report.submode else lines
@@ -137,6 +135,11 @@ def answers(report: Report) -> list[tuple[str, str]]:
 def stands_left(head: Sequence[str]) -> list[bool]:
     """Return which columns stand left: words do, numbers stand right."""
     return [i == 0 or h in ("", "result", "flags when") for i, h in enumerate(head)]
+
+
+def tables(report: Report) -> list[Grid]:
+    """Return all tables of a report: the state by site, accuracy by depth, and the checks."""
+    return [*layer_tables(report), *dv.depth_table(report), finding_rows(report)]
 
 
 def layer_tables(report: Report) -> list[Grid]:
@@ -152,6 +155,7 @@ def layer_rows(report: Report, quantities: Sequence[Quantity] = PER_SITE) -> Gri
     for q in lists:
         heads += [q.title, *{"h_norm": ["growth"], "null_high": ["reads"]}.get(q.name, ())]
     rows = []
+    ratios = block_growth(*comparable(report.per_layer.get("h_norm") or [], report.conditions))
     for site in range(_sites(report)):
         row = [str(site)]
         for q, values in lists.items():
@@ -160,8 +164,7 @@ def layer_rows(report: Report, quantities: Sequence[Quantity] = PER_SITE) -> Gri
             if q.name == "null_high":
                 row.append(report.reads_as(site) or NONE)
             if q.name == "h_norm":
-                before = values[site - 1] if site and _same_shape(report, site) else None
-                row.append(f"{value / before:.3g}x" if value is not None and before else "")
+                row.append(f"{ratios[site]:.3g}x" if site in ratios else "")
         rows.append(row)
     titles = {"scale stability": "growth", "reference validity": "‖g‖", "reference precision": "off float64"}
     limits = {titles[f["title"]]: f["flags_when"] for f in report.findings if f["title"] in titles}
@@ -189,12 +192,6 @@ def _cell(report: Report, q: Quantity, site: int, value: float | None) -> str:
     return figure(value, q.form)
 
 
-def _same_shape(report: Report, site: int) -> bool:
-    """Return whether a site has the shape of the one before: growth is only taken between sites of one shape."""
-    shapes = report.conditions.get("state_shapes")
-    return shapes is None or len(shapes) <= site or shapes[site] == shapes[site - 1]
-
-
 def finding_rows(report: Report) -> Grid:
     """Return one row per check: its value, its limit and its result."""
     results = {"flagged": "FLAGGED"}
@@ -206,7 +203,7 @@ def finding_rows(report: Report) -> Grid:
 
 
 def _finding_value(finding: Mapping[str, Any]) -> str:
-    value, points = finding["value"], finding["title"] == "depth utility"
+    value, points = finding["value"], finding["title"] in dv.DEPTH
     return f"{value:+.1f} pp" if points and value is not None else figure(value)
 
 
@@ -227,8 +224,8 @@ def paragraphs(report: Report) -> list[list[str]]:
     return list(filter(None, (*_about(report), [*untested, *(f"note: {text}" for text in report.advisories)])))
 
 
-def _about(report: Report) -> tuple[list[str], list[str], list[str]]:
-    return _about_stream(report), _about_gamma(report), _about_run(report)
+def _about(report: Report) -> tuple[list[str], ...]:
+    return _about_stream(report), _about_gamma(report), dv.depth_lines(report), _about_run(report)
 
 
 def _about_stream(report: Report) -> list[str]:
@@ -248,7 +245,7 @@ def _about_stream(report: Report) -> list[str]:
 def _about_gamma(report: Report) -> list[str]:
     lines, v = [], report.values
     if v.get("gamma") is not None:
-        parts = [f"Γ = {v['gamma']:+.3f} (sites 0…L−1)"]
+        parts = [f"Γ = {v['gamma']:+.3f} ({'all hidden layers' if by_layer(report.conditions) else 'sites 0…L−1'})"]
         if v.get("gamma_concentration") is not None:
             parts.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
         if v.get("deep_cosine") is not None:
@@ -322,7 +319,7 @@ def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     limit = finding["limit"]
     ends = sorted({min(known), max(known)})
     sides = ["below" if v < limit else "above" for v in ends]
-    if finding["title"] == "depth utility":
+    if finding["title"] in dv.DEPTH:
         unit, apart = " pp", [f"{abs(v - limit):.1f}" for v in ends]
     elif finding["title"] == "direction stability":  # a cosine: its sign makes a factor meaningless
         unit, apart = "", [f"{abs(v - limit):.2f}" for v in ends]
@@ -350,6 +347,7 @@ def view(report: Report) -> dict[str, Any]:
         "checks": [_check(finding) for finding in report.findings],
         "chain": [{**step, "mark": {True: "✓", False: "✗", None: ""}[step["holds"]]} for step in report.chain],
         "layers": {"head": head, "rows": rows},
+        "depths": [{"head": heads, "rows": lines} for heads, lines in dv.depth_table(report)],
         "about": [line for lines in _about(report) for line in lines],
         "remarks": [f"note: {text}" for text in report.advisories],
         "null": null_words(report),
@@ -358,13 +356,13 @@ def view(report: Report) -> dict[str, Any]:
 
 
 def _check(f: Mapping[str, Any]) -> dict[str, Any]:
-    interval = f.get("interval")
+    ends = ", ".join(map(("{:+.1f}" if f["title"] == "depth utility" else "{:.3g}").format, f.get("interval") or ()))
     # An interval that straddles the margin is told by the result and the verdict already.
     why = "" if f["cause"] == "straddles" else f["reason"]
     return {
         "check": f["check"],
         "title": f["title"],
-        "value": _finding_value(f) + ("" if interval is None else f" [{interval[0]:+.1f}, {interval[1]:+.1f}]"),
+        "value": _finding_value(f) + (f" [{ends}]" if ends else ""),
         "flags": f["flags_when"],
         "result": mark(_result(f)),
         "distance": "; ".join(filter(None, (distance([f["value"]], f), why))),

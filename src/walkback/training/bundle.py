@@ -3,14 +3,15 @@
 `weights.safetensors` holds the network (`net.*`) and the rule's auxiliaries (`aux.*`: B, G, V), always
 together: without them the credit can't be measured. `trajectory.jsonl` and `report.json` are optional.
 
-Reading a bundle runs nothing. Building from it does, where its spec names a `module:function`: that module is imported
-and the function called, with all the rights of this process. Do it only with bundles and modules you trust.
+Reading a bundle runs nothing. A spec may name a `module:function`, which is imported and called with all the rights of
+this process when the network is built: only where the user trusts that module by name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -18,19 +19,25 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
+from walkback.files import encoded, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
-from walkback.registry import call_entry
+from walkback.registry import call_entry, check_trusted, modules_named
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
+from walkback.training.spec import SCHEMA as SCHEMA
+from walkback.training.spec import RunSpec
+from walkback.training.spec import run_fields as run_fields
+from walkback.training.spec import schema_of as schema_of
+from walkback.training.sums import SUMS, check_sums, sums_text
 from walkback.verdict.files import read_table
 
-SCHEMA = "walkback.bundle/1"
+MOST = 2**24  # of a size that a spec may ask for
 
 
 @dataclass(frozen=True)
@@ -38,7 +45,7 @@ class Bundle:
     """A bundle that was read from `path`.
 
     `spec["net"]` names what builds the network: one of `walkback.nets`, or a `module:function`, which is imported and
-    called with `spec["net_options"]`. So `model()` and `rule()` can run code that the spec names; reading never does.
+    called with `spec["net_options"]`. `model()` and `rule()` refuse to, unless the module is among those in `trust`.
 
     >>> import walkback as wb
     >>> bundle = wb.load_bundle(wb.selftest.BUNDLES / "dfa")
@@ -53,27 +60,40 @@ class Bundle:
     spec: Mapping[str, Any]
     weights: Mapping[str, Tensor] = field(repr=False)
     auxiliaries: Mapping[str, Tensor] = field(repr=False)
+    trust: frozenset[str] = frozenset()  # modules whose functions the spec may name
 
     def model(self) -> nn.Module:
         """The network, built anew and given its weights, in eval mode on the CPU.
 
         Where `spec["net"]` is a `module:function`, the module is looked for in the current folder first.
         """
+        model = self.untrained()
+        try:
+            model.load_state_dict(dict(self.weights))
+        except RuntimeError as error:
+            raise FormatError(
+                f"Expected the weights in {self.path} to fit {self.spec['net']}, but: {shown(error, 300)}."
+            ) from None
+        return model.eval()
+
+    def untrained(self) -> nn.Module:
+        """The network at a random initialisation, drawn from torch's global random state."""
         net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
             where = self.path / "spec.json"
             raise FormatError(f"Expected {where} to name its network under `net`, but got {shown(net)}.")
+        self.check_trusted("net")
         if "input_shape" in self.spec:  # a run of ours: the network is built for its data
             model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
         else:
             model = call_entry(net, **options)
         if not isinstance(model, nn.Module):
             raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
-        try:
-            model.load_state_dict(dict(self.weights))
-        except RuntimeError as error:
-            raise FormatError(f"Expected the weights in {self.path} to fit {net}, but: {shown(error, 300)}.") from None
-        return model.eval()
+        return model
+
+    def check_trusted(self, field: str) -> None:
+        """Refuse a field of the spec that names a `module:function` of a module that is not in `trust`."""
+        check_trusted(self.spec.get(field), self.trust, self.path / "spec.json")
 
     def rule(self, model: nn.Module) -> Rule:
         """The rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
@@ -86,6 +106,7 @@ class Bundle:
                 f"Expected {self.path / 'spec.json'} to say how credit was given, but it has no {', '.join(missing)}: "
                 "the credit can't be measured."
             )
+        self.check_trusted("rule")
         rule = make(str(self.spec["rule"]), **dict(self.spec.get("rule_options") or {}))
         rule.length = str(self.spec.get("credit_length", "raw"))
         like = next(model.parameters())
@@ -144,19 +165,18 @@ def save_bundle(
     path, tensors, head = Path(path), stored(model, auxiliaries or {}), {"schema": SCHEMA}
     spec_text = _text({**head, **spec, **head}, "spec", indent=2)
     rows = "".join(_text(_spelled(row), "trajectory") + "\n" for row in trajectory)
+    files = {"spec.json": encoded(spec_text + "\n"), "weights.safetensors": save(tensors)}
+    if rows:
+        files["trajectory.jsonl"] = encoded(rows)
+    if report is not None:
+        files["report.json"] = encoded(report.to_json() + "\n")
+    sums = {SUMS: encoded(sums_text("", files))}  # first: files of two bundles are never taken for one
     try:
         path.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path / "weights.safetensors")
-        (path / "spec.json").write_text(spec_text + "\n", encoding="utf-8")
-        for name in ("trajectory.jsonl", "report.json"):  # of what was here before
-            (path / name).unlink(missing_ok=True)
-        if rows:
-            (path / "trajectory.jsonl").write_text(rows, encoding="utf-8")
+        write_together(path, {**sums, "trajectory.jsonl": None, "report.json": None, **files})
     except OSError as error:
         raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
-    if report is not None:
-        report.save(path / "report.json")
-    return load_bundle(path)
+    return load_bundle(path, modules_named(spec.get("net"), spec.get("rule"), spec.get("data")))
 
 
 def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) -> dict[str, Tensor]:
@@ -168,16 +188,6 @@ def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) 
         raise InputError(f"Expected tensors only, but {odd} is a {type(tensors[odd]).__name__}.")
     # Cloned: safetensors refuses tensors that share memory, and tied weights do.
     return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
-
-
-def schema_of(table: object) -> str:
-    """Return the schema that a file names, or what it holds where that is no object."""
-    return str(table.get("schema")) if isinstance(table, dict) else type(table).__name__
-
-
-def run_fields(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a spec.json has of a RunSpec."""
-    return {k: v for k, v in table.items() if k not in ("schema", "input_shape", "classes")}
 
 
 def _text(value: Any, name: str, indent: int | None = None) -> str:
@@ -198,14 +208,19 @@ def _spelled(value: Any) -> Any:
     return value
 
 
-def load_bundle(path: str | Path) -> Bundle:
-    """Read a bundle folder. Nothing is executed until `Bundle.model` or `Bundle.rule` builds what its spec names.
+def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
+    """Read a bundle folder. Nothing that its spec names is imported, now or later, but for modules in `trust`.
+
+    Args:
+        path: the folder.
+        trust: names of modules, or of packages around them, whose functions the spec may name as its network, rule or
+            data. A bundle of networks and rules that Walkback has needs none.
 
     >>> import walkback as wb
     >>> load_bundle(wb.selftest.BUNDLES / "bp").spec["rule"]
     'bp'
     """
-    path = Path(path)
+    path, trust = Path(path), _names(trust)
     if not (path / "spec.json").is_file():
         raise FormatError(
             f"Expected a bundle at {path}, a folder with spec.json and weights.safetensors, but there is no spec.json."
@@ -218,6 +233,7 @@ def load_bundle(path: str | Path) -> Bundle:
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "
             f"is in its report: walkback judge {path / 'report.json'}"
         )
+    check_sums(path, ("spec.json", "weights.safetensors", "trajectory.jsonl", "report.json"))
     try:
         tensors = load_file(path / "weights.safetensors")
     except (OSError, SafetensorError) as error:
@@ -228,4 +244,34 @@ def load_bundle(path: str | Path) -> Bundle:
         if kind not in parts:
             raise FormatError(f"Expected tensors named net.* or aux.* in {path}, but got {name}.")
         parts[kind][rest] = tensor
-    return Bundle(path, spec, parts["net"], parts["aux"])
+    return Bundle(path, _checked(spec, path / "spec.json"), parts["net"], parts["aux"], trust)
+
+
+def _names(trust: Iterable[str]) -> frozenset[str]:
+    names = [trust] if isinstance(trust, str) else list(trust)
+    odd = next((n for n in names if not isinstance(n, str) or not re.fullmatch(r"\w+(\.\w+)*", n)), None)
+    if odd is not None:
+        raise InputError(f"Expected trust to list modules by name, such as mine.nets, but got {shown(odd)}.")
+    return frozenset(names)
+
+
+def _checked(spec: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the spec of a bundle; refuse one whose values no network could be built from."""
+    shape, classes = spec.get("input_shape"), spec.get("classes")
+    if "input_shape" in spec:
+        if not (isinstance(shape, list) and 0 < len(shape) <= 5 and all(_is_size(n) for n in shape)):
+            raise FormatError(f"Expected input_shape in {path} to list sizes, such as [3, 32, 32], got {shown(shape)}.")
+        if not _is_size(classes):
+            raise FormatError(f"Expected classes in {path} to be a whole number above 0, but got {shown(classes)}.")
+        try:
+            RunSpec(**run_fields({k: v for k, v in spec.items() if k in RunSpec.model_fields}))
+        except InputError as error:
+            raise FormatError(f"{path}: {error}") from None
+    for name in ("net_options", "rule_options"):
+        if not isinstance(spec.get(name) or {}, dict):
+            raise FormatError(f"Expected {name} in {path} to be an object, but got {shown(spec[name])}.")
+    return spec
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST

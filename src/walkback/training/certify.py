@@ -204,6 +204,8 @@ def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 
     )
     if declares(rule, "relaxes"):  # after few steps residuals may point exactly along the gradient
         groups = tuple(replace(c, kind=COMPUTED) if c.kind == EXACT and c.group != "readout" else c for c in groups)
+    if declares(rule, "reads_weights"):  # what draws of the feedback leave of the exact gradient are the weights in it
+        groups = tuple(replace(c, leaks=False) for c in groups)
     names = tuple(exact)
     top = declares(rule, "exact_top") or not (feedback or networks)
     entitled = names if declares(rule, "exact") else names[-2:] if top else names[-1:]

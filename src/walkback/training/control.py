@@ -8,40 +8,13 @@ from typing import Any, overload
 
 from torch import nn
 
-from walkback.errors import InputError, shown
 from walkback.network.anatomy import Anatomy
+from walkback.network.layers import Sites
 from walkback.training.bundle import Bundle
 from walkback.training.frozen import Build, FrozenBaseline, Train, train_frozen
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
-
-NO_LOCAL_LOSS = {"penalty", "penalty_over", "penalty_stem", "credit_site"}
-
-
-def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
-    """The spec of the control: same network, data, epochs, optimiser and seed.
-
-    Args:
-        spec: the run to be matched.
-        stem: "rule" trains the stem as the run does, so that only the blocks differ (D3's default);
-            "bp" with the exact gradient through the frozen blocks, usually the stronger control.
-
-    >>> control_spec(RunSpec(rule="dfa", penalty=1e-2)).scope
-    'frozen'
-    """
-    if not isinstance(spec, RunSpec):
-        raise InputError(
-            f"Expected a RunSpec, the run to be matched, but got a {type(spec).__name__}. Make one: "
-            "RunSpec(net=…, data=…, rule=…), where net may be your own module:function. For a network and training "
-            "code of your own: frozen_baseline(build, train)."
-        )
-    if stem not in ("rule", "bp"):
-        raise InputError(f'Expected stem to be "rule" or "bp", but got {shown(stem)}.')
-    # Frozen blocks have no local loss, so neither a penalty nor the credit's site means anything to the control.
-    fields = {**spec.model_dump(exclude=NO_LOCAL_LOSS), "scope": "frozen"}
-    if stem == "bp":
-        fields |= {"rule": "bp", "rule_options": {}, "credit_length": "raw"}
-    return RunSpec(**fields)
+from walkback.training.spec import control_spec as control_spec
 
 
 @overload
@@ -54,6 +27,7 @@ def frozen_baseline(
     seed: int | Sequence[int] = 0,
     anatomy: Anatomy | Mapping[str, Any] | None = None,
     reinit: Callable[[nn.Module], object] | None = None,
+    sites: Sites | None = None,
 ) -> FrozenBaseline: ...
 
 
@@ -74,7 +48,8 @@ def frozen_baseline(  # pyright: ignore[reportInconsistentOverload]  # build and
         out: the store of runs; or train(model) -> test accuracy as a fraction, or (accuracy, details as a dict).
         options: with a RunSpec, `stem` (see `control_spec`) and what `walkback.train` takes (root, data, device,
             quiet). With a function, `seed` (0; several give one accuracy each), `anatomy` where `Anatomy.of` needs
-            help, and `reinit`, a function that initialises one block.
+            help, `reinit`, a function that initialises one block, and `sites` as in `diagnose`: of a plain network
+            every layer but the output layer is frozen.
 
     The blocks are as build() draws them from the seed. Where they are not drawn (pretrained weights, a build with a
     seed of its own) the modules' `reset_parameters()` does it, or `reinit`; where neither can, it is an error. Buffers

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,13 +19,13 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from walkback.errors import FormatError, WalkbackError, shown
+from walkback.files import LEFT_OVER, write_whole
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
 from walkback.verdict.files import read_table
 
 CHECKPOINT, PROGRESS, LOCK = "checkpoint.safetensors", "progress.json", ".lock"
-LEFT_OVER = "*.tmp"  # of a process that was killed while it wrote
 
 AGAIN = "To train it again (the same spec gives the same run), move the folder away first."
 _ROOM = "make room, then run the same command again; it goes on from the last epoch saved."
@@ -50,16 +49,9 @@ def unwritable(path: Path, error: OSError) -> FormatError:
 
 def write(path: Path, content: str | bytes) -> None:
     """All of it or nothing, also when the power goes."""
-    scratch = path.with_name(path.name + ".tmp")
     try:
-        with scratch.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
         raise unwritable(path, error) from None
 
 
@@ -87,7 +79,7 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        _remove(folder, LEFT_OVER)
+        _remove(folder, f"*{LEFT_OVER}")
         yield
     finally:
         lock.release()
@@ -108,7 +100,7 @@ def held(folder: Path) -> bool:
 
 def tidy(folder: Path) -> None:
     """Remove what a finished run no longer needs."""
-    _remove(folder, CHECKPOINT, PROGRESS, LOCK, LEFT_OVER)
+    _remove(folder, CHECKPOINT, PROGRESS, LOCK, f"*{LEFT_OVER}")
 
 
 def _remove(folder: Path, *patterns: str) -> None:
@@ -132,7 +124,7 @@ def reopen(folder: Path, spec: RunSpec) -> Bundle | None:
     except OSError as error:
         raise FormatError(f"Expected to read {folder}, but: {error}.") from None
     try:
-        bundle = load_bundle(folder)
+        bundle = load_bundle(folder, spec.modules)  # the caller's spec names them
     except FormatError as error:
         raise FormatError(
             f"{folder.name} is finished, and its record (spec, trajectory, report) is whole, but its network can't be "

@@ -21,8 +21,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from walkback.errors import InputError, shown
 from walkback.network import values
-from walkback.network.anatomy import Anatomy, unwrap
+from walkback.network.anatomy import Anatomy, Layers, unwrap
+from walkback.network.layers import BY_REGISTRATION, Sites, weighted_modules
 from walkback.network.values import modules_of, named_buffers_of, named_parameters_of, parameters_of
+from walkback.tracing.calls import overheard
 from walkback.tracing.untouched import random_state
 from walkback.verdict.claim import accuracies
 
@@ -82,7 +84,13 @@ class FrozenBaseline:
 
 
 def train_frozen(
-    build: Build, train: Train, *, seed: int | Sequence[int] = 0, anatomy: Parts = None, reinit: Reinit = None
+    build: Build,
+    train: Train,
+    *,
+    seed: int | Sequence[int] = 0,
+    anatomy: Parts = None,
+    reinit: Reinit = None,
+    sites: Sites | None = None,
 ) -> FrozenBaseline:
     """See `frozen_baseline`."""
     for name, value in (("build", build), ("train", train)):
@@ -100,6 +108,10 @@ def train_frozen(
         raise InputError(f"Expected seed to be an integer, or one for each run, but got {shown(seed)}.")
     if len(set(seeds)) < len(seeds):
         raise InputError(f"Expected different seeds, but got {shown(seeds)}: the same run twice says nothing new.")
+    if sites is not None:
+        if anatomy is not None:
+            raise InputError("Expected sites= or anatomy=, but got both: each says what is frozen.")
+        anatomy = {"sites": sites}
     controls = tuple(_control(build, train, s, anatomy, reinit) for s in seeds)
     return FrozenBaseline(controls[0].accuracy if single else [c.accuracy for c in controls], controls)
 
@@ -131,7 +143,7 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
             p.requires_grad_(False)
             p.grad = None  # an optimiser would move a parameter with a gradient left over
         frozen, statistics = _copies(parameters), _copies(buffers)
-        with _watched(blocks, parameters, frozen):
+        with _watched(blocks, parameters, frozen), _read_last(unwrap(model), _parts(unwrap(model), anatomy)):
             returned = train(model)
         now = named_parameters_of(unwrap(model))
         _refuse_moved(frozen, now)
@@ -178,8 +190,11 @@ def _built(build: Build, seed: int) -> nn.Module:
 
 def _blocks(model: nn.Module, anatomy: Parts) -> tuple[nn.Module, ...]:
     core = unwrap(model)
-    parts = anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
-    return parts.blocks  # type: ignore[return-value]  # resolved
+    return _parts(core, anatomy).depth_modules(core)
+
+
+def _parts(core: nn.Module, anatomy: Parts) -> Anatomy:
+    return anatomy.resolve(core) if isinstance(anatomy, Anatomy) else Anatomy.of(core, **(anatomy or {}))
 
 
 def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
@@ -313,6 +328,29 @@ def _watched(
         handle.remove()
     if moved:
         raise moved[0]  # train() went on after it
+
+
+@contextmanager
+def _read_last(model: nn.Module, parts: Anatomy) -> Iterator[None]:
+    """See that the output layer, by registration the last layer of a plain network, is the last that it calls."""
+    if not isinstance(parts, Layers) or BY_REGISTRATION not in parts.guesses:
+        yield
+        return
+    ran: list[str] = []
+    names = {id(module): path for path, module in weighted_modules(model)}
+    readout = {names.get(id(module)) for module in parts.readout}
+
+    def after(module: nn.Module, _: Any) -> None:
+        if module is not model:
+            ran.append(names[id(module)])
+        elif ran and ran[-1] not in readout:
+            raise InputError(
+                f"Expected the output layer to be the one that is registered last, {', '.join(map(str, readout))}, "
+                f"which is not frozen, but the network calls {ran[-1]} last. Name the hidden layers: sites=[…]."
+            )
+
+    with overheard([model, *(m for _, m in weighted_modules(model) if m is not model)], after):
+        yield
 
 
 def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:

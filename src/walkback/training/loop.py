@@ -33,6 +33,7 @@ from walkback.training.rows import evaluate, float64_check, fresh_null, machine,
 from walkback.training.setup import augment, build_net, build_rule, probe_batches, seeded
 from walkback.training.spec import RunSpec
 from walkback.training.step import Step
+from walkback.training.sums import SUMS, sums_text, tensors_sum
 
 # Kept importable from here: what runs are rebuilt and measured again with.
 __all__ = ["PROBES", "Parts", "augment", "build_net", "build_rule", "evaluate", "probe_batches", "train"]
@@ -81,7 +82,7 @@ def train(
 
 def _train(run: setup.Run, folder: Path) -> Bundle:
     spec = run.spec
-    write(folder / "spec.json", spec_text(spec, run.data.input_shape, run.data.classes) + "\n")
+    write(folder / "spec.json", _spec_text(run))
     with reading_checkpoint(folder):
         done = _resume(run, folder)
     if not run.rows:
@@ -105,6 +106,10 @@ def _train(run: setup.Run, folder: Path) -> Bundle:
             show(epoch, _numbers(run.rows))
     with run.drawn(spec.epochs + 1):
         return _finish(run, folder)
+
+
+def _spec_text(run: setup.Run) -> str:
+    return spec_text(run.spec, run.data.input_shape, run.data.classes) + "\n"
 
 
 def _epoch(run: setup.Run, epoch: int, show: Show) -> tuple[float, list[int]]:
@@ -144,8 +149,10 @@ def _numbers(rows: list[dict[str, Any]]) -> str:
 def _checkpoint(run: setup.Run, folder: Path, epoch: int) -> None:
     states = run.optimiser.state_dict()["state"].items()  # not in order after a resume
     moments = {f"opt.{i}.{k}": v for i, state in states for k, v in state.items()}
+    tensors = stored(run.net, run.rule.state_dict(), **moments)
     metadata = {"schema": SCHEMA, "epoch": str(epoch), "rows": json.dumps(run.rows, allow_nan=False)}
-    write(folder / CHECKPOINT, save(stored(run.net, run.rule.state_dict(), **moments), metadata))
+    metadata |= {"spec": run.spec.digest, "sha256": tensors_sum(tensors, metadata["rows"])}
+    write(folder / CHECKPOINT, save(tensors, metadata))
 
 
 def _progress(run: setup.Run, folder: Path, pace: float) -> None:
@@ -166,6 +173,10 @@ def _resume(run: setup.Run, folder: Path) -> int:
         if metadata.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    if metadata.get("spec", run.spec.digest) != run.spec.digest:
+        raise ValueError(f"expected a checkpoint of the spec {run.spec.digest}, but it is of {metadata['spec']}")
+    if metadata.get("sha256", same := tensors_sum(tensors, metadata.get("rows", ""))) != same:
+        raise ValueError("its SHA-256 is not the one that was written with it")
     state: dict[int, dict[str, Tensor]] = {}
     for key in (key for key in tensors if key.startswith("opt.")):
         _, index, name = key.split(".", 2)
@@ -204,13 +215,20 @@ def _finish(run: setup.Run, folder: Path) -> Bundle:
         "float64": float64_check(run.net, run.probe),
         "test_correct": base64.b64encode(np.packbits(right.numpy()).tobytes()).decode(),
     }
-    write(folder / "machine.json", json.dumps(machine(run.device), indent=2) + "\n")
-    write(folder / "trajectory.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]))
-    write(folder / "weights.safetensors", save(tensors))
+    files: dict[str, str | bytes] = {
+        "machine.json": json.dumps(machine(run.device), indent=2) + "\n",
+        "trajectory.jsonl": "".join(json.dumps(row, allow_nan=False) + "\n" for row in run.rows[1:]),
+        "weights.safetensors": save(tensors),
+    }
+    for name, content in files.items():
+        write(folder / name, content)
     ended = () if extra["diverged"] is None else (Note("diverged", None, {"where": extra["diverged"]}),)
     where = {**report.conditions, "credit_site": spec.credit_site, "credit_length": spec.credit_length}
     notes = (*ended, *zero_credit_notes(run.rows), *report.notes)
     report = replace(report, run=extra, conditions=where, notes=notes)
-    write(folder / "report.json", report.to_json() + "\n")  # last: its presence says that the run is finished
+    files["spec.json"] = _spec_text(run)
+    files["report.json"] = report.to_json() + "\n"
+    write(folder / SUMS, sums_text(spec.digest, files))
+    write(folder / "report.json", files["report.json"])  # last: its presence says that the run is finished
     tidy(folder)
-    return load_bundle(folder)
+    return load_bundle(folder, spec.modules)

@@ -62,6 +62,8 @@ def measured_row(run: Run, epoch: int, train_loss: float | None) -> dict[str, An
         "weights": weight_growth(run),
         "reasons": {k: m.reasons[k] for k in (*_LISTS, *ROW_SCALARS, "aggregates") if k in m.reasons},
     }
+    if m.h_norm_all:  # growth is taken over these: whoever reads the row must know
+        row["per_layer"]["h_norm_all"] = m.h_norm_all
     shapes = m.conditions["state_shapes"]
     if any(shape != shapes[0] for shape in shapes):  # growth is taken within stages: whoever reads the row must know
         row["conditions"] = {"state_shapes": shapes}

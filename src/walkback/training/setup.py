@@ -65,11 +65,24 @@ def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
     return rule
 
 
-def probe_batches(data: Dataset, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-    """The fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run."""
-    size = min(PROBE_SIZE, len(data.test) // 2)
-    order = torch.randperm(len(data.test), generator=seeded(0, "probe"))[: PROBE_BATCHES * size]
-    x, y = data.prepare(data.test.x[order]).to(device), data.test.y[order].to(device)
+def probe_batches(
+    data: Dataset, device: torch.device, split: str = "test", number: int = 0
+) -> list[tuple[Tensor, Tensor]]:
+    """The fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run.
+
+    Another `number` gives others of the same split, as far as it has them; `split` "train" those of the training split.
+    """
+    of = data.train if split == "train" else data.test
+    size = min(PROBE_SIZE, len(of) // 2)
+    order = torch.randperm(len(of), generator=seeded(0, "probe"))
+    first = PROBE_BATCHES * size * number
+    order = order[first : first + PROBE_BATCHES * size]
+    if number < 0 or (number and len(order) < 2 * size):
+        raise InputError(
+            f"Expected a probe set from 0 to {len(of) // (PROBE_BATCHES * size) - 1}, {PROBE_BATCHES * size} samples "
+            f"each, but got {number}."
+        )
+    x, y = data.prepare(of.x[order]).to(device), of.y[order].to(device)
     return list(zip(x.split(size), y.split(size)))
 
 

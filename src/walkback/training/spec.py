@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from walkback.errors import InputError, shown
+from walkback.registry import modules_named
+
+# Of spec.json, of a run and of a bundle.
+SCHEMA = "walkback.bundle/1"
+# What frozen blocks have no use for.
+NO_LOCAL_LOSS = {"penalty", "penalty_over", "penalty_stem", "credit_site"}
 
 
 class _Frozen(BaseModel):
@@ -95,6 +102,11 @@ class RunSpec(_Frozen):
         return "-".join(p.replace(":", ".") for p in parts)
 
     @property
+    def modules(self) -> frozenset[str]:
+        """The modules of the user's that the run imports: those of its network, data and rule."""
+        return modules_named(self.net, self.data, self.rule)
+
+    @property
     def conventions(self) -> list[str]:
         """What differs from our own conventions of credit and penalty, in a word each."""
         said = {
@@ -115,3 +127,39 @@ def _explain(error: Any) -> str:
         known = ", ".join(RunSpec.model_fields)
         return f"Expected a spec with the fields {known}, but got {shown(where)}."
     return f"Expected {where}: {error['msg'].lower()}, but got {shown(error['input'])}."
+
+
+def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
+    """The spec of the control: same network, data, epochs, optimiser and seed.
+
+    Args:
+        spec: the run to be matched.
+        stem: "rule" trains the stem as the run does, so that only the blocks differ (D3's default);
+            "bp" with the exact gradient through the frozen blocks, usually the stronger control.
+
+    >>> control_spec(RunSpec(rule="dfa", penalty=1e-2)).scope
+    'frozen'
+    """
+    if not isinstance(spec, RunSpec):
+        raise InputError(
+            f"Expected a RunSpec, the run to be matched, but got a {type(spec).__name__}. Make one: "
+            "RunSpec(net=…, data=…, rule=…), where net may be your own module:function. For a network and training "
+            "code of your own: frozen_baseline(build, train)."
+        )
+    if stem not in ("rule", "bp"):
+        raise InputError(f'Expected stem to be "rule" or "bp", but got {shown(stem)}.')
+    # Frozen blocks have no local loss, so neither a penalty nor the credit's site means anything to the control.
+    fields = {**spec.model_dump(exclude=NO_LOCAL_LOSS), "scope": "frozen"}
+    if stem == "bp":
+        fields |= {"rule": "bp", "rule_options": {}, "credit_length": "raw"}
+    return RunSpec(**fields)
+
+
+def schema_of(table: object) -> str:
+    """Return the schema that a file names, or what it holds where that is no object."""
+    return str(table.get("schema")) if isinstance(table, dict) else type(table).__name__
+
+
+def run_fields(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a spec.json has of a RunSpec."""
+    return {k: v for k, v in table.items() if k not in ("schema", "input_shape", "classes")}

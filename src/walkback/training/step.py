@@ -47,8 +47,17 @@ class Step:
 
     @staticmethod
     def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
-        frozen, reader, mean = spec.scope == "frozen", spec.credit_site == "reader", spec.penalty_over == "mean"
-        return Step(parts, rule, declares(rule, "exact"), frozen, spec.penalty, reader, mean, spec.penalty_stem)
+        """The step that a spec asks for."""
+        return Step(
+            parts,
+            rule,
+            exact=declares(rule, "exact"),
+            frozen=spec.scope == "frozen",
+            penalty=spec.penalty,
+            reader=spec.credit_site == "reader",
+            per_feature=spec.penalty_over == "mean",
+            stem_too=spec.penalty_stem,
+        )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         """(B, …) inputs and labels to the mean loss, a detached scalar."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
 from walkback.audit.worker import BUSY, SPEAKS, tail
+from walkback.files import append_to
 from walkback.training.folder import held
 
 TICK = 0.5  # seconds between two looks that find nothing new
@@ -97,7 +98,7 @@ def _ended(
 
 def _start(job: Job) -> subprocess.Popen[str]:
     job.folder.mkdir(parents=True, exist_ok=True)
-    with job.log.open("a", encoding="utf-8") as log:
+    with append_to(job.log) as log:
         process = subprocess.Popen(
             # -P: a file beside the plan that is called like a module of Python's own is not that module.
             [sys.executable, "-P", "-m", "walkback.audit.worker"],

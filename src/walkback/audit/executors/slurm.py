@@ -78,6 +78,13 @@ def run(
     if not isinstance(time, (int, float)) or isinstance(time, bool) or not 0 < time < float("inf"):
         raise InputError(f"Expected time to be the minutes that one job may take, but got {shown(time)}.")
 
+    for name, value in {"partition": partition, **more}.items():
+        lines = value if isinstance(value, (list, tuple)) else [value]
+        if name != "setup" and any(set("\n\r\0") & set(str(line)) for line in lines):  # it would end its line
+            raise InputError(
+                f"Expected the option {name} to be on one line of the job's script, but got {shown(value)}."
+            )
+
     def submit(batch: Sequence[Job]) -> list[Any]:
         handles = []
         for (threads, cuda), group in groupby(batch, lambda job: (job.threads, job.device.startswith("cuda"))):

@@ -24,7 +24,7 @@ if find_spec("matplotlib") is None:
 from walkback.replication.figures.style import DPI, FORMATS, WIDTHS, Drawing, Width, save_figure
 from walkback.replication.found import in_folder
 
-FIGURES: dict[str, Drawing] = in_folder(__name__, __path__, Drawing)
+FIGURES: dict[str, Drawing] = in_folder(__name__, Drawing)
 
 
 class Saved(NamedTuple):

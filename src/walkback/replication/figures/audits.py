@@ -48,7 +48,12 @@ def verdict(cell: Any) -> str:
         return ""
     if cell["verdict"] == "walked back":
         return f"walked back:\n{failed_words(cell['failed'], cell['n'])}"
-    return cell["verdict"] if cell["depth_tested"] else f"{cell['verdict']}*"
+    return cell["verdict"] + "*" * _is_starred(cell)
+
+
+def _is_starred(cell: Any) -> bool:
+    """Return whether a verdict stands without D3."""
+    return cell is not None and cell["verdict"] != "walked back" and not cell["depth_tested"]
 
 
 def _by_rule(rows: Iterable[Row]) -> list[Row]:
@@ -125,7 +130,7 @@ _PAIR_LABELS = {
 
 
 def _untested(rows: Iterable[Row]) -> str:
-    return "* D3 not tested." if any(verdict(row["three-check"]).endswith("*") for row in rows) else ""
+    return "* D3 not tested." if any(_is_starred(row["three-check"]) for row in rows) else ""
 
 
 def _gain_limits(cells: Sequence[Any]) -> tuple[float, float]:

@@ -178,10 +178,6 @@ def penalty(records: Records, width: st.Width) -> Figure:
     return fig
 
 
-def _texts(row: dict[str, Any]) -> dict[str, str]:
-    return {head: value for head, value in row.items() if isinstance(value, str)}
-
-
 def _dose(ax: Axes, records: Records, augment: bool) -> None:
     """‖h_L‖ of DFA along training for every strength."""
     ends = []

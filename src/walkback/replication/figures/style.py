@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BytesIO
 from math import ceil, isfinite, log10
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES, SEEDS
 from walkback.errors import FormatError, InputError, shown
+from walkback.files import write_whole
 from walkback.replication.tables import evidence
 from walkback.report.table import Table
 from walkback.verdict.checks import DiagnosticThresholds
@@ -46,34 +48,10 @@ _LOOKS: dict[str, tuple[str, str, Any]] = {
 }
 _OTHER = (SKY, "X", (0, (2, 2)))  # rules that are not ours
 
-STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # ships with matplotlib: the same on every machine
-    "font.size": 7,
-    "axes.titlesize": 7,
-    "axes.labelsize": 7,
-    "xtick.labelsize": 6,
-    "ytick.labelsize": 6,
-    "legend.fontsize": 6,
-    "legend.frameon": False,
-    "legend.handlelength": 2.6,
-    "legend.columnspacing": 1.2,
-    "mathtext.fontset": "dejavusans",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    **{f"{axis}tick.major.{part}": size for axis in "xy" for part, size in (("width", 0.6), ("size", 2.5))},
-    **{f"{axis}tick.minor.{part}": size for axis in "xy" for part, size in (("width", 0.4), ("size", 1.5))},
-    "lines.linewidth": 1.0,
-    "lines.markersize": 3.5,
-    "pdf.fonttype": 42,  # fonts embedded as TrueType: journals refuse Type 3
-    "svg.fonttype": "path",  # glyphs embedded as outlines: looks the same without the font
-    "svg.hashsalt": "walkback",  # element names that don't change from call to call
-}
-
 
 def styled() -> AbstractContextManager[None]:
-    """Our look, whatever the user's matplotlibrc says; everything is as it was afterwards."""
-    return matplotlib.style.context(["default", STYLE])
+    """Our look, of `paper.mplstyle`, whatever the user's matplotlibrc says; everything is as it was afterwards."""
+    return matplotlib.style.context(["default", "walkback.replication.figures.paper"])
 
 
 @dataclass(frozen=True)
@@ -352,9 +330,9 @@ def save_figure(fig: Figure, path: str | Path, dpi: int = DPI) -> Path:
     # No date and no version of matplotlib in the file.
     empty = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None, "Creator": None}}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        drawn = BytesIO()
         with styled():
-            fig.savefig(path, format=kind, dpi=dpi, metadata=empty.get(kind, {"Software": None}))
+            fig.savefig(drawn, format=kind, dpi=dpi, metadata=empty.get(kind, {"Software": None}))
+        return write_whole(path, drawn.getvalue())
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None
-    return path

@@ -18,7 +18,7 @@ from walkback.replication.found import in_folder
 from walkback.replication.tables.build import Evidence
 from walkback.report.table import Table
 
-TABLES: dict[str, Evidence] = in_folder(__name__, __path__, Evidence)
+TABLES: dict[str, Evidence] = in_folder(__name__, Evidence)
 
 
 def evidence(name: str, records: Records) -> Table:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, SEEDS, VALUES, Setting, known_settings, select
+from walkback.audit.settings import LABELS, RULES, SEEDS, VALUES, Setting, known_settings, select
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.build import (
     AGREES,
@@ -76,7 +76,7 @@ def primary(t: Draft) -> None:
     base = Setting("bp")
     others = {s.rule for s in known_settings(t.records) if replace(s, rule="bp", augment=False) == base} - set(RULES)
     entries = _entries("primary", base, tuple(RULES))
-    entries[len(RULES) : len(RULES)] = [Entry((rule,), Setting(rule)) for rule in sorted(others)]
+    entries[len(RULES) : len(RULES)] = [Entry((LABELS.get(rule, rule),), Setting(rule)) for rule in sorted(others)]
     t.notes[1:1] = _without_gamma(t.records)
     audit(t, entries, augment=(True, False))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from walkback.audit.records import Record, Records
+from walkback.audit.seeds import RULE
 from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, select, shorter
 from walkback.replication.agree import ANY, agrees_any, answer, published
 from walkback.replication.agree import RULES as AGREES_WHEN
@@ -19,6 +20,7 @@ from walkback.report.table import NONE, Cell, Stat, Table, spread, stat, table
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import DiagnosticThresholds, Finding, reference_validity
 from walkback.verdict.editions import UNDECIDED
+from walkback.verdict.statistics import surviving
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
 THREE = ("bp", "fa", "dfa")
@@ -27,11 +29,12 @@ FLOOR = DiagnosticThresholds().g_norm_floor
 AGREES = "agrees?"  # among the notes: here stands what the column means for the quantities that were compared
 DEPTH = (
     "D3 is the gain over the matched control (same network, data, epochs, seed; stem by the same rule, blocks frozen) "
-    "with its 95 % interval: paired t over seeds, for one seed the binomial error of the paired predictions; it is "
-    "undecided where the interval straddles the 2 pp margin. Beside it the gain over the control whose stem "
-    "is trained by BP, usually the stronger one"
+    "with its 95 % interval: the spread over seeds and the error of the finite test set, from paired predictions; it "
+    "is undecided where the interval straddles the 2 pp margin. It is the primary control, named before any run. "
+    "Beside it the gain over the control whose stem is trained by BP, usually the stronger one"
 )
-VERDICT = "a rule passes only where every seed does; (k/n) says on how many of the seeds a check does not pass"
+VERDICT = RULE
+FALSE_DISCOVERIES = "undecided with the false discovery rate of this table held at 5 %"
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
 
 
@@ -84,6 +87,8 @@ class Draft:
     specs: list[RunSpec] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
     compared: list[Against] = field(default_factory=list)
+    decided: dict[Setting, float] = field(default_factory=dict)  # p-values of D3, of the settings that it decides
+    reopened: frozenset[Setting] = frozenset()  # whose D3 does not stand beside that of all the others
 
     def row(self, *cells: Cell | str | Against) -> None:
         """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
@@ -116,7 +121,15 @@ class Draft:
     def judged(self, setting: Setting, controls: bool = True) -> Judged:
         """Return a setting judged; runs and controls that are not there are missing."""
         self.lack(setting, controls)
-        return judged(self.records, setting)
+        found = judged(self.records, setting)
+        if found.p is not None:
+            self.decided[setting] = found.p
+        return found.without_depth(FALSE_DISCOVERIES) if setting in self.reopened else found
+
+    def falling(self) -> frozenset[Setting]:
+        """Return the settings whose D3 does not stand with the false discovery rate of the table held at 5 %."""
+        stand = surviving(list(self.decided.values()))
+        return frozenset(setting for setting, stands in zip(self.decided, stand) if not stands)
 
     def variants(self, settings: Iterable[Setting]) -> list[bool]:
         """See `variants`."""
@@ -130,6 +143,12 @@ class Draft:
     def table(self, name: str) -> Table:
         """Return the finished table."""
         notes = [text for note in self.notes for text in (rules(self.kinds) if note == AGREES else [note])]
+        if len(self.decided) > 1:
+            fell = f"{len(self.reopened)} of them are undecided by it" if self.reopened else "all of them stand"
+            notes.append(
+                f"the false discovery rate over the {len(self.decided)} settings that D3 decides here is held at 5 % "
+                f"(Benjamini-Hochberg): {fell}"
+            )
         missing = [*self.missing, *commands(self.specs, self.records.store)]
         return table(name, self.title, self.columns, self.rows, notes, missing)
 
@@ -155,7 +174,12 @@ class Evidence:
         return self._filled(records).compared
 
     def _filled(self, records: Records) -> Draft:
-        draft = Draft(records, self.title, list(self.columns), list(self.notes))
+        draft = self._draft(records)
+        falling = draft.falling()
+        return self._draft(records, falling) if falling else draft
+
+    def _draft(self, records: Records, reopened: frozenset[Setting] = frozenset()) -> Draft:
+        draft = Draft(records, self.title, list(self.columns), list(self.notes), reopened=reopened)
         self.fill(draft)
         return draft
 

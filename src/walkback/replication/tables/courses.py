@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Setting, lacking, last, select
-from walkback.measures.formulas import deep_sites
+from walkback.measures.over_sites import deep_sites
 from walkback.replication.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import (

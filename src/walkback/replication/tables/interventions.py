@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from walkback.audit.records import Record
 from walkback.audit.settings import RULES, SEEDS, VALUES, Setting
-from walkback.measures.accumulate import Measurements
-from walkback.measures.formulas import deep_sites, mean
+from walkback.measures.measurements import Measurements
+from walkback.measures.over_sites import deep_sites, mean
 from walkback.replication.agree import answer, published
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.build import (

@@ -6,7 +6,6 @@ from walkback.audit.records import Record
 from walkback.audit.settings import RULES, SEEDS
 from walkback.replication.tables.build import AGREES, Draft, accuracies, count, evidence_table
 from walkback.report.table import NONE, Cell, number, spread, stat
-from walkback.rules import RULES as LEARNERS
 from walkback.training.spec import RunSpec
 
 EPOCHS = 3
@@ -57,6 +56,8 @@ def _deep(run: Record) -> float:
     """Mean over the blocks' sites that the rule does not know exactly; without credit there is nothing aligned."""
     cosine = run.report.per_layer["cosine"] or []
     known = [c or 0.0 for c in cosine[1:]]
+    from walkback.rules import RULES as LEARNERS  # torch is loaded for runs that have an ablation, not for a page
+
     exact = LEARNERS[run.spec.rule].exact_top
     return sum(known[: len(known) - exact]) / max(1, len(known) - exact)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, VALUES, Setting, judged, last, select, shorter
-from walkback.measures.accumulate import Measurements
+from walkback.measures.measurements import Measurements
 from walkback.replication.published import figures
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import AGREES, FLOOR, OURS, Against, Draft, against, count, evidence_table

@@ -116,6 +116,7 @@
       ...(control ? [el("p", {}, "A frozen control: what D3 compares with. It claims nothing, so nothing is judged.")] : verdict(run)),
       el("h4", {}, "Per layer"),
       ...(run.layers.rows.length ? [figures(layerPanels(run)), layerTable(run)] : ["not measured"]),
+      ...run.depths.map((t) => table(t.head, t.rows, "numbers")),
       list(run.about),
       el("h4", {}, "Training replay"),
       el("p", {}, fired(run)),
@@ -211,7 +212,11 @@
       "‖h‖": (p) => ` Dashed: ${p.limit} × the site before, where D1 flags.`,
       "‖g‖": (p) => (p.limit === null ? "" : ` Dashed: the floor of ${p.limit}.`),
       "cosine": (p) => ` ${run.null || bandWords(p.band)}.`,
+      "accuracy": (p) => ` Linear probes of the trained network. ${Object.entries(p.others).map(([name, v]) => `${name}: ${v.map(short).join(", ")}`).join(". ")}.`,
     };
+    const styles = [["dash", "--blue", "square"], ["longdash", "--bad"], ["dot", "--good"]]; // never by colour alone
+    const beside = ([name, y], i) => ({ name, x: sites(y), y, mode: styles[i][2] ? "lines+markers" : "lines", line: { width: 2, dash: styles[i][0] },
+      marker: { size: 6, symbol: styles[i][2] ?? "circle" }, role: styles[i][1] });
     const dashes = { "‖h‖": (p) => `${p.limit} × before`, "‖g‖": (p) => `floor ${p.limit}` };
     const edge = (y, more) => ({ name: "null band", x: sites(y), y, mode: "lines", line: { width: 0 }, role: "--sky", ...more });
     return run.panels.map((p) => {
@@ -220,7 +225,8 @@
         caption: `${p.name} by site: ${p.values.map(short).join(", ")}.${said[p.name](p)}`,
         traces: [
           ...(p.band.length ? [edge(p.band[0], { showlegend: false, hoverinfo: "skip" }), edge(p.band[1], { fill: "tonexty" })] : []),
-          series(p.name, sites(p.values), p.values),
+          series(p.name === "accuracy" ? "trained" : p.name, sites(p.values), p.values),
+          ...Object.entries(p.others).map(beside),
           ...(p.dashes.length ? [dashed(dashes[p.name](p), sites(p.dashes).slice(from), p.dashes.slice(from))] : []),
           ...(p.marks.some((v) => v !== null) ? [{ name: "clamped at ε", x: sites(p.marks), y: p.marks, mode: "markers", marker: { symbol: "diamond-open", size: 11 }, role: "--open" }] : [])] };
     });

@@ -11,15 +11,17 @@ from typing import Any
 
 from walkback.errors import FormatError, InputError, shown
 from walkback.measures.measurements import Measurements
+from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
+from walkback.report.formats.logged_columns import of_method, read_columns
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
 from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named_rows, position, standing
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
 from walkback.verdict.checks import DiagnosticThresholds
-from walkback.verdict.claim import Accuracy, Claim
+from walkback.verdict.claim import CONTROL, Accuracy, Claim
 from walkback.verdict.editions import decide
 from walkback.verdict.notes import earlier_epoch
 
@@ -41,6 +43,8 @@ def judge(
     bp_frozen_acc: Accuracy = None,
     method_name: str = "",
     notes: str = "",
+    depth: Depth | None = None,
+    primary: str | None = None,
 ) -> Report:
     """Return the report `diagnose` would give, from numbers that were logged elsewhere.
 
@@ -56,8 +60,13 @@ def judge(
         frozen_baseline_acc: overrides the logged one.
         bp_acc: overrides the logged one.
         bp_frozen_acc: overrides the logged one (`conditions.bp_frozen_acc`): the accuracy of BP's own frozen control.
-        method_name: overrides the logged one.
+        method_name: overrides the logged one; of rows of several methods (a column `method`) those of this one.
         notes: overrides the logged ones.
+        depth: overrides the logged one: what `walkback.depth` returned.
+        primary: "D3" or "D3-outcome", see `Claim`; by default a report's own, else "D3".
+
+    Columns may have the names that Walkback logs (`walkback/h_norm/0`), or be first and last norms (`h_norm_first`,
+    `h_norm_last`, `g_norm_last`). A note names the columns that were not used, and what they may have meant.
 
     Rows per epoch or step are judged by the last one, and `report.run` tells the course: when each check first
     flagged, in which layer, and how much of the run was still ahead (see `replay`). Rows in another order are sorted,
@@ -67,14 +76,17 @@ def judge(
     ('D1', 'D2')
     """
     given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc}
-    given |= {"bp_acc": bp_acc, "bp_frozen_acc": bp_frozen_acc}
+    given |= {"bp_acc": bp_acc, "bp_frozen_acc": bp_frozen_acc, "depth": depth, "primary": primary}
     if isinstance(numbers, Measurements):
-        claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc)
+        chosen = {"depth": depth, "primary": primary or CONTROL}
+        claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc, **chosen)
         limits = thresholds or DiagnosticThresholds()
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
     numbers = numbers.to_dict() if isinstance(numbers, Report) else numbers
     with _shallow(numbers):
-        return _judge_rows(*named_rows(numbers), edition, thresholds, given, method_name, notes)
+        rows, told = named_rows(numbers)
+        rows, unused = read_columns(of_method(rows, method_name))
+        return _judge_rows(rows, (*told, *unused), edition, thresholds, given, method_name, notes)
 
 
 def _judge_rows(
@@ -82,7 +94,7 @@ def _judge_rows(
     torn: tuple[Note, ...],
     edition: str | None,
     thresholds: DiagnosticThresholds | None,
-    given: Mapping[str, Accuracy],
+    given: Mapping[str, Any],
     method_name: str,
     notes: str,
 ) -> Report:
@@ -133,7 +145,7 @@ def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
     return float(value) if isinstance(value, Real) else None
 
 
-def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) -> Claim:
+def _claim(row: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Claim:
     found = {}
     for name, spellings in ACCURACIES.items():
         logged = next((row[s] for s in spellings if row.get(s) is not None), None)
@@ -144,6 +156,17 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Accuracy], where: str) ->
         bp_frozen = conditions.get("bp_frozen_acc")
     own = given["headline_acc"] is None and given["frozen_baseline_acc"] is None  # the pair is that of the logged ones
     paired = conditions.get("paired") if own else None
-    if paired is not None and not isinstance(paired, Mapping):
+    each = paired if isinstance(paired, list) else [{} if paired is None else paired]
+    if not all(isinstance(one, Mapping) for one in each):
         raise InputError(f"Expected conditions.paired in {where} to be counts by name, but got {shown(paired)}.")
-    return Claim(found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], bp_frozen, paired)
+    primary = given["primary"] or conditions.get("primary") or CONTROL
+    accuracies = found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], bp_frozen
+    judging = {name: conditions[name] for name in ("test_samples", "controls", "control") if conditions.get(name)}
+    judging = judging if own else {}
+    return Claim(*accuracies, paired, depth=_depth(row, given["depth"], where), primary=primary, **judging)
+
+
+def _depth(row: Mapping[str, Any], given: Depth | None, where: str) -> Depth | None:
+    """Return what blocks are worth, as given or as logged; a number under that name is a column of another kind."""
+    logged = row.get("depth")
+    return Depth.of(logged, f"depth in {where}") if given is None and isinstance(logged, Mapping) else given

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from walkback.errors import InputError
-from walkback.measures.formulas import block_growth
-from walkback.measures.measurements import Measurements, stream_shapes
+from walkback.measures.measurements import Measurements, comparable
+from walkback.measures.over_sites import block_growth
 from walkback.notes import Note
 from walkback.report.formats.logged_files import Named, count
 from walkback.verdict.checks import DiagnosticThresholds
@@ -85,7 +85,7 @@ def fired(
     for epoch, m in epochs:
         # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
         verdict = decide(m, Claim(), thresholds, edition)
-        for finding in (verdict[name] for name in verdict.names if name != "depth"):
+        for finding in (verdict[name] for name in verdict.names if name not in ("depth", "outcome")):
             if finding.flagged is not None:
                 found.setdefault(finding.check, None)
             if finding.flagged and found[finding.check] is None:
@@ -150,7 +150,7 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
         kind = "state" if finding.title == "scale stability" else "gradient"
         return next((n for n in m.nonfinite if n.values["kind"] == kind), m.nonfinite[0]).site
     if finding.title == "scale stability":
-        ratios = block_growth(m.h_norm, stream_shapes(m.conditions, len(m.h_norm)))
+        ratios = block_growth(*comparable(m.h_norm_all or m.h_norm, m.conditions))
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
     sites = max(len(m.h_norm), len(m.g_norm))
     return sites - 1 if finding.title in ("reference validity", "direction stability") and sites > 1 else None

@@ -6,13 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf, isclose, isfinite
 from typing import Annotated, Any
 
-import torch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
 from walkback.errors import InputError, shown
-from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, block_growth, concentration, deep_sites, growth, mean
-from walkback.measures.measurements import Measurements, stream_shapes
+from walkback.measures.dtypes import SMALLEST, dtype_name
+from walkback.measures.measurements import Measurements, by_layer, comparable, stream_shapes
+from walkback.measures.over_sites import (
+    PUBLISHED_BATCH,
+    Numbers,
+    averaged,
+    block_growth,
+    concentration,
+    deep_sites,
+    growth,
+    mean,
+)
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1, report_2
@@ -154,12 +163,13 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     reasons = {str(k): str(v) for k, v in given.reasons.items()}
     h, g, cosine = lists["h_norm"], lists["g_norm"], lists["cosine"]
     shapes = stream_shapes(conditions, len(h))
-    derived, derived_total, why = growth(h, shapes)
+    sizes = comparable(lists["h_norm_all"] or h, conditions)  # what growth is taken of
+    derived, derived_total, why = growth(*sizes)
     of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
     if shapes is None and report_1.changes_shape(reasons):  # shapes that the row does not tell
         of_lists |= {"growth": None, "growth_total": None}
     elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
-        least = max(block_growth(h, shapes).values(), default=0.0)
+        least = max(block_growth(*sizes).values(), default=0.0)
         of_lists["growth"] = least if least > logged["growth"] else None
     for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
         number, beside = logged[name], of_lists[name]
@@ -181,14 +191,18 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         if derived is None:
             reasons["growth"] = why
     anew = {
-        "gamma": mean(cosine[:-1]),
-        "gamma_concentration": concentration(cosine[:-1]),
+        "gamma": mean(averaged(cosine, by_layer(conditions))),
+        "gamma_concentration": concentration(averaged(cosine, by_layer(conditions))),
         "deep_cosine": mean([cosine[site] for site in deep_sites(cosine)]) if cosine else None,
     }
     scalars |= {name: value for name, value in anew.items() if scalars[name] is None}
     facts = _facts(row, reasons, where)
     at = [(kind, *one) for name, kind in (("h_norm", "state"), ("g_norm", "gradient")) for one in bad[name]]
     facts["nonfinite"] = (*(_nonfinite(*one) for one in at), *facts["nonfinite"])
+    batch = given.g_norm_batch_size or PUBLISHED_BATCH
+    for name in ("g_norm_deepest_low", "g_norm_deepest_high"):  # as ‖g_L‖ itself
+        end = scalars[name]
+        scalars[name] = None if end is None else end * batch / PUBLISHED_BATCH
     return Measurements(
         **{name: lists[name] for name in SITE_FIELDS if name != "g_norm"},
         g_norm=_of_published_batch(g, given.g_norm_batch_size, conditions, where),
@@ -244,25 +258,29 @@ def _same(name: str, number: float, of: str, derived: float, where: str) -> None
     )
 
 
-def _dtype(conditions: Mapping[str, Any]) -> torch.dtype:
-    name = str(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32").removeprefix("torch.")
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+def _dtype(conditions: Mapping[str, Any]) -> str:
+    name = dtype_name(conditions.get("gradient_dtype") or conditions.get("dtype") or "float32")
+    if name not in SMALLEST:
         raise InputError(f"Expected the logged dtype to be a floating point type of torch, but got {name!r}.")
-    return found
+    return name
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def plain(value: Any) -> Any:
+DEEPEST = 100  # levels of lists and tables in what is logged; Python's own limit depends on its version
+
+
+def plain(value: Any, level: int = 0) -> Any:
     """Return what JSON can hold: numbers that are not finite become None, what it does not know becomes text."""
+    if level > DEEPEST:
+        raise RecursionError(f"more than {DEEPEST} levels")
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, level + 1) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [plain(v, level + 1) for v in value]
     if isinstance(value, float):
         return value if isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)

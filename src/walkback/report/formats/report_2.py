@@ -102,7 +102,7 @@ class _Checked(_Exact):
             "then": {"properties": {"reason": {"minLength": 1}, "cause": {"minLength": 1}}},
         }
     )
-    check: Literal["D1", "D2", "D3", "a", "b", "c", "d"]
+    check: Literal["D1", "D2", "D3", "D3-outcome", "a", "b", "c", "d"]
     title: Text
     value: float | None
     limit: float
@@ -115,8 +115,21 @@ class _Checked(_Exact):
     ]
     interval: Annotated[
         Annotated[Many[float], Field(min_length=2, max_length=2)] | None,
-        Field(description="Paired 95 % interval over seeds, in percentage points."),
+        Field(description="95 %, over seeds and samples: of a gain in percentage points, of a norm on a log scale."),
     ]
+    beside: Annotated[
+        bool, Field(description="Shown next to the check that decides the same question; decides nothing itself.")
+    ] = False
+    parts: Annotated[
+        dict[str, float] | None,
+        Field(description="Standard errors from seeds and from samples; of a norm those of its logarithm."),
+    ] = None
+    p: Annotated[
+        Fraction | None, Field(description="How likely a value so far from the limit would be at the limit.")
+    ] = None
+    more: Annotated[
+        dict[str, int] | None, Field(description="How many more seeds, or samples, would decide at this spread.")
+    ] = None
 
     @model_validator(mode="after")
     def _why(self) -> _Checked:
@@ -131,6 +144,22 @@ class _Run(_Open):
     fired: Annotated[
         dict[str, float | None], Field(description="First epoch at which each check flagged; null: never.")
     ] = {}
+
+
+class _Depth(_Exact):
+    worth_pp: float
+    interval: Annotated[Many[float], Field(min_length=2, max_length=2)]
+    trained: Fraction
+    rerandomised: Annotated[Many[Fraction], Field(min_length=1)]
+    by_depth: dict[str, Many[Fraction]]
+    without: Many[Fraction] | None
+    without_all: Fraction | None
+    pixels: Fraction | None
+    samples: dict[str, Count]
+    parts: dict[str, Annotated[float, Field(ge=0)]]
+    strength: dict[str, Many[Limit]]
+    drawn_by: Literal["reset_parameters", "build"] = "reset_parameters"
+    reasons: dict[str, Text] = {}
 
 
 class _Thresholds(_Exact):
@@ -151,6 +180,7 @@ _CONDITIONS = {
     "state_shape": Many[Count],
     "pool": int | str | None,
     "bp_frozen_acc": Accuracy,
+    "primary": Literal["D3", "D3-outcome"],
     "blocks_return": Literal["branch", "state", "unknown"],
     "anatomy": Many[str],
     "autocast": bool,
@@ -182,7 +212,7 @@ class Document(_Exact):
     method: str
     edition: Literal["three-check", "four-diagnostic", "intrinsic"]
     verdict: Literal["passes", "walked back", "undecided"]
-    failed: Annotated[Many[Literal["D1", "D2", "D3", "a", "b", "d"]], AfterValidator(_each_once)] = _told(
+    failed: Annotated[Many[Literal["D1", "D2", "D3", "D3-outcome", "a", "b", "d"]], AfterValidator(_each_once)] = _told(
         "The checks that walk the claim back.", json_schema_extra={"uniqueItems": True}
     )
     measurement_valid: bool | None = _told("Is the reference valid by the edition's own check?")
@@ -203,7 +233,7 @@ class Document(_Exact):
     )
     notes: Many[_Said] = _told("Everything said beside the numbers. Read code, site and values; text is for people.")
     chain: Many[_Step] = _told("The walk-back chain in its four steps.", min_length=4, max_length=4)
-    findings: Many[_Checked] = Field(min_length=3, max_length=4)
+    findings: Many[_Checked] = Field(min_length=3, max_length=5)
     headline_acc: Accuracy
     frozen_baseline_acc: Accuracy
     bp_acc: Accuracy = None
@@ -211,6 +241,9 @@ class Document(_Exact):
     per_layer: _PerLayer  # type: ignore[valid-type]
     aggregates: dict[str, float | None] = _told("Γ in the orders of averaging in use.")
     controls: dict[str, Many[float | None] | None]
+    depth: _Depth | None = _told(
+        "What the trained blocks are worth, from one checkpoint; null where it was not measured.", default=None
+    )
     run: _Run = _told("What is known of the training run.")
     thresholds: _Thresholds
     conditions: _Conditions = _told(  # type: ignore[valid-type]

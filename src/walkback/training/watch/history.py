@@ -12,7 +12,7 @@ from typing import Any
 from tabulate import tabulate
 
 from walkback.errors import FormatError, InputError
-from walkback.measures.accumulate import Measurements
+from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.progress import say
 from walkback.report.formats.logged import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, measurements, plain, standing
@@ -24,11 +24,11 @@ Judge = tuple[DiagnosticThresholds, str]  # limits, and the edition whose checks
 
 _CONDITIONS = ("mode", "device", "dtype", "gradient_dtype", "autocast", "batches", "batch_size", "samples",
                "probe_hash", "state_shape", "state_shapes", "pool", "g_norm_batch_size", "loss", "probe_accuracy",
-               "reference", "chunk")  # fmt: skip
+               "reference", "chunk", "sites")  # fmt: skip
 # Names of a row that numbers of the user's own can't have.
 RESERVED = ("schema", "epoch", "step", "total_epochs", "total_steps", "per_layer", "values", "aggregates", "flagged",
             "walked_back", "conditions", "reasons", "advisories", "notes", "nonfinite", "altered",
-            "doubted", "seconds", "elapsed", "overhead", *SITE_FIELDS, *SCALAR_FIELDS)  # fmt: skip
+            "doubted", "depth", "seconds", "elapsed", "overhead", *SITE_FIELDS, *SCALAR_FIELDS)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def row_of(m: Measurements, by: Judge, begin: Mapping[str, Any], end: Mapping[st
         "nonfinite": [{**note.values, "site": note.site} for note in m.nonfinite],
         "altered": None if m.altered is None else dict(m.altered.values),
         "doubted": None if m.doubted is None else dict(m.doubted.values),
-        "conditions": {name: m.conditions[name] for name in _CONDITIONS},
+        "conditions": {name: m.conditions[name] for name in _CONDITIONS if name in m.conditions},
         **end,
     }
     return plain(row)

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from walkback.api import measure
 from walkback.errors import InputError, shown
 from walkback.measures.accumulate import Measurements
+from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
+from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.network.values import buffers_of, parameters_of
 from walkback.progress import quietly
@@ -58,6 +60,7 @@ class Watch:
         edition: whose checks lose trust: "three-check", "four-diagnostic" or "intrinsic".
         thresholds: other limits than the published ones.
         anatomy: parts to use instead of those `Anatomy.of` finds.
+        sites: "layers", names or module -> bool: the outputs of layers, as in `diagnose`.
         loss: (logits, labels) -> per-sample losses or their mean; cross-entropy by default.
         chunk: at most so many samples at once, to save memory; the numbers are the same.
         reference: where true gradients come from, as in `measure`: the network's own backward pass; "derived" from its
@@ -96,6 +99,7 @@ class Watch:
         edition: str = "three-check",
         thresholds: DiagnosticThresholds | None = None,
         anatomy: Anatomy | Mapping[str, Any] | None = None,
+        sites: Sites | None = None,
         loss: Loss | None = None,
         chunk: int | None = None,
         reference: nn.Module | str | None = None,
@@ -118,12 +122,13 @@ class Watch:
         self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
         self._how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
         self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
+        self._how |= {"sites": sites}
         self._log = None if log is None else Path(log)
         self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
         self._live = (Printer(),) if live else ()
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._clock, self._everyone = clock, sharded(model)
-        self._numbers: dict[str, float | None] = {}  # the user's own, for the next row
+        self._numbers: dict[str, Any] = {}  # the user's own, for the next row
         self._rows: list[Row] = []
         self._judged: list[tuple[tuple[Fired, ...], Lost | None]] = []  # of each row
         with undrawn(model):  # loaders, and loggers later on, draw from the random state
@@ -164,16 +169,18 @@ class Watch:
         with undrawn(self.model):  # also what loggers draw; what they keep on the network is theirs
             return self._record()
 
-    def finish(self, **numbers: float) -> Row | None:
+    def finish(self, *, depth: Depth | None = None, **numbers: float) -> Row | None:
         """Say that training has ended. Measures, and returns the row, unless the last row already stands there.
 
-        Then the numbers, if any, go into that row.
+        Then the numbers, if any, go into that row. `depth` is what `walkback.depth` returned: the row keeps it.
         """
         self._warn()
+        if depth is not None:
+            self._numbers["depth"] = Depth.of(depth).to_dict()
         epoch, step = position(self._rows[-1]) if self._rows else (None, None)
         # An epoch that ends without a step moves nothing; a row without steps stands where none were taken.
         if step == self.steps and (step or epoch == self.epochs):
-            return self.amend(0, **numbers) if numbers else None
+            return self.amend(0, **numbers) if numbers or depth is not None else None
         return self.measure(**numbers)
 
     def amend(self, since: int = 0, **numbers: float) -> Row | None:

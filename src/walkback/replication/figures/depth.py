@@ -1,0 +1,58 @@
+"""Accuracy by depth: what a linear probe reads at every site, with trained blocks and with random ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from walkback.audit.records import Records
+from walkback.replication.figures import style as st
+
+ACROSS = {"single": 2, "double": 4}
+RANDOM: dict[str, Any] = {"color": st.GREY, "marker": "s", "linestyle": "--", "markersize": 3, "mfc": "white"}
+FLOORS: dict[str, dict[str, Any]] = {
+    "stem alone": {"color": st.GREY, "ls": "-.", "lw": 0.8},
+    "inputs alone": {"color": st.GREY, "ls": ":", "lw": 0.8},
+}
+
+
+@st.paper_figure(65)
+def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
+    """Accuracy of linear probes by site, with trained and with re-randomised blocks: do the blocks add to the stem?"""
+    table = st.numbers("accuracy-by-depth", records)
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in st.ours(table):
+        groups.setdefault((row["network"], row["rule"]), []).append(row)
+    if not groups:
+        raise st.nothing("accuracy by depth", table.missing)
+    across = min(ACROSS[width], len(groups))
+    lines = -(-len(groups) // across)
+    seeds = [(network, rule, rows[0]["n"]) for (network, rule), rows in groups.items()]
+    note = st.missing_note((), seeds, "Readouts refitted; over each panel what the trained blocks are worth.")
+    fig = st.canvas(width, 0.45 + 1.5 * lines, note)
+    panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
+    for ax, ((network, rule), rows) in zip(panels, groups.items()):
+        _draw(ax, rule, rows)
+        worth = rows[0]["D3-outcome pp"]["mean"]
+        st.heading(ax, f"{st.short(rule)}, {network.split(' · ')[0]}: {worth:+.1f} pp")
+    for ax in panels[len(groups) :]:
+        ax.set_visible(False)
+    for ax in panels[::across]:
+        ax.set_ylabel("test accuracy")
+    keys = [st.handle("trained", color=st.BLACK, marker="o", ms=3), st.handle("re-randomised", **RANDOM)]
+    st.legend(fig, [*keys, *(st.handle(name, **look) for name, look in FLOORS.items())], 4 if width == "double" else 2)
+    return fig
+
+
+def _draw(ax: Axes, rule: str, rows: list[dict[str, Any]]) -> None:
+    sites = [row["site"] for row in rows]
+    for name, look in (("trained", st.look(rule, markersize=3)), ("re-randomised", RANDOM)):
+        cells = [row[name] for row in rows]
+        ax.errorbar(sites, [c["mean"] for c in cells], yerr=[c["std"] or 0.0 for c in cells], elinewidth=0.6, **look)
+    for name, look in FLOORS.items():
+        if rows[0][name] is not None:
+            ax.axhline(rows[0][name]["mean"], **look)
+    ax.set_xticks(sites)
+    ax.set_xlabel("site $l$ (0: stem)")

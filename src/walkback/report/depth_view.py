@@ -1,0 +1,82 @@
+"""What a report says of depth: which check decided it, what the other says, and accuracy by site."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from walkback.measures.worth import RANDOM, TRAINED, Depth
+from walkback.report.numbers import NONE
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
+
+OUTCOME = "depth outcome"
+DEPTH = ("depth utility", OUTCOME)  # titles of the two checks
+
+
+def deciding(report: Report) -> list[dict[str, Any]]:
+    """Return the findings that a verdict can rest on: all but the sub-mode's and those beside another one."""
+    return [f for f in report.findings if f["title"] != "direction stability" and not f.get("beside")]
+
+
+def deciding_depth(report: Report) -> dict[str, Any]:
+    """Return the finding that decides depth: D3, or (d), or D3-outcome."""
+    return next(f for f in deciding(report) if f["title"] in DEPTH)
+
+
+def depth_words(report: Report) -> str:
+    """Return which check depth was judged on where that is D3-outcome, and what the one beside it says otherwise."""
+    used = deciding_depth(report)
+    named = used["title"] == OUTCOME and used["check"] not in report.failed and used["flagged"] is not None
+    line = f", depth judged on {used['check']} ({used['value']:+.1f} pp)" if named else ""
+    for f in report.findings:
+        if f.get("beside") and f["flagged"] is not None and f["flagged"] != used["flagged"]:
+            what = "flags" if f["flagged"] else "passes"
+            how = "beside it" if used["flagged"] is None else "disagrees:"
+            line += f"; {f['check']} {how} {what} at {f['value']:+.1f} pp ({used['check']} decides)"
+    return line
+
+
+def open_depth(finding: dict[str, Any]) -> str:
+    """Return what would decide a check of depth that decided nothing."""
+    if finding["cause"] == "not-given":
+        return "depth not tested (give frozen_acc, or --depth)"
+    if finding["cause"] == "task":
+        return f"depth not tested: {finding['reason']}"
+    named = f"depth ({finding['check']})" if finding["title"] == OUTCOME else "depth"
+    return f"{named}: {finding['reason']}"
+
+
+def depth_table(report: Report) -> list[tuple[list[str], list[list[str]]]]:
+    """Return accuracy by depth as a table of heads and rows, one row per site; [] where it was not measured."""
+    if report.depth is None:
+        return []
+    found = Depth.of(report.depth)
+    left_out = None if found.without is None else [None, *found.without]  # block l writes site l
+    rows = [
+        [str(site), *(_fraction(x, site) for x in (found.by_depth[TRAINED], found.by_depth.get(RANDOM), left_out))]
+        for site in range(len(found.by_depth[TRAINED]))
+    ]
+    return [(["site", "probe, trained", "probe, re-randomised", "acc without block"], rows)]
+
+
+def _fraction(values: Any, site: int) -> str:
+    value = values[site] if values and site < len(values) else None
+    return NONE if value is None else f"{value:.3f}"
+
+
+def depth_lines(report: Report) -> list[str]:
+    """Return what blocks are worth in words, with what it was measured on; [] where it was not measured."""
+    if report.depth is None:
+        return []
+    found = Depth.of(report.depth)
+    (low, high), count = found.interval, found.samples
+    floors = (("stem alone", found.without_all, "without_all"), ("inputs alone", found.pixels, "pixels"))
+    alone = [f"{name} {a:.3f}" for name, a, _ in floors if a is not None]
+    alone += [f"{name} not measured: {found.reasons.get(key, 'no reason')}" for name, a, key in floors if a is None]
+    return [
+        f"trained blocks are worth {found.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]: accuracy {found.trained:.3f} "
+        f"with them, {found.random:.3f} with random ones ({len(found.rerandomised)} draws); {', '.join(alone)}",
+        f"all readouts refitted on {count['train']} training samples, compared on {count['test']} test samples; "
+        f"standard error {found.parts['samples']:.2f} pp from samples, {found.parts['draws']:.2f} pp from draws",
+    ]

@@ -1,0 +1,111 @@
+"""Columns of a log by the names they go by: Walkback's own metrics, first and last norms, and what can't be read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from walkback.errors import InputError, shown
+from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
+from walkback.notes import Note
+from walkback.report.formats.logged_row import ACCURACIES, CONDITIONS, Row
+
+Named = tuple[Mapping[str, Any], str]
+
+PREFIX = "walkback/"
+_LISTS = [q.name for q in PER_SITE]
+_SITE = re.compile(r"(\w+?)[_./\[]?(\d+)\]?")
+# Facts about a row that are no numbers of it, and what Walkback's own metrics say beside them.
+_FACTS = {"epoch", "step", "total_epochs", "total_steps", "schema", "method", "notes", "advisories", "nonfinite",
+          "altered", "doubted", "edition", "thresholds", "verdict", "failed", "at", "seed", "run_id"}  # fmt: skip
+_ENDS = {"h_norm_first", "h_norm_last", "g_norm_last"}
+KNOWN = {*_LISTS, *LOGGED_SCALARS, *CONDITIONS, *Row.model_fields, *_FACTS, *_ENDS}
+KNOWN |= {name for names in ACCURACIES.values() for name in names}
+
+
+def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
+    """Return rows with their columns under Walkback's names, and a note on the columns that were not used.
+
+    >>> rows, notes = read_columns([({"walkback/h_norm/0": 1.0, "walkback/h_norm/1": 2.0, "hnorm2": 9.0}, "row 0")])
+    >>> rows[0][0]["per_layer"]["h_norm"], notes[0].values["columns"]
+    ([1.0, 2.0], ['hnorm2'])
+    """
+    found, unused = [], []
+    for row, where in rows:
+        if row.get("schema") is not None:
+            found.append((row, where))
+            continue
+        made, left = _read(row)
+        found.append((made, where))
+        unused += [column for column in left if column not in unused]
+    if not unused:
+        return found, ()
+    meant = {column: guess for column in unused if (guess := _meant(column))}
+    return found, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
+
+
+def of_method(rows: Sequence[Named], method: str) -> list[Named]:
+    """Return the rows of one method, where a log has one row, or several, for each of many."""
+    names = list(dict.fromkeys(str(row["method"]) for row, _ in rows if row.get("method") not in (None, "")))
+    if len(names) < 2:
+        return list(rows)
+    if method not in names:
+        what = f"there is no {shown(method)}" if method else "no method was named"
+        raise InputError(
+            f"Expected one method to judge, since the rows are those of {', '.join(names)}, but {what}. Pass one of "
+            "them: method_name=…, or --method."
+        )
+    return [(row, where) for row, where in rows if str(row.get("method")) == method]
+
+
+def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    made: dict[str, Any] = {}
+    sites: dict[str, dict[int, Any]] = {}
+    unused: list[str] = []
+    for column, value in row.items():
+        name = str(column).removeprefix(PREFIX)
+        site = _SITE.fullmatch(name)
+        if name in KNOWN:
+            made.setdefault(name, value)
+        elif site is not None and site[1] in _LISTS:
+            sites.setdefault(site[1], {})[int(site[2])] = value
+        elif name.startswith("flagged/") and str(column) != name:
+            continue  # what a Watch found of these numbers, which are judged again
+        else:
+            made[column] = value
+            unused.append(str(column))
+    if sites:
+        # Walkback logs no metric for what is None, as a cosine with the next site is at the last one.
+        whole = max(max(at) for at in sites.values()) + 1 if any(str(c).startswith(PREFIX) for c in row) else 0
+        lists = {name: [at.get(i) for i in range(max(whole, max(at) + 1))] for name, at in sites.items()}
+        given = made.get("per_layer")
+        made["per_layer"] = {**lists, **given} if isinstance(given, Mapping) else lists
+    first, last = made.pop("h_norm_first", None), made.pop("h_norm_last", None)
+    if first and last is not None:
+        made.setdefault("growth_total", last / first)
+    elif first is not None or last is not None:
+        unused.append("h_norm_first" if last is None else "h_norm_last")
+    if (deepest := made.pop("g_norm_last", None)) is not None:
+        made.setdefault("g_norm_deepest", deepest)
+    return made, unused
+
+
+def _meant(column: str) -> str:
+    """Return the column that a name may have been meant for; "" where none is near."""
+    digits = re.search(r"(\d+)\D*$", column)
+    stem = _plain(column[: digits.start()] if digits else column)
+    near = get_close_matches(stem, {_plain(name): name for name in _names()}, n=1, cutoff=0.75)
+    if not near:
+        return ""
+    name = {_plain(known): known for known in _names()}[near[0]]
+    return f"{name}_{digits[1]}" if digits and name in _LISTS else name
+
+
+def _names() -> Iterable[str]:
+    return sorted(KNOWN - {"at", "run_id", "schema"})
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z]", "", name.lower().removeprefix(PREFIX))

@@ -1,0 +1,102 @@
+"""What a run wrote is what is read: the SHA-256 of every file of a run, in its sums.json.
+
+Runs of versions without sums have none; they are read as before, and `walkback fsck` says that they can't be checked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from walkback.errors import FormatError, cut
+from walkback.files import sha256
+from walkback.verdict.files import read_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SUMS = "sums.json"
+SCHEMA = "walkback.sums/1"
+
+
+def sums_text(digest: str, files: Mapping[str, str | bytes]) -> str:
+    """Return sums.json: the digest of the spec, and the SHA-256 of each file by name."""
+    found = {"schema": SCHEMA, "spec": digest, "sha256": {name: sha256(text) for name, text in sorted(files.items())}}
+    return json.dumps(found, indent=2) + "\n"
+
+
+def tensors_sum(tensors: Mapping[str, Tensor], rows: str) -> str:
+    """Return the SHA-256 of tensors on the CPU, with their names, types and shapes, and of the rows kept with them."""
+    import torch  # a record is checked without it
+
+    found = hashlib.sha256(rows.encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return found.hexdigest()
+
+
+def read_sums(folder: Path) -> dict[str, Any] | None:
+    """Return what sums.json of a run says; None where there is none."""
+    path = folder / SUMS
+    if not path.is_file():
+        return None
+    table: Any = read_table(path)
+    sums = table.get("sha256") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
+    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in (table.get("spec"), *sums.values())):
+        raise FormatError(f"Expected {path} to be of schema {SCHEMA}, with a sum for each file.")
+    return table
+
+
+def with_sum(folder: Path, name: str, content: str) -> dict[str, bytes]:
+    """Return sums.json, by name, for a run one of whose files is written anew; nothing where the run has no sums."""
+    table = read_sums(folder)
+    if table is None:
+        return {}
+    table["sha256"][name] = sha256(content)
+    return {SUMS: (json.dumps(table, indent=2) + "\n").encode()}
+
+
+def check_sums(folder: Path, names: Iterable[str], digest: str | None = None) -> None:
+    """Refuse files of a run that are not those it wrote, and a run that is of another spec."""
+    table = read_sums(folder)
+    if table is None:
+        return
+    if digest is not None and table["spec"] != digest:
+        raise FormatError(f"Expected {folder} to be of the spec {digest}, but its sums are of {cut(table['spec'])}.")
+    for name in names:
+        if (name in table["sha256"]) and (folder / name).is_file() and sha256(folder / name) != table["sha256"][name]:
+            raise FormatError(
+                f"Expected {folder / name} to be what the run wrote, but its SHA-256 is another: it was damaged or "
+                "altered since. Put the right file back, or train the run again."
+            )
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `fsck` found of one folder: "whole", "unchecked" (no sums), "unfinished" or "damaged", and why."""
+
+    path: Path
+    state: str
+    why: str = ""
+
+
+def checked(folder: Path) -> Checked:
+    """Compare every file of a run with its sums. Weights that were left out on purpose are no damage."""
+    try:
+        table = read_sums(folder)
+        if not (folder / "report.json").is_file():
+            return Checked(folder, "unfinished", "there is no report.json")
+        if table is None:
+            return Checked(folder, "unchecked", "written by a version that kept no sums")
+        missing = [n for n in table["sha256"] if not (folder / n).is_file() and n != "weights.safetensors"]
+        if missing:
+            return Checked(folder, "damaged", f"there is no {missing[0]}")
+        check_sums(folder, table["sha256"])
+    except (FormatError, OSError) as error:
+        return Checked(folder, "damaged", str(error))
+    return Checked(folder, "whole")
