@@ -734,12 +734,16 @@ class Past(nn.Module):
             made.data.mul_(1.3)
         elif self.way == "node" and made.grad_fn is not None:
             made.grad_fn.register_hook(lambda given, _: tuple(None if g is None else 0.9 * g for g in given))
+        elif self.way in ("repacked", "kept"):  # what the backward pass reads is not what the forward pass saved, or is
+            scale = 1.5 if self.way == "repacked" else 1.0
+            with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: scale * t):
+                made = h + self.f(h).tanh()
         elif made.grad_fn is not None:  # a log
             made.grad_fn.name()
         return made
 
 
-@pytest.mark.parametrize(("way", "altered"), [("data", True), ("node", True), ("log", False)])
+@pytest.mark.parametrize(("way", "altered"), [("data", True), ("node", True), ("repacked", True), ("kept", False), ("log", False)])
 def test_what_is_written_or_hooked_past_the_graph_is_checked(way: str, altered: bool):
     torch.manual_seed(0)
     report = wb.diagnose(States(lambda: Past(way)), BATCHES)

@@ -217,8 +217,8 @@ class Spy(TorchFunctionMode):
 
     `saw` is True when a tensor or its graph node may have got a hook, when a number cut off its graph (`detach`,
     `.data`, `no_grad`, `item()`) was used again where gradients flow, when an activation was written past its graph
-    (`h.data.mul_(2)`), or when numbers left torch as an array or a list: what becomes of them can't be seen. A cut that
-    is only logged is none.
+    (`h.data.mul_(2)`), when what the backward pass needs is packed by a hook, or when numbers left torch as an array or
+    a list: what becomes of them can't be seen. A cut that is only logged is none.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> with Spy() as spy:
@@ -251,7 +251,7 @@ class Spy(TorchFunctionMode):
                 self._numbers.add(result)
             else:
                 self.saw = True
-        self.saw = self.saw or func in _HOOKS
+        self.saw = self.saw or func in _HOOKS or _repacks()
         for made in tree_leaves(result):
             if not isinstance(made, Tensor) or not made.is_floating_point():
                 continue
@@ -268,6 +268,11 @@ def _memory(tensor: Tensor) -> int:
     """Return where the numbers of a tensor lie; 0 where that can't be told."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     return 0 if not plain or tensor.is_inference() else tensor.untyped_storage().data_ptr()
+
+
+def _repacks() -> bool:
+    """Return whether a hook hands the backward pass what the forward pass saved, as it is or as something else."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def unseen_edge(tensor: Tensor) -> GradientEdge:
