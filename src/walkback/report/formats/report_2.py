@@ -1,7 +1,7 @@
 """`walkback.report/2`: one model of it. Files are read by it, and the schema that ships is generated from it.
 
 The words of the format are pinned here as literals, since files that have them must stay readable; its numbers are
-those of the table of quantities.
+those of the table of quantities, its checks those of the editions.
 """
 
 from __future__ import annotations
@@ -18,8 +18,14 @@ from walkback.errors import FormatError, shown
 from walkback.measures.quantities import PER_SITE, SCALARS, Quantity
 from walkback.notes import Note
 from walkback.report.formats import report_1
+from walkback.verdict.editions import EDITIONS
 
 SCHEMA = "walkback.report/2"
+_NAMES = tuple(EDITIONS)
+_RULES = [rule for rules in EDITIONS.values() for rule in rules.values()]
+_CHECKS = tuple(dict.fromkeys(rule.name for rule in _RULES))
+_WALKING_BACK = tuple(dict.fromkeys(rule.name for rule in _RULES if rule.walks_back))
+_SIZES = [len(rules) for rules in EDITIONS.values()]
 
 T = TypeVar("T")
 Many = Annotated[list[T], Strict(False)]  # a tuple will do
@@ -102,7 +108,7 @@ class _Checked(_Exact):
             "then": {"properties": {"reason": {"minLength": 1}, "cause": {"minLength": 1}}},
         }
     )
-    check: Literal["D1", "D2", "D3", "D3-outcome", "a", "b", "c", "d"]
+    check: Literal[_CHECKS]  # type: ignore[valid-type]
     title: Text
     value: float | None
     limit: float
@@ -210,9 +216,9 @@ class Document(_Exact):
 
     schema_: Literal["walkback.report/2"] = Field(alias="schema")
     method: str
-    edition: Literal["three-check", "four-diagnostic", "intrinsic"]
+    edition: Literal[_NAMES]  # type: ignore[valid-type]
     verdict: Literal["passes", "walked back", "undecided"]
-    failed: Annotated[Many[Literal["D1", "D2", "D3", "D3-outcome", "a", "b", "d"]], AfterValidator(_each_once)] = _told(
+    failed: Annotated[Many[Literal[_WALKING_BACK]], AfterValidator(_each_once)] = _told(  # type: ignore[valid-type]
         "The checks that walk the claim back.", json_schema_extra={"uniqueItems": True}
     )
     measurement_valid: bool | None = _told("Is the reference valid by the edition's own check?")
@@ -233,7 +239,7 @@ class Document(_Exact):
     )
     notes: Many[_Said] = _told("Everything said beside the numbers. Read code, site and values; text is for people.")
     chain: Many[_Step] = _told("The walk-back chain in its four steps.", min_length=4, max_length=4)
-    findings: Many[_Checked] = Field(min_length=3, max_length=5)
+    findings: Many[_Checked] = Field(min_length=min(_SIZES) - 1, max_length=max(_SIZES))  # one of depth is enough
     headline_acc: Accuracy
     frozen_baseline_acc: Accuracy
     bp_acc: Accuracy = None
