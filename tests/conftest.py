@@ -7,14 +7,11 @@ runs repeatable, and the global generators start anew with every test.
 from __future__ import annotations
 
 import os
-import random
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 # LD_PRELOAD may choose the kernels that multiply: the same here and in processes whose bytes are compared with ours.
 KEPT = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "USER", "LOGNAME", "SHELL"}
@@ -63,9 +60,10 @@ sys.path += [folder for folder in FOLDERS if folder not in sys.path]  # here, an
 set_environment()  # before anything reads it
 
 import hypothesis  # noqa: E402
-import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+import seeding  # noqa: E402
 
 torch.set_num_threads(1)
 # The same examples each time, and none fails because the machine was busy while it was drawn or run.
@@ -76,34 +74,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("walkback")
 
 
-# -- random numbers --------------------------------------------------------------------------------------------------
-
-
-def seed() -> None:
-    random.seed(0)
-    np.random.seed(0)
-    torch.manual_seed(0)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """What a test draws without a seed of its own does not depend on which tests this process ran before."""
-    seed()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-    """Nor does what a shared fixture draws, or the first test to need it."""
-    if fixturedef.scope == "function":
-        return (yield)
-    state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed()
-    try:
-        return (yield)
-    finally:
-        random.setstate(state[0])
-        np.random.set_state(state[1])
-        torch.set_rng_state(state[2])
+def pytest_configure(config: pytest.Config) -> None:
+    """Seed the examples in docstrings too: hooks in this file would hear of the tests below it alone."""
+    config.pluginmanager.register(seeding)
 
 
 # -- several processes ------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import seeding
 from patience import PATIENCE
 from places import FOLDERS, HELPERS, ROOT, TESTS
 
@@ -72,3 +73,12 @@ def test_nothing_is_timed_and_nothing_waits_for_a_number_of_seconds() -> None:
     waits = r"\btimeout\s*=\s*\d|\.(?:wait|join)\(\d|WebDriverWait\(\w+, \d|\btime\.sleep\((?!PATIENCE\))"
     for path in set(TESTS.rglob("*.py")) - {HELPERS / "patience.py", Path(__file__)}:
         assert re.findall(f".*(?:{clocks}|{waits}).*", path.read_text(encoding="utf-8")) == [], path.name
+
+
+def test_examples_in_docstrings_are_seeded_as_tests_are(request: pytest.FixtureRequest) -> None:
+    assert request.config.pluginmanager.is_registered(seeding)
+    torch.rand(3)
+    seeding.pytest_runtest_setup()
+    drawn = torch.rand(3)
+    seeding.pytest_runtest_setup()
+    assert torch.equal(torch.rand(3), drawn)
