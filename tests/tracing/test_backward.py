@@ -743,7 +743,9 @@ class Past(nn.Module):
         return made
 
 
-@pytest.mark.parametrize(("way", "altered"), [("data", True), ("node", True), ("repacked", True), ("kept", False), ("log", False)])
+@pytest.mark.parametrize(
+    ("way", "altered"), [("data", True), ("node", True), ("repacked", True), ("kept", False), ("log", False)]
+)
 def test_what_is_written_or_hooked_past_the_graph_is_checked(way: str, altered: bool):
     torch.manual_seed(0)
     report = wb.diagnose(States(lambda: Past(way)), BATCHES)
