@@ -217,7 +217,7 @@ def test_distances_are_from_the_threshold(parsed):
      ([25.0, 100.0], "2× below to 2× above 50"), ([0.0], "∞× below 50"), ([None], ""), ([None, 25.0], "2× below 50")],
 )  # fmt: skip
 def test_a_distance_over_seeds_is_a_span(values, said):
-    assert distance(values, {"limit": 50.0, "flags_when": "> 50", "title": "scale stability"}) == said
+    assert distance(values, {"limit": 50.0, "flags_when": "> 50", "check": "D1"}) == said
 
 
 def test_what_is_missing_is_said(parsed):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from fingerprint import Fingerprint
-from nasty import NETWORKS, ready
+from nasty import NETWORKS, Base, ready
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +165,31 @@ def test_everything_is_as_before_and_training_goes_on(name: str, way: str) -> No
     plain = trained_on(twin, its_loss)
     moved = {k: v for k, v in measured.items() if plain.get(k) != v}
     assert moved == {}
+
+
+class SharesState(Base):
+    """What all its objects share stands on the class: a counter, a table, a tensor that is written in place."""
+
+    calls = 0
+    table: ClassVar[dict[str, list[int]]] = {"calls": []}
+    seen = torch.zeros(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        SharesState.calls += 1
+        self.table["calls"].append(SharesState.calls)
+        self.seen.add_(self.embed(x).detach().mean(0))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_class_keeps_for_its_networks_is_as_before(way: str) -> None:
+    model = ready(SharesState)
+    model(data()[0][0])
+    table, seen, values = SharesState.table, SharesState.seen, SharesState.seen.clone()
+    calls, listed = SharesState.calls, list(table["calls"])
+    with contextlib.suppress(ZeroDivisionError):
+        WAYS[way](model)
+    assert (SharesState.calls, table["calls"]) == (calls, listed)
+    assert SharesState.table is table
+    assert SharesState.seen is seen
+    assert torch.equal(seen, values)

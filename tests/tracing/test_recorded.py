@@ -705,3 +705,35 @@ def test_a_stream_that_starts_as_a_parameter_is_recorded_where_it_can_be_and_nev
         assert wb.diagnose(net, [batch], credit=wb.recorded(net)).per_layer["cosine"] == pytest.approx([1.0] * 3)
     assert torch.equal(net.table, before)
     assert net.table.is_leaf
+
+
+class Chained(nn.Module):
+    def __init__(self, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.body, self.out = nn.ModuleList(layers), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.body:
+            x = layer(x)
+        return self.out(x)
+
+
+def halves(logits: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (logits - F.one_hot(y, logits.shape[1])).square().sum(1)
+
+
+@pytest.mark.parametrize("loss", [None, halves])
+def test_a_session_of_ones_own_records_with_its_sites_and_its_loss(loss: Any) -> None:
+    """Sites that only a forward pass shows, and the credit of the loss that is measured, not of another one."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(3) for part in (FALinear(16, 16), nn.Tanh())]
+    net = Chained(layers)
+    x, y = torch.randn(8, 16), torch.arange(8) % 4
+    with Tracer(net, loss=loss, reference="derived") as tracer:
+        credits = tracer.trace(x, y, wb.recorded(net)).credits
+    assert credits is not None
+    for sample in range(8):  # a linear layer's bias gets the signal at its output, of one sample that sample's
+        net.zero_grad()
+        (loss or F.cross_entropy)(net(x[sample : sample + 1]), y[sample : sample + 1]).sum().backward()
+        for layer, credit in zip(layers[::2], credits, strict=True):
+            assert gap(credit[sample], layer.bias.grad) < 1e-5  # type: ignore[arg-type]

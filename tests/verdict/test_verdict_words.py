@@ -13,7 +13,13 @@ import walkback as wb
 from places import ROOT
 from walkback.cli import run
 from walkback.notes import SENTENCES, Note
+from walkback.report import view
+from walkback.report.gate import gate
+from walkback.report.panels import limits_of
 from walkback.report.report import DiagnosticReport
+from walkback.training.watch.history import row_of
+from walkback.verdict import checks, outcome
+from walkback.verdict.findings import Finding
 
 BATCHES = wb.selftest.batches(8)
 
@@ -34,7 +40,7 @@ def poisoned() -> nn.Module:
 def reworded(value):
     """Every sentence of a report as another one."""
     if isinstance(value, dict):
-        prose = ("text", "reason", "why")
+        prose = ("text", "reason", "why", "title")
         return {k: "other words" if k in prose and v else reworded(v) for k, v in value.items()}
     return [reworded(v) for v in value] if isinstance(value, list) else value
 
@@ -54,6 +60,46 @@ def test_a_report_is_judged_the_same_whatever_its_sentences_say(make, edition):
     assert wb.Report.from_dict(other).verdict_line.partition(":")[2].split()[0] == report.verdict.split()[0].rstrip(
         ":,"
     )
+
+
+def without_titles(value):
+    """Numbers, words and marks of a report or page, without what a check is called."""
+    if isinstance(value, dict):
+        return {k: without_titles(v) for k, v in value.items() if k != "title"}
+    return [without_titles(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("edition", ["three-check", "four-diagnostic", "intrinsic"])
+def test_titles_of_checks_are_for_people(monkeypatch, edition):
+    options: dict = {"edition": edition, "credit": lambda trace: trace.grads, "probes": ["intrinsic"]}
+    sizes, errors = {"train": 9, "test": 9}, {"samples": 1.0, "draws": 1.0}
+    worth = wb.Depth(5.0, (4.0, 6.0), 0.6, (0.55,), {"trained": (0.5,) * 5}, None, None, None, sizes, errors, {})
+    judged = [
+        (make, wb.Claim(accuracy=0.60, frozen=frozen, depth=depth))
+        for make in (wb.selftest.exploded, wb.selftest.healthy, poisoned)
+        for frozen, depth in ((0.35, None), (None, None), (0.61, worth))
+    ]
+
+    def everything():
+        found = []
+        for make, claim in judged:
+            report = wb.diagnose(make(), BATCHES[:2], claim=claim, **options)
+            row = row_of(wb.measure(make(), BATCHES[:2]), (wb.DiagnosticThresholds(), edition), {}, {})
+            shown = view.view(report), view.finding_rows(report)[1], limits_of(report), report.verdict_line
+            found.append([report.to_dict(), *shown, row["flagged"], gate(report).word, len(report.to_html())])
+        return found
+
+    def renamed(check, title, *rest, **more):
+        return Finding(check, "w" * len(title), *rest, **more)  # as long, for the length of the page
+
+    before = everything()
+    monkeypatch.setattr(checks, "Finding", renamed)
+    monkeypatch.setattr(outcome, "Finding", renamed)
+    after = everything()
+    for old, new in zip(before, after):
+        for rows in (old[2], new[2]):
+            _ = [row.pop(1) for row in rows]
+        assert without_titles(old) == without_titles(new)
 
 
 def test_deleting_every_note_changes_no_verdict():

@@ -928,6 +928,10 @@ WRITES = {
     "labels by numpy": lambda t: t.labels.numpy().fill(0),  # past the version counter, as all below
     "inputs by .data": lambda t: t.inputs.data.mul_(0.5),
     "inputs by a view": lambda t: t.inputs[3:].data.zero_(),
+    "states by .data": lambda t: t.states[1].data.mul_(2),
+    "grads by numpy": lambda t: t.grads[0].numpy().fill(1),
+    "grads by another memory": lambda t: setattr(t.grads[-1], "data", torch.ones_like(t.grads[-1])),
+    "logits by .data": lambda t: t.logits.data.zero_(),
 }
 
 

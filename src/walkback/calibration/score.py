@@ -19,6 +19,7 @@ from walkback.measures.accumulate import Measurements
 from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide
 from walkback.verdict.files import read_table
+from walkback.verdict.findings import about
 
 # What is known of a case, and in words.
 QUESTIONS = {
@@ -154,7 +155,7 @@ def _either(a: bool | None, b: bool | None) -> bool | None:
 
 def _walks_back(verdict: Verdict) -> bool | None:
     """Whether a claim is walked back on what was given; None where that was tested and decides nothing."""
-    checks = [f for f in verdict.findings if f.title != "direction stability"]
+    checks = [f for f in verdict.findings if about(f) != "stability"]
     open_ = any(f.cause in ("straddles", "not-measured") for f in checks) or all(f.flagged is None for f in checks)
     return True if verdict.failed else None if open_ else False
 

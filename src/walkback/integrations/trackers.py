@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from walkback.errors import InputError
 from walkback.integrations.optional import library
 from walkback.report.frame import site_table
-from walkback.report.panels import site_panels
+from walkback.report.panels import limits_of, site_panels
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -77,8 +77,7 @@ def report_to_tensorboard(report: Report, to: Any, step: int = 0) -> None:
     library("tensorboard", "tensorboard")
     figure = library("matplotlib.figure", "report").Figure
     writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter(to) if isinstance(to, (str, Path)) else to
-    limits = {f["title"]: f["limit"] for f in report.findings}
-    for panel in site_panels(report.per_layer, limits):
+    for panel in site_panels(report.per_layer, limits_of(report)):
         drawn = figure(figsize=(5, 3), layout="constrained")
         axes = drawn.subplots()
         axes.plot(range(len(panel.values)), [float("nan") if v is None else v for v in panel.values], marker="o")

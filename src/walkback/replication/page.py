@@ -26,7 +26,7 @@ from walkback.report.depth_view import deciding_depth
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
 from walkback.report.longtable import longtable
-from walkback.report.panels import site_panels
+from walkback.report.panels import limits_of, site_panels
 from walkback.report.report import Report
 from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
 from walkback.report.view import distance, mark, pairs, view
@@ -315,7 +315,7 @@ def _run(records: Records, spec: RunSpec, run: Record) -> dict[str, Any]:
         report = replace(report, frozen_baseline_acc=control and control.accuracy)
         answer = {"word": report.verdict, "four": j.word("four-diagnostic")}
     shown = view(report)
-    depth, limits = deciding_depth(report), {f["title"]: f["limit"] for f in report.findings}
+    depth, limits = deciding_depth(report), limits_of(report)
     untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
     shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     return {

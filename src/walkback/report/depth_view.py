@@ -6,28 +6,26 @@ from typing import TYPE_CHECKING, Any
 
 from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.report.numbers import NONE
+from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
 
-OUTCOME = "depth outcome"
-DEPTH = ("depth utility", OUTCOME)  # titles of the two checks
-
 
 def deciding(report: Report) -> list[dict[str, Any]]:
     """Return the findings that a verdict can rest on: all but the sub-mode's and those beside another one."""
-    return [f for f in report.findings if f["title"] != "direction stability" and not f.get("beside")]
+    return [f for f in report.findings if about(f) != "stability" and not f.get("beside")]
 
 
 def deciding_depth(report: Report) -> dict[str, Any]:
     """Return the finding that decides depth: D3, or (d), or D3-outcome."""
-    return next(f for f in deciding(report) if f["title"] in DEPTH)
+    return next(f for f in deciding(report) if about(f) in DEPTH)
 
 
 def depth_words(report: Report) -> str:
     """Return which check depth was judged on where that is D3-outcome, and what the one beside it says otherwise."""
     used = deciding_depth(report)
-    named = used["title"] == OUTCOME and used["check"] not in report.failed and used["flagged"] is not None
+    named = about(used) == "outcome" and used["check"] not in report.failed and used["flagged"] is not None
     line = f", depth judged on {used['check']} ({used['value']:+.1f} pp)" if named else ""
     for f in report.findings:
         if f.get("beside") and f["flagged"] is not None and f["flagged"] != used["flagged"]:
@@ -43,7 +41,7 @@ def open_depth(finding: dict[str, Any]) -> str:
         return "depth not tested (give frozen_acc, or --depth)"
     if finding["cause"] == "task":
         return f"depth not tested: {finding['reason']}"
-    named = f"depth ({finding['check']})" if finding["title"] == OUTCOME else "depth"
+    named = f"depth ({finding['check']})" if about(finding) == "outcome" else "depth"
     return f"{named}: {finding['reason']}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from walkback.report.panels import ACCURACY, site_panels
+from walkback.report.panels import ACCURACY, limits_of, site_panels
 from walkback.report.view import conditions_line, title, view
 
 if TYPE_CHECKING:
@@ -45,11 +45,11 @@ def document(report: Report) -> str:
 
 
 def _panels(report: Report, v: dict[str, Any]) -> list[dict[str, Any]]:
-    limits = {f["title"]: f["limit"] for f in report.findings}
+    limits = limits_of(report)
     drawn = site_panels(report.per_layer, limits, report.depth)
     how = {
-        "‖h‖": f"dashes: {limits['scale stability']:g} × the site before, where D1 flags",
-        "‖g‖": "dashes: the floor" if limits.get("reference validity") is not None else "without a floor",
+        "‖h‖": f"dashes: {limits['growth']:g} × the site before, where D1 flags",
+        "‖g‖": "dashes: the floor" if limits.get("reference") is not None else "without a floor",
         "cosine": v["null"] or "band: null",
         ACCURACY: "linear probes of trained sites; beside them",
     }

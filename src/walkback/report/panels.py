@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from walkback.measures.worth import RANDOM, TRAINED, Depth
+from walkback.verdict.findings import about
+
+if TYPE_CHECKING:
+    from walkback.report.report import Report
 
 Numbers = Sequence[float | None]
 ACCURACY = "accuracy"
@@ -36,6 +40,12 @@ class SitePanel(NamedTuple):
     others: Mapping[str, Numbers] = MappingProxyType({})
 
 
+def limits_of(report: Report) -> dict[str, float]:
+    """Return where D1 and D2 flag, as "growth" and "reference"; the intrinsic edition has no floor of a norm."""
+    drawn = ("growth",) if report.edition == "intrinsic" else ("growth", "reference")
+    return {about(f): f["limit"] for f in report.findings if about(f) in drawn}
+
+
 def site_panels(
     per_layer: Mapping[str, Numbers | None],
     limits: Mapping[str, float | None],
@@ -45,17 +55,17 @@ def site_panels(
 
     Args:
         per_layer: of the report.
-        limits: title of a check -> its limit.
+        limits: what `limits_of` returns.
         depth: of the report, where it was measured.
 
-    >>> panels = site_panels({"h_norm": [1.0, 3.0], "g_norm": [None, None]}, {"scale stability": 50.0})
+    >>> panels = site_panels({"h_norm": [1.0, 3.0], "g_norm": [None, None]}, {"growth": 50.0})
     >>> [(panel.name, panel.dashes) for panel in panels]
     [('‖h‖', [None, 50.0])]
     """
     h, g, cosine, clamped, low, high = (
         per_layer.get(name) or [] for name in ("h_norm", "g_norm", "cosine", "cosine_clamped", "null_low", "null_high")
     )
-    steep, floor = limits.get("scale stability"), limits.get("reference validity")  # the intrinsic edition has no floor
+    steep, floor = limits.get("growth"), limits.get("reference")
     before = [None, *(None if x is None or steep is None else steep * x for x in h[:-1])]
     panels = (
         SitePanel("‖h‖", h, limit=steep, dashes=before),

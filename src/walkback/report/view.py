@@ -14,6 +14,7 @@ from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded
 from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, NOT_MEASURED, figure, number
+from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -88,7 +89,7 @@ def _open_checks(report: Report) -> list[str]:
     """Return each check that the verdict waits for, with what would decide it."""
     lines = []
     for f in (f for f in dv.deciding(report) if f["flagged"] is None):
-        if f["title"] in dv.DEPTH:
+        if about(f) in DEPTH:
             lines.append(dv.open_depth(f))
         else:
             lines.append(f"{f['check']}{':' if f['cause'] == 'straddles' else ' not tested:'} {f['reason']}")
@@ -101,7 +102,7 @@ def _flagged_beside(report: Report) -> list[str]:
     lines = []
     for f in dv.deciding(report):
         if f["flagged"] and f["check"] not in report.failed:
-            factor = "x" if f["title"] == "scale stability" else ""
+            factor = "x" if about(f) == "growth" else ""
             value = "" if f["value"] is None else f"{figure(f['value'])}{factor}; "
             other = f"only together with {needs[f['check']]}" if f["check"] in needs else "nothing alone"
             lines.append(f"{f['check']} flagged ({value}it decides {other})")
@@ -166,8 +167,8 @@ def layer_rows(report: Report, quantities: Sequence[Quantity] = PER_SITE) -> Gri
             if q.name == "h_norm":
                 row.append(f"{ratios[site]:.3g}x" if site in ratios else "")
         rows.append(row)
-    titles = {"scale stability": "growth", "reference validity": "‖g‖", "reference precision": "off float64"}
-    limits = {titles[f["title"]]: f["flags_when"] for f in report.findings if f["title"] in titles}
+    columns = {"growth": "growth", "reference": "off float64" if report.edition == "intrinsic" else "‖g‖"}
+    limits = {columns[about(f)]: f["flags_when"] for f in report.findings if about(f) in columns}
     return heads, [*rows, ["flags"] + [limits.get(h, "") for h in heads[1:]]]
 
 
@@ -203,14 +204,14 @@ def finding_rows(report: Report) -> Grid:
 
 
 def _finding_value(finding: Mapping[str, Any]) -> str:
-    value, points = finding["value"], finding["title"] in dv.DEPTH
+    value, points = finding["value"], about(finding) in DEPTH
     return f"{value:+.1f} pp" if points and value is not None else figure(value)
 
 
 def _result(finding: Mapping[str, Any]) -> str:
     if finding["cause"] == "straddles":
         return "undecided"
-    drifts = finding["title"] == "direction stability"
+    drifts = about(finding) == "stability"
     words = {True: "drift", False: "no drift"} if drifts else {True: "flagged", False: "ok"}
     return words.get(finding["flagged"], "not tested")
 
@@ -233,7 +234,7 @@ def _about_stream(report: Report) -> list[str]:
     parts, v = [], report.values
     if v.get("growth_total") is not None:
         parts.append(f"growth over the whole depth {figure(v['growth_total'])}x")
-    checked = any(f["title"] == "direction stability" for f in report.findings)
+    checked = any(about(f) == "stability" for f in report.findings)
     if not checked and v.get("stability") is not None:
         limit = report.thresholds["stability_drift_ceiling"]
         parts.append(f"direction stability of g_L {v['stability']:+.3f} (drift above {limit:g})")
@@ -306,11 +307,11 @@ def mark(word: str) -> dict[str, str]:
 def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     """Return how far values are from the limit of their check: a factor, percentage points, or a difference.
 
-    >>> distance([237.0], {"limit": 50.0, "title": "scale stability"})
+    >>> distance([237.0], {"limit": 50.0, "check": "D1"})
     '4.74× above 50'
-    >>> distance([4e-9, 2e-7], {"limit": 1e-7, "title": "reference validity"})
+    >>> distance([4e-9, 2e-7], {"limit": 1e-7, "check": "D2"})
     '25× below to 2× above 1e−7'
-    >>> distance([-4.3], {"limit": 2.0, "title": "depth utility"})
+    >>> distance([-4.3], {"limit": 2.0, "check": "D3"})
     '6.3 pp below 2 pp'
     """
     known = [v for v in values if v is not None]
@@ -319,9 +320,9 @@ def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     limit = finding["limit"]
     ends = sorted({min(known), max(known)})
     sides = ["below" if v < limit else "above" for v in ends]
-    if finding["title"] in dv.DEPTH:
+    if about(finding) in DEPTH:
         unit, apart = " pp", [f"{abs(v - limit):.1f}" for v in ends]
-    elif finding["title"] == "direction stability":  # a cosine: its sign makes a factor meaningless
+    elif about(finding) == "stability":  # a cosine: its sign makes a factor meaningless
         unit, apart = "", [f"{abs(v - limit):.2f}" for v in ends]
     else:
         unit, apart = "×", ["∞" if v <= 0 else number(max(v / limit, limit / v), "norm") for v in ends]
@@ -356,7 +357,7 @@ def view(report: Report) -> dict[str, Any]:
 
 
 def _check(f: Mapping[str, Any]) -> dict[str, Any]:
-    ends = ", ".join(map(("{:+.1f}" if f["title"] == "depth utility" else "{:.3g}").format, f.get("interval") or ()))
+    ends = ", ".join(map(("{:+.1f}" if about(f) in DEPTH else "{:.3g}").format, f.get("interval") or ()))
     # An interval that straddles the margin is told by the result and the verdict already.
     why = "" if f["cause"] == "straddles" else f["reason"]
     return {

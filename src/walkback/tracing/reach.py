@@ -39,6 +39,7 @@ from walkback.tracing.restore import (
     put_items,
     put_nothing,
     put_set,
+    put_shared,
     put_slots,
 )
 
@@ -64,6 +65,8 @@ _MACHINERY = (  # others work with it, or it must let things go by itself
 )
 _MOST = 2000  # objects that one object of a class of the user's may lead to, else it is machinery
 OURS = f"{__name__.partition('.')[0]}."
+_LIBRARIES = ("torch", "builtins", "typing", "abc", OURS[:-1])  # whose classes keep nothing of the user's
+_SHARED = frozenset(("tensor", "dict", "list", "set", "tuple", "array", "generator"))
 INSIDE = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
 REGISTERED = ("_parameters", "_buffers", "_modules")  # a module's own books
 
@@ -264,7 +267,23 @@ class Reach:
         self._hold(put_class, module, type(module))
         # Most of torch's own dicts are empty: those are looked at in one go.
         self._hold(put_nothing, [value for name, value in own.items() if name in INSIDE and not value], ())
-        return [value for name, value in own.items() if name not in INSIDE or value]
+        shared = [value for cls in type(module).__mro__ for value in self._of_class(cls)]
+        return [*(value for name, value in own.items() if name not in INSIDE or value), *shared]
+
+    def _of_class(self, cls: type) -> Iterable[Any]:
+        """Look at what a class keeps for all its modules: a counter, a table, a tensor."""
+        if id(cls) in self._seen or cls.__module__.partition(".")[0] in _LIBRARIES:
+            return ()
+        self._seen[id(cls)] = cls
+        data = (type(None), str, Number)
+        own = {
+            name: value
+            for name, value in vars(cls).items()
+            if not name.startswith("__") and (isinstance(value, data) or self._kinds[type(value)] in _SHARED)
+        }
+        if own:
+            self._hold(put_shared, cls, own)
+        return own.values()
 
     def _of_attributes(self, thing: Any) -> Iterable[Any]:
         own = vars(thing)

@@ -54,6 +54,13 @@ def put_class(thing: Any, held: type) -> None:
         thing.__class__ = held
 
 
+def put_shared(cls: type, held: dict[str, Any]) -> None:
+    """Give a class the attributes that its objects share."""
+    for name, value in held.items():
+        if vars(cls).get(name, held) is not value:
+            setattr(cls, name, value)
+
+
 def put_items(known: Any, held: tuple[Any, ...]) -> None:
     """Give a list or a deque its items, by the methods of that class and not of one made of it."""
     if len(known) != len(held) or not _same(known, held):

@@ -249,6 +249,8 @@ class Tracer:
             if credit is not None:
                 from walkback.tracing.recorded import Recorded  # it imports this module
 
+                if isinstance(credit, Recorded) and credit.anatomy is None:
+                    credit = credit.bound(lambda: self.anatomy, self.losses)
                 if layout.received and isinstance(credit, Recorded):
                     raise AnatomyError(
                         "Expected blocks that return the residual branch or the new state, since recorded credits are "

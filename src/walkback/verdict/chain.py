@@ -7,7 +7,7 @@ from math import prod
 from walkback.measures.measurements import Measurements, by_layer
 from walkback.measures.over_sites import averaged, cosine_error
 from walkback.verdict.claim import Claim, accuracies
-from walkback.verdict.findings import Finding, Step
+from walkback.verdict.findings import Finding, Step, about
 
 # The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
 CONCENTRATED = 0.5
@@ -21,14 +21,18 @@ def walk_back_chain(
     valid: bool | None,
     depth_used: bool | None,
     submode: str | None,
+    precise: bool = False,
 ) -> tuple[Step, ...]:
-    """Return the claim, whether its reference is measurable, whether depth is used, and which failure it is."""
+    """Return the claim, whether its reference is measurable, whether depth is used, and which failure it is.
+
+    `precise`: the reference was judged by its rounding, and not by a floor.
+    """
     growth, reference, depth = found["growth"], found["reference"], found["depth"]
     return (
         _step_claim(m, claim),
-        _step_reference(m, growth, reference, valid),
+        _step_reference(m, growth, reference, valid, precise),
         _step_depth(depth, found.get("outcome"), depth_used),
-        _step_mode(m, growth, reference, valid, depth_used, submode),
+        _step_mode(m, growth, reference, valid, depth_used, submode, precise),
     )
 
 
@@ -46,9 +50,9 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
     return Step(1, "The claim", text, None)
 
 
-def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None) -> Step:
+def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None, precise: bool) -> Step:
     parts = []
-    if reference.title == "reference precision":
+    if precise:
         parts += _said_of_precision(m, reference)
     elif reference.value is not None:
         relation = "under" if reference.value < reference.limit else "above"
@@ -91,11 +95,11 @@ def _step_depth(depth: Finding, outcome: Finding | None, used: bool | None) -> S
     text = f"{_gain(outcome, 'their own random draws')} ({outcome.check})"
     if depth.value is not None:
         first, second = (text, depth) if depth.beside else (f"{_gain(depth, 'frozen blocks')} ({depth.check})", outcome)
-        text = f"{first}; beside it {_gain(second, _AGAINST[second.title])} ({second.check}), which decides nothing"
+        text = f"{first}; beside it {_gain(second, _AGAINST[about(second)])} ({second.check}), which decides nothing"
     return Step(DEPTH_STEP, title, text, used)
 
 
-_AGAINST = {"depth utility": "frozen blocks", "depth outcome": "their own random draws"}
+_AGAINST = {"depth": "frozen blocks", "outcome": "their own random draws"}
 
 
 def _gain(depth: Finding, over: str) -> str:
@@ -108,11 +112,17 @@ def _gain(depth: Finding, over: str) -> str:
 
 
 def _step_mode(
-    m: Measurements, growth: Finding, reference: Finding, valid: bool | None, used: bool | None, submode: str | None
+    m: Measurements,
+    growth: Finding,
+    reference: Finding,
+    valid: bool | None,
+    used: bool | None,
+    submode: str | None,
+    precise: bool,
 ) -> Step:
     title = "Which failure is it?"
     concentrated = is_concentrated(m)
-    sound = "clear of rounding" if reference.title == "reference precision" else "above its floor"
+    sound = "clear of rounding" if precise else "above its floor"
     if valid is False and not reference.flagged:
         text = "scale pathology: a block multiplies the stream"
         text += "" if reference.flagged is None else ", although the reference is still above its floor"
@@ -123,7 +133,7 @@ def _step_mode(
     if valid is False:
         named = f", {submode}" if submode else ""
         what = "that is not finite" if m.nonfinite_kinds else "under the floor"
-        if reference.title == "reference precision" and not m.nonfinite_kinds:
+        if precise and not m.nonfinite_kinds:
             what = "that rounding has changed"
         text = f"Mode 1, measurement degeneracy{named}: Γ compares the credit with a reference {what}"
         if growth.flagged is False:

@@ -82,7 +82,8 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
     stability, submode = m.stability_distinct if edition == "intrinsic" else m.stability, None
     if valid is False and stability is not None and not m.nonfinite_kinds and not m.altered:
         submode = "drift-dominated" if stability > t.stability_drift_ceiling else "noise-dominated"
-    chain = walk_back_chain(m, claim, found, valid, depth_used, submode)
+    precise = rules["reference"].of is checks.reference_precision
+    chain = walk_back_chain(m, claim, found, valid, depth_used, submode, precise)
     return Verdict(edition, outcome, failed, valid, depth_used, submode, tuple(found.values()), chain, tuple(found))
 
 

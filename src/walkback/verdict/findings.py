@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from walkback.errors import InputError
 
 PASSES, WALKED_BACK, UNDECIDED = "passes", "walked back", "undecided"
+
+# Checks by their published names -> what they are about. Code asks this; titles are for people.
+ABOUT = {
+    **dict.fromkeys(("D1", "a"), "growth"),
+    **dict.fromkeys(("D2", "b"), "reference"),
+    **dict.fromkeys(("D3", "d"), "depth"),
+    "c": "stability",
+    "D3-outcome": "outcome",
+}
+DEPTH = ("depth", "outcome")  # the two checks of depth
 
 
 @dataclass(frozen=True)
@@ -35,6 +47,15 @@ class Finding:
     def straddles(self) -> bool:
         """Was it tested, with an interval that has the limit inside?"""
         return self.cause == "straddles"
+
+
+def about(finding: Finding | Mapping[str, Any]) -> str:
+    """Return what a finding, or one that a report stores, is about: a value of ABOUT.
+
+    >>> about({"check": "b", "title": "any words"})
+    'reference'
+    """
+    return ABOUT[finding.check if isinstance(finding, Finding) else finding["check"]]
 
 
 def all_clear(*findings: Finding) -> bool | None:

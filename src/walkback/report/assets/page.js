@@ -234,7 +234,7 @@
 
   function replayPanels(run) {
     const r = run.replay, last = r.epoch.at(-1);
-    const limit = run.limits["scale stability"], floor = run.limits["reference validity"];
+    const limit = run.limits.growth, floor = run.limits.reference;
     const lines = Object.entries(r.fired).filter(([, at]) => at !== null);
     const panel = (title, values, more) => ({ title, x: "epoch", lines,
       caption: `${title} from ${short(values[0])} at epoch 0 to ${short(values.at(-1))} at epoch ${last}.`,

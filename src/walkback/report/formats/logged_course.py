@@ -16,7 +16,7 @@ from walkback.report.formats.logged_files import Named, count
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Claim
 from walkback.verdict.editions import decide
-from walkback.verdict.findings import Finding
+from walkback.verdict.findings import Finding, about
 
 
 def in_order(rows: Sequence[Named]) -> tuple[Sequence[Named], tuple[Note, ...]]:
@@ -147,13 +147,15 @@ def culprit(finding: Finding, m: Measurements) -> int | None:
     2
     """
     if finding.cause == "nonfinite":
-        kind = "state" if finding.title == "scale stability" else "gradient"
+        kind = "state" if about(finding) == "growth" else "gradient"
         return next((n for n in m.nonfinite if n.values["kind"] == kind), m.nonfinite[0]).site
-    if finding.title == "scale stability":
+    if about(finding) == "growth":
         ratios = block_growth(*comparable(m.h_norm_all or m.h_norm, m.conditions))
         return max(ratios, key=lambda site: ratios[site]) if ratios else None
     sites = max(len(m.h_norm), len(m.g_norm))
-    return sites - 1 if finding.title in ("reference validity", "direction stability") and sites > 1 else None
+    # The intrinsic D2 is about the worst site, and its value is no norm.
+    deepest = about(finding) == "stability" or (bool(m.g_norm) and finding.value == m.g_norm[-1])
+    return sites - 1 if deepest and sites > 1 else None
 
 
 def _positions(rows: Sequence[Mapping[str, Any]]) -> tuple[str, list[Any], list[float] | None]:

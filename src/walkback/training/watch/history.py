@@ -18,6 +18,7 @@ from walkback.progress import say
 from walkback.report.formats.logged import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, measurements, plain, standing
 from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import Claim, decide
+from walkback.verdict.findings import about
 
 Row = dict[str, Any]
 Judge = tuple[DiagnosticThresholds, str]  # limits, and the edition whose checks lose trust
@@ -99,8 +100,8 @@ class History(Sequence[Row]):
 def _findings(m: Measurements, by: Judge) -> tuple[list[Finding], tuple[str, ...]]:
     """Return the findings that stand in a row, and the checks by which the claim falls."""
     verdict = decide(m, Claim(), *by)
-    # The last is depth: an early accuracy against a control's last one says nothing.
-    return [f for f in verdict.findings[:-1] if f.title != "direction stability"], verdict.failed
+    # Not depth: an early accuracy against a control's last one says nothing.
+    return [f for f in verdict.findings if about(f) in ("growth", "reference")], verdict.failed
 
 
 def judged(row: Row, by: Judge) -> tuple[tuple[Fired, ...], Lost | None]:
