@@ -43,7 +43,7 @@ def main(folder: Path) -> None:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Module())
-    (folder / "parent.json").write_text(json.dumps({"steps": trainer.global_step, "state": callback.state_dict()}))
+    (folder / "parent.json").write_text(json.dumps(callback.state_dict()))
 
 
 if __name__ == "__main__":

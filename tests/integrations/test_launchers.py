@@ -41,8 +41,7 @@ def spawned(name: str, folder) -> list[dict]:
 def test_lightning_in_two_spawned_processes_writes_one_history(tmp_path):
     rows = spawned("spawned_lightning", tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [(1, 2), (2, 4)]  # 32 samples, 2 ranks, batches of 8
-    parent = json.loads((tmp_path / "parent.json").read_text())
-    assert parent == {"steps": 4, "state": {}}  # a launcher brings no callback back: the log has the rows
+    assert json.loads((tmp_path / "parent.json").read_text()) == {}  # no callback comes back: the log has the rows
     assert wb.judge(tmp_path / "history.jsonl").verdict == "undecided"
 
 
