@@ -12,7 +12,7 @@ demo: $(STAMP)
 	$(BIN)/walkback demo --out runs/demo
 
 # In CI a missing one of these is a failure; elsewhere their tests are skipped, with a line that says so.
-NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION,WALKBACK_NEEDS_$(what)=1))
+NEEDED := $(if $(filter-out false 0,$(CI)),$(foreach what,BROWSER LATEX SLURM FASHION EXTRAS,WALKBACK_NEEDS_$(what)=1))
 
 # Types are checked beside the tests, which wait now and then. `make test-all` runs those marked slow as well.
 test: WHICH = -m "not slow"

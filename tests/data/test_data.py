@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from scipy.special import ndtri
 
+from needs import needed
 from walkback import FormatError, InputError, WalkbackError
 from walkback.data import SOURCES, Dataset, Split, load
 from walkback.data.cifar import CIFAR10, CIFAR100
@@ -29,7 +30,7 @@ from walkback.data.pickled import read_arrays
 from walkback.data.source import Source, read
 from walkback.data.teacher import CLASSES, INPUTS, teacher, teacher_linear
 
-pa = pytest.importorskip("pyarrow")
+pa = needed("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
 Arrays = tuple[np.ndarray, np.ndarray]

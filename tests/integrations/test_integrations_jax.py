@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import walkback as wb
+from needs import needed
 from walkback.integrations.jax import arrays, traced
 
-jax = pytest.importorskip("jax")
+jax = needed("jax")
 jnp = jax.numpy
 
 NET, BATCHES = wb.selftest.network(depth=3), wb.selftest.batches(8)
@@ -82,7 +83,7 @@ def test_a_plain_function_gives_the_numbers_of_torch():
 
 
 def test_equinox_gives_the_numbers_of_torch():
-    eqx = pytest.importorskip("equinox")
+    eqx = needed("equinox")
 
     def linear(name, inputs, outputs):
         made = eqx.nn.Linear(inputs, outputs, key=jax.random.key(0))
@@ -119,7 +120,7 @@ def test_equinox_gives_the_numbers_of_torch():
 
 
 def test_flax_gives_the_numbers_of_torch():
-    nn = pytest.importorskip("flax.linen")
+    nn = needed("flax.linen")
 
     class Net(nn.Module):
         @nn.compact

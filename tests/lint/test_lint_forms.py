@@ -11,6 +11,7 @@ import pytest
 
 import corpus
 import walkback as wb
+from needs import needed
 from places import ROOT
 from walkback import cli
 from walkback.lint.flake8 import Plugin
@@ -103,7 +104,7 @@ def test_flake8_finds_the_plugin(script: Path):
     """In the metadata of the installed package, and by flake8 itself where that is installed."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert '[project.entry-points."flake8.extension"]\nWB = "walkback.lint.flake8:Plugin"' in text
-    pytest.importorskip("flake8")
+    needed("flake8")
     options = "[flake8]\n[flake8:local-plugins]\nextension =\n    WB = walkback.lint.flake8:Plugin\n"
     config = script.with_name("flake8.ini")
     config.write_text(options, encoding="utf-8")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import walkback as wb
+from needs import needed
 from walkback.measures import readout
 from walkback.measures.depth import _settle, _worth, depth
 from walkback.measures.readout import STRENGTHS, choose, fit
@@ -356,7 +357,7 @@ class Logits(nn.Module):
 
 
 def hugging_face(kind: str) -> nn.Module:
-    transformers = pytest.importorskip("transformers")
+    transformers = needed("transformers")
     torch.manual_seed(0)
     if kind == "vit":
         sizes = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3, "intermediate_size": 16}

@@ -128,12 +128,21 @@ def test_wrappers_are_looked_through(make):
         assert wb.measure(wrapped, BATCHES).g_norm == numbers
 
 
+@pytest.mark.skipif(not hasattr(torch.compiler, "set_stance"), reason="torch 2.6 has it first")
 def test_blocks_that_are_compiled_one_by_one():
     net = Encoder()
     expected, numbers = str(wb.Anatomy.of(net)), wb.measure(net, BATCHES).g_norm
     net.layers = nn.ModuleList(torch.compile(layer, backend="eager") for layer in net.layers)
     assert str(wb.Anatomy.of(net)) == expected
     assert wb.measure(net, BATCHES).g_norm == numbers
+
+
+def test_blocks_compiled_one_by_one_are_refused_by_a_torch_that_can_not_run_them_eagerly(monkeypatch):
+    monkeypatch.delattr(torch.compiler, "set_stance", raising=False)
+    net = Encoder()
+    net.layers = nn.ModuleList(torch.compile(layer, backend="eager") for layer in net.layers)
+    with pytest.raises(wb.InputError, match=r"Expected torch 2\.6 or newer .* as it was before torch\.compile"):
+        wb.measure(net, BATCHES)
 
 
 def test_a_wrapper_of_unknown_name_only_adds_to_the_paths():

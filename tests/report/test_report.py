@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from torch import nn
 
 import walkback as wb
+from needs import needed
 from patience import PATIENCE
 from places import ROOT
 from walkback.report.formats import report_2
@@ -553,7 +554,7 @@ def test_latex_compiles_where_there_is_a_compiler(tmp_path):
 
 
 def test_the_schema_is_in_the_wheel(tmp_path):
-    pytest.importorskip("hatchling")
+    needed("hatchling")
     from zipfile import ZipFile
 
     from hatchling.builders.wheel import WheelBuilder

@@ -930,6 +930,7 @@ def test_two_processes_make_one_measurement_and_agree(tmp_path):
     assert a["auto"] == b["auto"] != []
     assert a["fired"] == b["fired"] != []
     assert a["stop"] is b["stop"] is True
+    assert a["late"] == b["late"] == [0.1, 0.5, 1]
     assert a["same"] is b["same"] is True, "training with the watch is bit-identical to training without"
     assert a["h_norm"] == pytest.approx(a["by_hand"][0], rel=1e-5)
     assert a["g_norm"] == pytest.approx(a["by_hand"][1], rel=1e-4)

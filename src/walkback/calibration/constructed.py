@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from walkback.api import measure
+from walkback.calibration.products import require_products
 from walkback.calibration.rows import Row, row
 from walkback.calibration.zoo import Drawn, _dtype, _task, name_of, specimen
 
 
 def row_of(one: Drawn) -> Row:
     """Make a specimen, measure it as a user would on two probe sets, and return its row."""
+    require_products(one[1])  # else the process would die without a word
     s = specimen(*one)
     x, y = _task()["other probe"]
     other = [(a.to(_dtype(s.net)), b) for a, b in zip(x.split(128), y.split(128))]

@@ -12,6 +12,7 @@ import torch
 
 from walkback import selftest
 from walkback.api import diagnose
+from walkback.calibration.products import bfloat16_products
 from walkback.data import inventory
 from walkback.training.setup import threads
 from walkback.version import __version__
@@ -19,7 +20,10 @@ from walkback.version import __version__
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found; `ok` where closed forms are met to 1e-9 and every known network gets its verdict."""
+    """What was found; `ok` where closed forms are met to 1e-9 and every known network gets its verdict.
+
+    All of these are in float32 and float64, so they can be right where products in bfloat16 are not.
+    """
 
     walkback: str
     python: str
@@ -29,6 +33,7 @@ class Examination:
     data: dict[str, dict[str, Any]]
     closed_form_error: dict[str, float]
     known_networks: dict[str, bool]
+    bfloat16: str | None  # what is wrong with its products here
     ok: bool
 
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +60,7 @@ class Examination:
             yield f"closed form: {name}", f"relative error {error:.1e}"
         for name, right in self.known_networks.items():
             yield f"known network: {name}", "as expected" if right else "WRONG VERDICT"
+        yield "bfloat16 products", "work" if self.bfloat16 is None else f"DO NOT WORK: {self.bfloat16}"
 
 
 def examine(root: Path | None = None) -> Examination:
@@ -79,5 +85,6 @@ def examine(root: Path | None = None) -> Examination:
         data=data,
         closed_form_error=errors,
         known_networks=verdicts,
+        bfloat16=bfloat16_products(),
         ok=max(errors.values()) < 1e-9 and all(verdicts.values()),
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from walkback.errors import InputError
 from walkback.network.values import modules_of, places
 from walkback.tracing.kept import Kept, unwritten
 from walkback.tracing.reach import Reach, is_resharded
@@ -43,7 +44,7 @@ def untouched(model: nn.Module) -> Iterator[AsFound]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if any(_is_compiled(m) for m in modules):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_eagerly())
         stack.enter_context(_no_fast_path())
         stack.callback(found.put_back)
         stack.enter_context(found.optimisers)
@@ -211,6 +212,16 @@ class Unstepped(AbstractContextManager[None]):
         for reach, values in self._held.values():
             reach.put_back()
             values.put_back()
+
+
+def _eagerly() -> AbstractContextManager[Any]:
+    stance = getattr(torch.compiler, "set_stance", None)
+    if stance is None:
+        raise InputError(
+            f"Expected torch 2.6 or newer to measure parts that were compiled one by one, but got {torch.__version__}. "
+            "Measure the network as it was before torch.compile."
+        )
+    return stance("force_eager")
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -180,7 +180,7 @@ class Watch:
         epoch, step = position(self._rows[-1]) if self._rows else (None, None)
         # An epoch that ends without a step moves nothing; a row without steps stands where none were taken.
         if step == self.steps and (step or epoch == self.epochs):
-            return self.amend(0, **numbers) if numbers or depth is not None else None
+            return self.amend(0, **numbers)
         return self.measure(**numbers)
 
     def amend(self, since: int = 0, **numbers: float) -> Row | None:
@@ -190,17 +190,16 @@ class Watch:
             since: only if that row was measured after so many steps; else the numbers go nowhere, and None is returned.
             numbers: as in `step`.
 
-        The row goes to the log and to the loggers again; read back, the log has it once.
+        The row goes to the log and to the loggers again; read back, the log has it once. As in all rows, the numbers
+        are those that rank 0 was told.
         """
         self._note(numbers)
         late, self._numbers = self._numbers, {}
-        if not late or not self._rows or (since and self._rows[-1]["step"] <= since):
+        if not self._rows or (since and self._rows[-1]["step"] <= since):
             return None
-        if late.items() <= self._rows[-1].items():
-            return self._rows[-1]  # it has them already
-        row = self._rows[-1] = {**self._rows[-1], **late}
         with undrawn(self.model):
-            together(partial(self._write, row))
+            row = together(partial(self._amended, late))
+        self._rows[-1] = row or self._rows[-1]
         return row
 
     def state_dict(self) -> dict[str, Any]:
@@ -294,6 +293,13 @@ class Watch:
         if due and self.max_overhead is not None:
             due, self.schedule.look = together(lambda: self.schedule.affordable(self._clock()))
         return self.measure() if due else None
+
+    def _amended(self, late: Mapping[str, Any]) -> Row | None:
+        """Return the last row with these numbers, written anew unless it has them; None without any."""
+        row = {**self._rows[-1], **late}
+        if row != self._rows[-1]:
+            self._write(row)
+        return row if late else None
 
     def _note(self, numbers: Mapping[str, Any]) -> None:
         for name, value in numbers.items():
