@@ -39,7 +39,8 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
         seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
         said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
-        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(averaged(m.cosine, by_layer(m.conditions))) - 1}")
+        sites = len(averaged(m.cosine, by_layer(m.conditions)))
+        said.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
     if m.gamma is None and m.cosine:
         said.append("a cosine that could not be measured at every site")
     text = " and ".join(said) if said else "no accuracy and no cosine were given"
