@@ -36,7 +36,9 @@ def demo(
     if json:
         print_json({"runs": [report.to_dict() for report in reports]})
         return 0
-    everything = [*(report.details() for report in reports), all_numbers(reports)] if verbose else []
-    more = f"next: walkback report {out} --open" + " " * 6 * (not verbose) + "everything: walkback demo --verbose" * (not verbose)
-    print_text("\n\n".join([*everything, screen(reports), f"page: {page}\n{more}"]))
+    shown = [*(report.details() for report in reports), all_numbers(reports)] if verbose else []
+    again = f"walkback demo{f' --seed {seed}' * (seed != 0)}{f' --out {out}' * (out != Path('runs/demo'))} --verbose"
+    next_ = [f"next: walkback report {out} --open", *([] if verbose else [f"everything: {again}"])]
+    joined = "      ".join(next_)
+    print_text("\n\n".join([*shown, screen(reports), f"page: {page}\n{joined if len(joined) <= 80 else chr(10).join(next_)}"]))
     return 0
