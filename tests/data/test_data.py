@@ -690,7 +690,8 @@ def test_an_embedded_data_set_takes_no_root() -> None:
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        InputError, match="teacher, teacher-products, teacher-linear, cifar10, cifar100, fashion-mnist or module:function"
+        InputError,
+        match="teacher, teacher-products, teacher-linear, cifar10, cifar100, fashion-mnist or module:function",
     ):
         load("imagenet")
 

@@ -233,7 +233,9 @@ def test_d3_is_not_shown_where_bp_does_not_beat_the_control(control: float, told
 
 def test_a_diverged_run_is_shown_as_such() -> None:
     assert "diverged" not in all_numbers([row()])
-    told = all_numbers([row(diverged="state not finite at site 2", controls_diverged={"frozen": "training loss not finite"})])
+    told = all_numbers(
+        [row(diverged="state not finite at site 2", controls_diverged={"frozen": "training loss not finite"})]
+    )
     assert told.splitlines()[2].endswith("passes, diverged")
     assert told.splitlines()[-2:] == [
         "FA: it diverged: state not finite at site 2",

@@ -105,19 +105,18 @@ def looks_fine(report: Report) -> bool:
 
 
 def screen(reports: Sequence[Report]) -> str:
-    """Return what the demo ends with, 80 columns wide: a row per rule, and why a rule that looks fine is walked back."""
+    """Return the demo's last screen, 80 columns wide: a row per rule, and why one that looks fine is walked back."""
     head = ["rule", "accuracy", "Γ", "frozen", "worth of blocks", "growth"]
     rows = [head, *([r.method, *_reported(r), *_left_out(r)] for r in reports)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["   ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths)))
-             for row in rows]  # fmt: skip
+    lines = ["   ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     start = len(lines[0]) + 3
     over = f"{'':{widths[0] + 3}}{'what papers report':{widths[1] + widths[2] + 6}}what they leave out"
     shown = [over, f"{lines[0]}   verdict"]
     for line, r in zip(lines[1:], reports):
         words = textwrap.wrap(_verdict(r), WIDTH - start)
         shown += [f"{line}   {words[0]}", *(" " * start + more for more in words[1:])]
-    told = [textwrap.fill(line, WIDTH) for line in map(_explained, reports) if line]
+    told = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in map(_explained, reports) if line]
     legend = (
         "frozen: the same training with the blocks left at random. worth of blocks: the trained blocks over random "
         "draws of them under the same stem. growth: of the stream in one block."

@@ -67,9 +67,13 @@ def diagnosed(
     """
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
-        raise InputError(f"Expected a bundle folder or module:function, but {shown(target)} is neither.{_script(target)}")
+        raise InputError(
+            f"Expected a bundle folder or module:function, but {shown(target)} is neither.{_script(target)}"
+        )
     if Path(target).suffix == ".py":
-        raise InputError(f"Expected a bundle folder or module:function, but {shown(target)} is a file.{_script(target)}")
+        raise InputError(
+            f"Expected a bundle folder or module:function, but {shown(target)} is a file.{_script(target)}"
+        )
     if is_function and depth:
         raise InputError(
             f"Expected --depth only with a run or bundle, which has train and test data, but {target} is an entry. "

@@ -40,5 +40,7 @@ def demo(
     again = f"walkback demo{f' --seed {seed}' * (seed != 0)}{f' --out {out}' * (out != Path('runs/demo'))} --verbose"
     next_ = [f"next: walkback report {out} --open", *([] if verbose else [f"everything: {again}"])]
     joined = "      ".join(next_)
-    print_text("\n\n".join([*shown, screen(reports), f"page: {page}\n{joined if len(joined) <= 80 else chr(10).join(next_)}"]))
+    print_text(
+        "\n\n".join([*shown, screen(reports), f"page: {page}\n{joined if len(joined) <= 80 else chr(10).join(next_)}"])
+    )
     return 0

@@ -77,4 +77,4 @@ def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
-    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
