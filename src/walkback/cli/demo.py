@@ -39,8 +39,7 @@ def demo(
     shown = [*(report.details() for report in reports), all_numbers(reports)] if verbose else []
     again = f"walkback demo{f' --seed {seed}' * (seed != 0)}{f' --out {out}' * (out != Path('runs/demo'))} --verbose"
     next_ = [f"next: walkback report {out} --open", *([] if verbose else [f"everything: {again}"])]
-    joined = "      ".join(next_)
-    print_text(
-        "\n\n".join([*shown, screen(reports), f"page: {page}\n{joined if len(joined) <= 80 else chr(10).join(next_)}"])
-    )
+    line = "      ".join(next_)
+    shown += [screen(reports), "\n".join([f"page: {page}", *([line] if len(line) <= 80 else next_)])]
+    print_text("\n\n".join(shown))
     return 0

@@ -118,8 +118,8 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
             ]
         )
     heads = (
-        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | worth of blocks, pp [95 %] | Γ | cosine by site 0…L | "
-        "‖h_L‖ | ‖g_L‖ [95 %] | ρ [95 %] | stability | three-check | four-diagnostic"
+        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | worth of blocks, pp [95 %] | "
+        "Γ | cosine by site 0…L | ‖h_L‖ | ‖g_L‖ [95 %] | ρ [95 %] | stability | three-check | four-diagnostic"
     )
     return table("results", "", heads, rows)
 
@@ -177,7 +177,8 @@ def _finding(name: str, j: Judged) -> str:
     valid = _yes([v.measurement_valid for v in j.verdicts["three-check"]])
     return (
         f"{name} reaches {_said(j.stat('acc'), 'acc')} with Γ = {_said(j.stat('gamma'), 'cos')} (n = {len(j.runs)}); "
-        f"clamped cosine readable: {valid}; depth: {_depth(j)}; trained blocks are worth {_worth_words(j)}; three-check: {verdict_cell(j, 'three-check').text}."
+        f"clamped cosine readable: {valid}; depth: {_depth(j)}; trained blocks are worth "
+        f"{_worth_words(j)}; three-check: {verdict_cell(j, 'three-check').text}."
     )
 
 

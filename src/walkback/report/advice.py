@@ -85,8 +85,8 @@ _DERIVE = (
 )
 _CONTROL = (
     "train the frozen control (walkback train --scope frozen with the options of the run, or wb.frozen_baseline(build, "
-    "train) for code of your own) and give its accuracy as frozen_acc; without a control: wb.depth(model, train, test), "
-    "or --depth on a run"
+    "train) for code of your own) and give its accuracy as frozen_acc; without a control: wb.depth(model, train, "
+    "test), or --depth on a run"
 )
 _DECIDES = {
     (GROWTH, "not-given"): "log the norm of every site: h_norm_0 … h_norm_L (wb.Watch does)",
