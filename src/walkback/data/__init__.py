@@ -25,8 +25,9 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     Rows keep the order of the files, which may be sorted by class.
 
     Args:
-        name: `teacher`, `teacher-products` and `teacher-linear` need no files; `cifar10`, `cifar100` and `fashion-mnist`
-            are read from disk; `module:function` is called (with `root=` where one is given, from seed 0) and returns a Dataset.
+        name: `teacher`, `teacher-products` and `teacher-linear` need no files; `cifar10`, `cifar100` and
+            `fashion-mnist` are read from disk; `module:function` is called (with `root=` where one is given, from
+            seed 0) and returns a Dataset.
         root: the data set's folder or its parent. Without it: the environment variable WALKBACK_DATA, then the
             usual cache folders. Embedded data sets take none.
 

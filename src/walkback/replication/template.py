@@ -118,8 +118,8 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
             ]
         )
     heads = (
-        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | worth of blocks, pp [95 %] | "
-        "Γ | cosine by site 0…L | ‖h_L‖ | ‖g_L‖ [95 %] | ρ [95 %] | stability | three-check | four-diagnostic"
+        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | worth of blocks, pp "
+        "[95 %] | Γ | cosine by site 0…L | ‖h_L‖ | ‖g_L‖ [95 %] | ρ [95 %] | stability | three-check | four-diagnostic"
     )
     return table("results", "", heads, rows)
 
