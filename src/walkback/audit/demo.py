@@ -32,7 +32,7 @@ RECIPE: dict[str, Any] = {
 }
 # The published DFA: every sample's credit has one length, and a block gets the credit of the site it reads.
 PUBLISHED: dict[str, dict[str, Any]] = {"dfa": {"credit_site": "reader", "credit_length": "unit"}}
-DEPTH_SAMPLES = 4000  # of each split, on which the worth of blocks is measured: seconds
+DEPTH_SAMPLES = 2000  # of each split, on which the worth of blocks is measured: seconds
 # From where on the two numbers that papers report look fine: accuracy as a multiple of chance, and Γ.
 OVER_CHANCE, ALIGNED = 3.0, 0.10
 WIDTH = 80
