@@ -88,7 +88,9 @@ def test_methods_findings_and_table(store, tmp_path):
     assert "and seeds 42, 123." in text
     assert "DFA reaches 0.305 ± 0.007 with Γ = +0.105 ± 0.000 (n = 2); clamped cosine readable: no;" in text
     assert re.search(
-        r"depth: -5\.0 pp \[-\d\.\d, -\d\.\d\] over frozen blocks, flags; three-check: walked back: D1 D2 D3", text
+        r"depth: -5\.0 pp \[-\d\.\d, -\d\.\d\] over frozen blocks, flags; trained blocks are worth \*missing\*, [^;]*; "
+        r"three-check: walked back: D1 D2 D3",
+        text,
     )
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
     assert re.search(r"\| 0\.305 ± 0\.007 \| 0\.355 ± 0\.007 \| -5\.0 \[-\d\.\d, -\d\.\d\] flags \|", dfa)

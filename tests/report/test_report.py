@@ -451,7 +451,7 @@ def test_a_report_without_a_name_or_with_none():
 
 
 def test_epochs_at_which_checks_fired_are_printed():
-    text = str(reports()["epochs"])
+    text = reports()["epochs"].details()
     assert (
         "first flagged: a at epoch 2 in layer 1 (33% left), b at epoch 3 in layer 1 (0% left); 3 epochs in all" in text
     )

@@ -14,7 +14,7 @@ import torch
 
 from walkback.api import diagnose
 from walkback.audit.records import read_beside
-from walkback.audit.settings import claimed
+from walkback.audit.settings import claimed, command
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown
@@ -208,7 +208,11 @@ def _claim_beside(bundle: Bundle) -> dict[str, Any]:
     spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
     records = read_beside(bundle.path.parent, spec)
     run, control = records.find(spec), records.find(control_spec(spec))
-    if spec.scope == "frozen" or run is None or control is None:
+    if spec.scope == "frozen" or run is None:
+        return {}
+    if control is None:
+        trains = command(control_spec(spec), [spec.seed], bundle.path.parent)
+        print(f"no frozen control beside it; this trains it: {trains}", file=sys.stderr)
         return {}
     if records.control(run) is None:
         print(f"no frozen control: {control.path.name} beside it had other data of the same name", file=sys.stderr)
