@@ -2,12 +2,15 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+CORED  := $(VENV)/.core
 STAMP  := $(VENV)/.installed
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # what is imported is compiled once, then, and not all of it at installation
 
 .PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench corpus evidence test-floors test-light clean
 
-demo: $(STAMP)
+# The demo needs the core alone, some 30 packages; what tests, docs and figures need is installed over it.
+demo: $(CORED)
 	$(BIN)/walkback doctor
 	$(BIN)/walkback demo --out runs/demo
 
@@ -107,8 +110,12 @@ test-light:
 clean:
 	rm -rf $(VENV) .venv-lowest .venv-newest .venv-light site
 
-$(STAMP): pyproject.toml constraints.txt
+$(CORED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"walkback needs Python 3.11 or newer, this is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
+	touch $(CORED)
+
+$(STAMP): $(CORED)
+	$(PIP) -e '.[dev]'
 	touch $(STAMP)

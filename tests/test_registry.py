@@ -29,6 +29,7 @@ def test_lists_keep_their_order() -> None:
     assert list(wb.nets.NETS) == ["resmlp", "vit-mini", "student", "small-cnn"]
     assert [*wb.data.EMBEDDED, *wb.data.SOURCES] == [
         "teacher",
+        "teacher-products",
         "teacher-linear",
         "cifar10",
         "cifar100",

@@ -351,7 +351,7 @@ def test_reports_are_judged_again_alike(net: nn.Module, tmp_path):
     assert again.per_layer == report.per_layer
     asked = wb.diagnose(net, wb.selftest.batches(2), 0.6, 0.3, credit=roll, probes=("intrinsic",))
     assert wb.judge(asked, "intrinsic").failed == report.failed
-    for form in (str(report), report.to_markdown(), report.to_latex(), report.to_html()):
+    for form in (report.details(), report.to_markdown(), report.to_latex(), report.to_html()):
         assert "off float64" in form
         assert "absorbed" in form
 

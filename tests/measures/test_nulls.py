@@ -290,8 +290,8 @@ def test_fresh_feedback_agrees_with_the_null_and_leaves_the_rule_alone(name: str
         rule.redraw(generator)
         gammas.append(wb.measure(net, batches, credit=rule).gamma)
     assert told["gamma"] == pytest.approx({"mean": np.mean(gammas), "std": np.std(gammas, ddof=1)}, rel=1e-9)
-    assert "with fresh feedback" in str(report)
-    assert "σ from ours" in str(report)
+    assert "with fresh feedback" in report.details()
+    assert "σ from ours" in report.details()
     assert wb.judge(report.to_dict()).controls == report.controls
 
 
@@ -300,7 +300,7 @@ def test_rules_without_feedback_say_so(name: str, words: str):
     net, rule, batches = trained(name)
     report = wb.diagnose(net, batches[:1], credit=rule, probes=("fresh-b",))
     assert words in report.conditions["fresh_feedback"]["not measured because"]
-    assert f"fresh feedback not measured: the credit has {words}" in str(report)
+    assert f"fresh feedback not measured: the credit has {words}" in report.details()
     plain = wb.diagnose(net, batches[:1], credit=lambda t: t.grads, probes=("fresh-b",))
     assert words in plain.conditions["fresh_feedback"]["not measured because"]
     assert "no credit was given" in str(wb.diagnose(net, batches[:1], probes=("fresh-b",)))

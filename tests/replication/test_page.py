@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -555,3 +556,22 @@ def test_the_longest_trainings_come_first(tmp_path):
         write_run(tmp_path, RunSpec(rule="dfa", epochs=epochs, penalty=penalty))
     shown = [s["setting"].partition(" · cifar10 · ")[2] for s in page_data(read_records(tmp_path))["settings"]]
     assert shown == ["100 epochs · plain", "30 epochs · plain", "1 epoch · plain", "λ 0.01 · 30 epochs · plain"]
+
+
+def test_figures_without_matplotlib_are_refused_before_any_work(store, tmp_path, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "walkback.replication.figures", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("walkback.replication.forms.save_tables", lambda *_: pytest.fail("worked first"))
+    words = ["--tables", str(tmp_path / "t"), "--figures", str(tmp_path / "f")]
+    assert cli.run(["report", str(store), *words]) == 2
+    assert "Expected matplotlib, which draws the figures, but it is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_page_is_opened_where_there_is_a_browser(store, tmp_path, capsys, monkeypatch, opens):
+    shown = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or opens)
+    page = tmp_path / "page.html"
+    assert cli.run(["report", str(store), "--out", str(page), "--open"]) == 0
+    assert shown == [page.resolve().as_uri()]
+    assert ("No browser could be opened" in capsys.readouterr().err) is not opens

@@ -13,6 +13,7 @@ from places import ROOT
 from walkback import cli
 from walkback.audit.records import Records, read_records
 from walkback.errors import FormatError, InputError
+from walkback.measures.worth import Depth
 from walkback.replication.tables import TABLES
 from walkback.replication.template import FIELDS, MISSING, fill_template, filled, settings, template
 from walkback.training.control import control_spec
@@ -87,13 +88,31 @@ def test_methods_findings_and_table(store, tmp_path):
     assert "and seeds 42, 123." in text
     assert "DFA reaches 0.305 ± 0.007 with Γ = +0.105 ± 0.000 (n = 2); clamped cosine readable: no;" in text
     assert re.search(
-        r"depth: -5\.0 pp \[-\d\.\d, -\d\.\d\] over frozen blocks, flags; three-check: walked back: D1 D2 D3", text
+        r"depth: -5\.0 pp \[-\d\.\d, -\d\.\d\] over frozen blocks, flags; trained blocks are worth \*missing\*, [^;]*; "
+        r"three-check: walked back: D1 D2 D3",
+        text,
     )
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
     assert re.search(r"\| 0\.305 ± 0\.007 \| 0\.355 ± 0\.007 \| -5\.0 \[-\d\.\d, -\d\.\d\] flags \|", dfa)
     assert "+0.420, +0.000, +0.000, +0.000, +0.000" in dfa, "the cosine of every site"
     assert "| frozen blocks, DFA stem | 2 |" in text
     assert "minimum bar" in text
+
+
+def test_worth_of_blocks_and_intervals(store):
+    found = Depth(0.0, (0.0, 0.0), 0.5, (0.44, 0.43), {"trained": [0.4, 0.5]}, None, None, None,
+                  {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4]})  # fmt: skip
+    for worth, path in zip((6.0, 7.0), sorted(store.glob("*dfa-all*"))):
+        report = json.loads((path / "report.json").read_text())
+        report["depth"] = {**found.to_dict(), "worth_pp": worth, "interval": [worth - 1, worth + 1]}
+        (path / "report.json").write_text(json.dumps(report))
+    text = filled(read_records(store))
+    (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
+    half = 12.706 * 0.7071 / 2**0.5
+    interval = f"+6.5 [{6.5 - half:+.1f}, {6.5 + half:+.1f}]"
+    assert f"| {interval} |" in dfa
+    assert f"trained blocks are worth {interval} pp over random draws of them" in text
+    assert f"trained blocks are worth {MISSING}, walkback diagnose RUN --depth --save measures it" in text
 
 
 def test_missing_fields_say_what_is_missing(store):

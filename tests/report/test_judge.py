@@ -47,7 +47,7 @@ def test_a_dict_in_the_shape_of_a_report():
     assert report.values["g_norm_deepest"] == 4e-9
     assert report.values["gamma"] == 0.4
     assert report.values["depth_margin_pp"] == pytest.approx(-4.0)
-    assert "judged from logged numbers" in str(report)
+    assert "judged from logged numbers" in report.details()
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_rows_per_epoch_are_judged_by_the_last_and_say_what_fired_when(tmp_path,
     assert (report.run["unit"], report.run["total"], report.run["layer"]) == ("epoch", 15, {"D1": 1, "D2": 1})
     assert (report.run["left"], report.run["lost"], report.run["lost_left"]) == ({"D1": 10, "D2": 5}, 10, 5)
     text = "first flagged: D1 at epoch 5 in layer 1 (67% left), D2 at epoch 10 in layer 1 (33% left); 15 epochs in all"
-    assert text in str(report)
+    assert text in report.details()
     assert "trust lost at epoch 10: 5 of 15 epochs were left, 33% of the compute" in str(report)
 
 
@@ -444,7 +444,7 @@ def test_norms_are_those_of_the_last_row_that_has_some(tmp_path, capsys):
     assert (report.failed, report.per_layer["h_norm"], report.headline_acc) == (("D1", "D2"), [9.0, 9000.0], 0.32)
     assert report.notes == (older("state and gradient", "epoch 2"),)
     assert report.advisories == ("the state and gradient norms judged are those of epoch 2: no later row has any",)
-    assert f"judged from the last numbers in {report.run['epochs']} rows" in str(report)
+    assert f"judged from the last numbers in {report.run['epochs']} rows" in report.details()
     assert cli.run(["judge", str(path)]) == 1
     assert "are those of epoch 2" in capsys.readouterr().out
     whole = wb.judge(write(tmp_path / "whole.csv", "\n".join([HEADER, *COURSE[:2]])))
@@ -653,7 +653,7 @@ def test_odd_conditions_do_not_break_the_print():
     report = wb.judge(
         {**GOOD, "conditions": {"samples": 3, "state_shape": "wide", "when": object()}, "run": {"fired": 3}}
     )
-    assert "judged from logged numbers" in str(report)
+    assert "judged from logged numbers" in report.details()
     report.to_json()
 
 

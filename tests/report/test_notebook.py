@@ -53,7 +53,7 @@ def output(tmp_path_factory) -> dict:
 
 def test_a_notebook_gets_all_three_forms(output: dict) -> None:
     assert set(output) == {"text/html", "text/markdown", "text/plain"}
-    assert output["text/plain"].splitlines()[-1] == "VERDICT: walked back: D1, D2, D3"
+    assert output["text/plain"].splitlines()[0] == "VERDICT: walked back: D1, D2, D3"
     assert "walked back: D1, D2, D3" in output["text/markdown"]
 
 

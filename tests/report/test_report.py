@@ -316,7 +316,7 @@ def tables(text: str) -> list[list[str]]:
 
 
 def test_tables_are_aligned(report):
-    found = tables(str(report))
+    found = tables(report.details())
     assert len(found) == count(report)
     for table in found:
         columns = [m.span() for m in re.finditer(r"-+", table[1])]
@@ -328,7 +328,7 @@ def test_tables_are_aligned(report):
 
 
 def test_numbers_stand_right_and_words_left():
-    layers, checks = tables(str(reports()["credit"]))
+    layers, checks = tables(reports()["credit"].details())
     spans = [m.span() for m in re.finditer(r"-+", layers[1])]
     for row in layers[2:-1]:
         cells = [row.ljust(spans[-1][1])[a:b] for a, b in spans]
@@ -343,7 +343,7 @@ def test_numbers_stand_right_and_words_left():
 
 def test_every_number_of_the_layer_table_is_the_measured_one():
     r = reports()["credit"]
-    layers, _ = tables(str(r))
+    layers, _ = tables(r.details())
     assert " ".join(layers[0].split()) == "site ‖h‖ growth ‖g‖ cosine clamped under ε 95 % null reads"
     for site, row in enumerate(layers[2:-1]):
         cells = row.split()
@@ -391,7 +391,7 @@ VERDICTS = {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_the_last_line_is_the_verdict_and_what_decides_it(name):
     r, line = reports()[name], f"VERDICT: {VERDICTS[name]}"
-    assert str(r).splitlines()[-1] == line == r.verdict_line
+    assert r.details().splitlines()[-1] == line == r.verdict_line
     assert r.to_markdown().splitlines()[-1] == f"**{line}**"
     assert VERDICTS[name].startswith(r.verdict)
 
@@ -406,7 +406,7 @@ def test_the_verdict_is_one_of_three_words_and_undecided_where_a_check_is(report
 
 def test_the_questions_are_answered_apart(report):
     said = {True: "yes", False: "no", None: "not tested"}
-    line = str(report).splitlines()[-2]
+    line = report.details().splitlines()[-2]
     depth = "undecided" if report.findings[-1]["cause"] == "straddles" else said[report.depth_used]
     off = report.values["cosine_error"]
     why = "" if off is None else "the reference is altered" if report.altered else f"off float64 by {off:.1g}"
@@ -421,12 +421,12 @@ def test_the_clamped_cosine_and_the_unclamped_one_are_two_facts():
     assert (small.clamped_readable, small.unclamped_exact) == (False, True)
     wrong = reports()["intrinsic, flagged"]
     assert (wrong.clamped_readable, wrong.unclamped_exact) == (True, False)
-    assert "clamped cosine readable: no · unclamped cosine exact: yes" in str(small)
-    assert "clamped cosine readable: yes · unclamped cosine exact: no" in str(wrong)
+    assert "clamped cosine readable: no · unclamped cosine exact: yes" in small.details()
+    assert "clamped cosine readable: yes · unclamped cosine exact: no" in wrong.details()
 
 
 def test_everything_noted_is_printed(report):
-    text = " ".join(str(report).split())
+    text = " ".join(report.details().split())
     for note in report.advisories:
         assert f"note: {' '.join(note.split())}" in text
     for finding in report.findings:
@@ -435,24 +435,24 @@ def test_everything_noted_is_printed(report):
     for step in report.chain:
         assert f"{step['step']}. " in text
     assert report.method in str(report)
-    assert report.remark in str(report)
+    assert report.remark in report.details()
     assert report.advisories == tuple(note.text for note in report.notes if note.code != "remark")
 
 
 def test_no_line_is_too_wide_to_read(report):
-    prose = [line for line in str(report).splitlines() if re.match(r" {2,5}\S", line)]
+    prose = [line for line in report.details().splitlines() if re.match(r" {2,5}\S", line)]
     assert prose
     assert all(len(line) <= 100 for line in prose)
 
 
 def test_a_report_without_a_name_or_with_none():
-    assert str(wb.diagnose(wb.selftest.healthy(), BATCHES)).startswith("Network: three-check protocol\n")
+    assert wb.diagnose(wb.selftest.healthy(), BATCHES).details().startswith("Network: three-check protocol\n")
     unnamed = wb.diagnose(wb.selftest.healthy(), BATCHES, method_name=None, notes=None)  # type: ignore[arg-type]
     assert (unnamed.method, unnamed.remark) == ("", "")
 
 
 def test_epochs_at_which_checks_fired_are_printed():
-    text = str(reports()["epochs"])
+    text = reports()["epochs"].details()
     assert (
         "first flagged: a at epoch 2 in layer 1 (33% left), b at epoch 3 in layer 1 (0% left); 3 epochs in all" in text
     )

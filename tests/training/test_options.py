@@ -11,7 +11,7 @@ import torch
 
 import walkback as wb
 from walkback import cli, nets, rules
-from walkback.audit.demo import table
+from walkback.audit.demo import all_numbers
 from walkback.data import Dataset, Split
 from walkback.rules.rule import set_up
 from walkback.training.control import frozen_baseline
@@ -181,7 +181,10 @@ def test_a_run_keeps_its_accuracy_only_on_its_own_data(run, capsys, data: str | 
     more = [] if data is None else ["--data", f"test_options:{data}"]
     _, out, err = command(capsys, "diagnose", str(run.path), *more, "--trust", "test_options", "--json")
     found = json.loads(out)
-    assert err == ""
+    trains = (
+        "no frozen control beside it; this trains it: walkback train --rule dfa --data test_options:vectors --epochs 1"
+    )
+    assert err.startswith(f"{trains} --scope frozen --net-options ") if own else err == ""
     assert found["headline_acc"] == (run.report().headline_acc if own else None)
     assert found["values"]["gamma"] is not None
     assert (found["per_layer"]["h_norm"] == run.report().per_layer["h_norm"]) == own
@@ -227,13 +230,15 @@ def row(**change) -> wb.Report:
 
 @pytest.mark.parametrize(("control", "told"), [(0.45, "+5.0 ok"), (0.55, "-5.0 flags"), (0.59, "–"), (0.65, "–")])
 def test_d3_is_not_shown_where_bp_does_not_beat_the_control(control: float, told: str) -> None:
-    line = table([row(frozen_bp_stem_acc=control)]).splitlines()[2]
+    line = all_numbers([row(frozen_bp_stem_acc=control)]).splitlines()[2]
     assert line.split(f"{control:.3f}")[1].strip().startswith(f"{told}  ")
 
 
 def test_a_diverged_run_is_shown_as_such() -> None:
-    assert "diverged" not in table([row()])
-    told = table([row(diverged="state not finite at site 2", controls_diverged={"frozen": "training loss not finite"})])
+    assert "diverged" not in all_numbers([row()])
+    told = all_numbers(
+        [row(diverged="state not finite at site 2", controls_diverged={"frozen": "training loss not finite"})]
+    )
     assert told.splitlines()[2].endswith("passes, diverged")
     assert told.splitlines()[-2:] == [
         "FA: it diverged: state not finite at site 2",

@@ -23,7 +23,7 @@ from patience import PATIENCE
 from places import HELPERS
 from walkback import cli
 from walkback.training.watch import Fired, Watch, scalars
-from walkback.training.watch.schedule import Schedule
+from walkback.training.watch.schedule import UNHEARD, Schedule
 from walkback.training.watch.watch import _on
 
 BATCHES = wb.selftest.batches(3, size=64)
@@ -451,6 +451,19 @@ def test_a_watch_that_never_hears_what_it_measures_at_says_so_once(every, called
             del watch
             gc.collect()
         assert len(heard) == 1
+
+
+@pytest.mark.parametrize(("every", "epochs", "told"), [("epoch", 0, 1), ("epoch", 1, 0), ("5000 steps", 0, 0)])
+def test_steps_that_measure_nothing_are_told_while_they_are_taken(capsys, every, epochs, told):
+    schedule = Schedule.of(every)
+    for _ in range(epochs):
+        schedule.epoch()
+    for _ in range(UNHEARD + 5):
+        schedule.step()
+    err = " ".join(capsys.readouterr().err.split())
+    words = 'note: 1,000 steps, and nothing measured yet: every="epoch" measures when epoch() is called, but it was'
+    assert err.count(words) == told
+    assert bool(err) is bool(told)
 
 
 @pytest.mark.parametrize("every", ["epoch", "4 steps", "auto"])

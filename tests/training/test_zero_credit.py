@@ -98,7 +98,7 @@ def test_two_steps_of_ep_are_named_everywhere(tmp_path: Path, capsys: pytest.Cap
     assert said(bundle) == [Note("zero-credit-epochs", None, {"sites": [0, 1], "epochs": 2, "of": 2})]
     report = bundle.report()
     assert report is not None
-    assert "note: the credit was zero for every sample in 2 of 2 epochs of training at sites 0, 1: " in str(report)
+    assert "note: the credit was zero for every sample in 2 of 2 epochs of training at sites 0, 1: " in report.details()
     assert report.run["rule"]["zero_credit_sites"] == [0, 1]
     assert report.run["rule"]["steps_needed"] == DEPTH + 1
     # What it says is so: without weight decay, what writes these sites is where it was.

@@ -174,8 +174,8 @@ def test_what_flags_without_deciding_stands_in_the_line(norms, edition, line):
 def test_the_two_facts_of_a_measurement_can_differ_and_both_are_printed():
     report = wb.diagnose(wb.selftest.exploded(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
     assert (report.clamped_readable, report.unclamped_exact) == (False, True)
-    assert "clamped cosine readable: no · unclamped cosine exact: yes (off float64 by " in str(report)
-    assert "measurement valid" not in str(report)
+    assert "clamped cosine readable: no · unclamped cosine exact: yes (off float64 by " in report.details()
+    assert "measurement valid" not in report.details()
     assert re.search(r"; the intrinsic D2 passes \(cosines off float64 by \de-1\d\)$", report.verdict_line)
     again = wb.judge(report, "intrinsic")
     assert again.verdict == "passes"
@@ -183,7 +183,7 @@ def test_the_two_facts_of_a_measurement_can_differ_and_both_are_printed():
     lost = wb.diagnose(wb.selftest.absorbing(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
     assert (lost.verdict, lost.clamped_readable, lost.unclamped_exact) == ("passes", True, False)
     assert "the intrinsic D2 flags" in lost.verdict_line
-    wrong = str(wb.diagnose(altered(), BATCHES, probes=["intrinsic"]))  # float64 gives the same wrong gradient
+    wrong = wb.diagnose(altered(), BATCHES, probes=["intrinsic"]).details()  # float64 gives the same wrong gradient
     assert "unclamped cosine exact: no (the reference is altered)" in wrong
     assert "off float64 by" not in wrong
     plain = wb.diagnose(wb.selftest.healthy(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
@@ -254,7 +254,7 @@ def test_a_credit_that_is_off_by_one_is_noted(credit, fits):
     (note,) = [note for note in report.notes if note.code == "shifted-pairing"]
     assert note.values["fits"] == fits
     assert note.values["shifted"] > note.values["own"]
-    assert "with next" in str(report), "then both columns are shown"
+    assert "with next" in report.details(), "then both columns are shown"
     assert wb.judge(report).notes == report.notes
 
 

@@ -64,7 +64,7 @@ def noted(report: wb.Report, code: str, quoted: bool = True) -> bool:
     """Noted in the report and printed, in the words that the page quotes; other values say it in other words."""
     words, notes = QUOTED[code], coded(report.notes, code)
     assert words in DOC, f"docs/adversarial.md does not quote {words!r}"
-    assert all(text in str(report) for text in report.advisories)
+    assert all(text in report.details() for text in report.advisories)
     assert not quoted or all(words in note.text for note in notes)
     return bool(notes)
 

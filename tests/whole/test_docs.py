@@ -33,6 +33,7 @@ NOT_RUN = {
     "walkback diagnose RUN --depth*": "a run of the reader's; tests/training/test_worth.py",
     "walkback diagnose RUN --root DATA *": "runs of hours; scripts/intrinsic_results.py calls it on each",
     "walkback demo*": "takes a minute; tests/audit/test_demo.py",
+    "python scripts/demo_seeds.py *": "trains forty runs; tests/scripts/test_demo_seeds.py",
     "walkback calibrate --train*": "takes minutes; tests/calibration/test_calibration.py runs a small one",
     "walkback calibrate --nets resmlp*": "with it",
     "walkback calibrate --count 12*": "the block below it does the same in Python, and more",

@@ -68,7 +68,7 @@ def test_all_of_the_protocol_is_measured(net):
     assert report.reasons["absorption"] == "the layers of a plain network add to no stream"
     assert max(report.per_layer["float64_disagreement"]) < 1e-9
     assert min(report.controls["perturbation_bp"]) > 0.99
-    assert "all hidden layers" in str(report)
+    assert "all hidden layers" in report.details()
 
 
 def test_a_report_is_read_back_and_judged_the_same(net, tmp_path):

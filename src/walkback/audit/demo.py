@@ -1,8 +1,9 @@
-"""`walkback demo`: train, control, diagnose. What the table shows is what the runs measured."""
+"""`walkback demo`: the silent failure. DFA looks fine by accuracy and Γ, and every check walks it back."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,26 +14,33 @@ from walkback.audit import Plan, audit
 from walkback.data import load
 from walkback.errors import InputError
 from walkback.progress import quietly
+from walkback.report.advice import reason
 from walkback.report.formats.logged import judge
+from walkback.report.numbers import NONE, number
 from walkback.report.report import Report
 from walkback.training.bundle import Bundle, load_bundle
 from walkback.training.spec import RunSpec, control_spec
 from walkback.training.worth import keep_depth, run_depth
 
-RULES = ("bp", "fa", "dfa")
-DEPTH_SAMPLES = 4000  # of each split, on which the worth of blocks is measured: seconds
+RULES = ("bp", "dfa")
 RECIPE: dict[str, Any] = {
     "net": "resmlp",
     "net_options": {"width": 128},
-    "data": "teacher",
-    "epochs": 7,
-    "optimiser": {"lr": 8e-3, "schedule": "constant"},
+    "data": "teacher-products",
+    "epochs": 4,
+    "optimiser": {"lr": 5e-3, "schedule": "constant"},
 }
+# The published DFA: every sample's credit has one length, and a block gets the credit of the site it reads.
+PUBLISHED: dict[str, dict[str, Any]] = {"dfa": {"credit_site": "reader", "credit_length": "unit"}}
+DEPTH_SAMPLES = 2000  # of each split, on which the worth of blocks is measured: seconds
+# From where on the two numbers that papers report look fine: accuracy as a multiple of chance, and Γ.
+OVER_CHANCE, ALIGNED = 3.0, 0.10
+WIDTH = 80
 
 
 def specs(seed: int = 0, recipe: dict[str, Any] | None = None) -> list[RunSpec]:
-    """The runs of the demo: three rules, and each with its blocks frozen."""
-    runs = [RunSpec(rule=rule, seed=seed, **(recipe or RECIPE)) for rule in RULES]
+    """Return the runs of the demo: every rule, then every rule with its blocks frozen."""
+    runs = [RunSpec(rule=rule, seed=seed, **PUBLISHED.get(rule, {}), **(recipe or RECIPE)) for rule in RULES]
     return [*runs, *(control_spec(run) for run in runs)]
 
 
@@ -45,7 +53,7 @@ def demo(
     """
     out = Path(out)
     todo = specs(seed, recipe)
-    outcome = audit(Plan("demo", "three rules and their controls", tuple(todo)), out, workers=workers)
+    outcome = audit(Plan("demo", "two rules and their controls", tuple(todo)), out, workers=workers)
     if outcome.failed:  # a rule that could not be trained is an error, not a missing row
         raise InputError("\n".join(f"{f.spec.name}: {f.detail}" for f in outcome.failed))
     for spec in todo[: len(RULES)]:
@@ -58,6 +66,7 @@ def demo(
             headline_acc=accuracy[spec],
             frozen_baseline_acc=accuracy[control_spec(spec)],
             bp_acc=accuracy[todo[0]],
+            bp_frozen_acc=accuracy[control_spec(todo[0])],
             method_name=spec.rule.upper(),
             notes=f"{spec.net} on {spec.data}, {spec.epochs} epochs, seed {spec.seed}; control: blocks frozen",
         )
@@ -86,8 +95,70 @@ def _report(out: Path, spec: RunSpec) -> Report:
     return report
 
 
-def table(reports: Iterable[Report]) -> str:
-    """One row per rule: the claim, the numbers behind it, and what must be walked back."""
+# -- what is shown -------------------------------------------------------------------------------------------------
+
+
+def looks_fine(report: Report) -> bool:
+    """Return whether what papers report looks fine: accuracy at least three times chance, and Γ at least +0.10."""
+    gamma, classes = report.values["gamma"], report.conditions["classes"]
+    return gamma is not None and gamma >= ALIGNED and report.headline_acc * classes >= OVER_CHANCE
+
+
+def screen(reports: Sequence[Report]) -> str:
+    """Return the demo's last screen, 80 columns wide: a row per rule, and why one that looks fine is walked back."""
+    head = ["rule", "accuracy", "Γ", "frozen", "worth of blocks", "growth"]
+    rows = [head, *([r.method, *_reported(r), *_left_out(r)] for r in reports)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["   ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    start = len(lines[0]) + 3
+    over = f"{'':{widths[0] + 3}}{'what papers report':{widths[1] + widths[2] + 6}}what they leave out"
+    shown = [over, f"{lines[0]}   verdict"]
+    for line, r in zip(lines[1:], reports):
+        words = textwrap.wrap(_verdict(r), WIDTH - start)
+        shown += [f"{line}   {words[0]}", *(" " * start + more for more in words[1:])]
+    told = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in map(_explained, reports) if line]
+    legend = (
+        "frozen: the same training with the blocks left at random. worth of blocks: the trained blocks over random "
+        "draws of them under the same stem. growth: of the stream in one block."
+    )
+    return "\n".join([*shown, "", *told, textwrap.fill(legend, WIDTH)])
+
+
+def _reported(r: Report) -> list[str]:
+    return [f"{r.headline_acc:.3f}", NONE if r.values["gamma"] is None else f"{r.values['gamma']:+.3f}"]
+
+
+def _left_out(r: Report) -> list[str]:
+    worth = NONE if r.depth is None else f"{r.depth['worth_pp']:+.1f} pp"
+    growth = r.values["growth"]
+    return [f"{r.frozen_baseline_acc:.3f}", worth, NONE if growth is None else f"{number(growth, 'norm')}x"]
+
+
+def _verdict(r: Report) -> str:
+    """Return the verdict with what D3 says, where that is a reason for it."""
+    if r.run.get("diverged"):
+        return f"{r.verdict}, diverged"
+    gain = r.values["depth_margin_pp"]
+    if not r.failed or gain is None or "D3" not in r.failed:
+        return ": ".join(filter(None, (r.verdict, ", ".join(r.failed))))
+    if gain < 0:
+        return f"{r.verdict}: frozen blocks are {-gain:.1f} pp better"
+    return f"{r.verdict}: trained blocks gain only {gain:.1f} pp"
+
+
+def _explained(r: Report) -> str:
+    """Return why a rule whose two reported numbers look fine is walked back; "" of any other."""
+    if not r.failed or not looks_fine(r):
+        return ""
+    times = r.headline_acc * r.conditions["classes"]
+    return (
+        f"By what papers report, {r.method} looks fine: {times:.1f} times chance, and Γ = {r.values['gamma']:+.2f}. "
+        f"It is walked back by {', '.join(r.failed)}: {reason(r).removeprefix(f'{r.method}: ')}"
+    )
+
+
+def all_numbers(reports: Iterable[Report]) -> str:
+    """Return one row per rule with every number of it, the stronger control and what diverged."""
     rows, notes = [], []
     for r in reports:
         v = r.values
@@ -102,9 +173,9 @@ def table(reports: Iterable[Report]) -> str:
                 f"{r.run['frozen_bp_stem_acc']:.3f}",
                 _against(r),
                 _worth(r),
-                *(f"{v[k]:.3g}" if v[k] is not None else "–" for k in ("growth", "g_norm_deepest")),
-                f"{v['gamma']:+.3f}" if v["gamma"] is not None else "–",
-                ", ".join(r.failed) or "–",
+                *(f"{v[k]:.3g}" if v[k] is not None else NONE for k in ("growth", "g_norm_deepest")),
+                f"{v['gamma']:+.3f}" if v["gamma"] is not None else NONE,
+                ", ".join(r.failed) or NONE,
                 f"{r.verdict}, diverged" if r.run.get("diverged") else r.verdict,
             ]
         )
@@ -122,7 +193,7 @@ def table(reports: Iterable[Report]) -> str:
 def _worth(report: Report) -> str:
     """D3-outcome with its interval; – where it was not measured."""
     if report.depth is None:
-        return "–"
+        return NONE
     (low, high), worth = report.depth["interval"], report.depth["worth_pp"]
     return f"{worth:+.1f} [{low:+.1f}, {high:+.1f}]"
 
@@ -131,6 +202,6 @@ def _against(report: Report) -> str:
     """D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
     control, margin = report.run["frozen_bp_stem_acc"], report.thresholds["frozen_acc_margin_pp"]
     if report.depth_used is None or round(100 * (report.bp_acc - control), 10) < margin:
-        return "–"
+        return NONE
     gain = round(100 * (report.headline_acc - control), 10)
     return f"{gain:+.1f} {'flags' if gain < margin else 'ok'}"

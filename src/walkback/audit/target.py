@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 
 from walkback.api import diagnose
 from walkback.audit.records import read_beside
-from walkback.audit.settings import claimed
+from walkback.audit.settings import claimed, command
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown
@@ -66,7 +67,13 @@ def diagnosed(
     """
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
-        raise InputError(f"Expected a bundle folder or module:function, but {shown(target)} is neither.")
+        raise InputError(
+            f"Expected a bundle folder or module:function, but {shown(target)} is neither.{_script(target)}"
+        )
+    if Path(target).suffix == ".py":
+        raise InputError(
+            f"Expected a bundle folder or module:function, but {shown(target)} is a file.{_script(target)}"
+        )
     if is_function and depth:
         raise InputError(
             f"Expected --depth only with a run or bundle, which has train and test data, but {target} is an entry. "
@@ -90,6 +97,21 @@ def diagnosed(
         claim = found.get("claim") or Claim(**{field: found.pop(name, None) for field, name in KEYWORDS.items()})
         found["claim"] = replace(claim, primary=primary)
     return found
+
+
+def _script(target: str) -> str:
+    """Return how to name a function of a Python file that stands where `module:function` should."""
+    path = Path(target) if Path(target).suffix == ".py" else Path(f"{target}.py")
+    if not path.is_file():
+        return ""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        body = []
+    public = [node.name for node in body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    function = public[0] if len(public) == 1 else "function"
+    whose = f"; it has {', '.join(public)}" if len(public) > 1 else ""
+    return f" Name a function of it that returns (model, batches): {path.stem}:{function}{whose}."
 
 
 def kept(target: str, report: Report, trust: Sequence[str] = ()) -> None:
@@ -186,7 +208,11 @@ def _claim_beside(bundle: Bundle) -> dict[str, Any]:
     spec = RunSpec(**{name: bundle.spec[name] for name in RunSpec.model_fields if name in bundle.spec})
     records = read_beside(bundle.path.parent, spec)
     run, control = records.find(spec), records.find(control_spec(spec))
-    if spec.scope == "frozen" or run is None or control is None:
+    if spec.scope == "frozen" or run is None:
+        return {}
+    if control is None:
+        trains = command(control_spec(spec), [spec.seed], bundle.path.parent)
+        print(f"no frozen control beside it; this trains it: {trains}", file=sys.stderr)
         return {}
     if records.control(run) is None:
         print(f"no frozen control: {control.path.name} beside it had other data of the same name", file=sys.stderr)

@@ -44,6 +44,7 @@ def diagnose(
     split: Literal["test", "train"] = "test",
     probe_set: options.Whole = 0,
     trust: options.Words = (),
+    verbose: options.Verbose = False,
     json: options.ReportJson = False,
 ) -> int:
     """Measure a trained network and judge it.
@@ -98,4 +99,4 @@ def diagnose(
         report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe))
         if save:
             kept(target, report, trust)
-    return finish(report, out, json, require, junit)
+    return finish(report, out, json, require, junit, verbose)

@@ -46,6 +46,7 @@ Require = Annotated[
     Words, Parameter(help="Checks that must be tested and not flag, such as D1 D2 D3; not decided exits with 3.")
 ]
 Junit = Annotated[Path | None, Parameter(help="Also write JUnit XML there, one test case per check.")]
+Verbose = Annotated[Flag, Parameter(help="Print everything that was measured: every column, probes, float64, checks.")]
 ReportJson = Annotated[Flag, Parameter(help="Print the report as JSON.")]
 
 

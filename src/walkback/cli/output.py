@@ -63,7 +63,12 @@ def check_report_out(out: Path | None) -> None:
 
 
 def finish(
-    report: Report, out: Path | None, as_json: bool, required: Sequence[str] = (), junit: Path | None = None
+    report: Report,
+    out: Path | None,
+    as_json: bool,
+    required: Sequence[str] = (),
+    junit: Path | None = None,
+    verbose: bool = False,
 ) -> int:
     """Write and print a report; return the exit code of its verdict, or of the checks that are required."""
     from walkback.report.gate import gate
@@ -75,9 +80,9 @@ def finish(
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
-        forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.__str__}
+        forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.details}
         write(out, forms[out.suffix]())
-    answer(report, as_json)
+    print_json(report.to_dict()) if as_json else print_text(report.details() if verbose else str(report))
     if required:
         warn(found.line)
     return EXIT[found.word]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from pathlib import Path
 
 from walkback.cli.options import Flag
@@ -16,6 +17,7 @@ def report(
     tables: Path | None = None,
     figures: Path | None = None,
     template: Path | None = None,
+    open: Flag = False,
     json: Flag = False,
 ) -> int:
     """One page about all runs of a store: verdicts first, then every run with its figures.
@@ -26,9 +28,10 @@ def report(
         tables: Also write the tables into this folder.
         figures: Also write the figures into this folder.
         template: Also fill the reporting template and write it there.
+        open: Show the page in the browser.
         json: Print what was written and the verdicts as JSON.
     """
-    if (out, tables, figures, template) == (None, None, None, None):
+    if out is None and (open or (tables, figures, template) == (None, None, None)):
         out = Path("report.html")
     if out is not None and out.suffix not in (".html", ".htm"):
         raise InputError(f"Expected --out to end in .html, the page is one file, but got {shown(str(out))}.")
@@ -39,6 +42,9 @@ def report(
         raise InputError(f"Expected the folder of --out to be there, but {advice}")
     if template is not None and template.suffix not in (".md", ".txt", ""):
         raise InputError(f"Expected --template to end in .md: it is written as Markdown, but got {template}.")
+    if figures is not None:
+        import walkback.replication.figures  # noqa: F401  says that matplotlib is missing before a minute of tables
+
     from walkback.audit.records import read_records
     from walkback.replication.page import page_data, render
 
@@ -66,4 +72,6 @@ def report(
         print_json({"written": written, **{k: data[k] for k in ("summary", "settings", "missing", "problems")}})
     else:
         print_text("\n".join([data["summary"], *(f"{what}: {path}" for what, path in written.items())]))
+    if open and out is not None and not webbrowser.open(out.resolve().as_uri()):
+        warn(f"No browser could be opened. The page is {out.resolve()}.")
     return 0

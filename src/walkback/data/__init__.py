@@ -10,7 +10,7 @@ from typing import Any
 from walkback.data.dataset import Dataset, Split, checked
 from walkback.data.source import Source, bases, look, read
 from walkback.errors import InputError, shown
-from walkback.registry import call_entry, gathered, is_entry
+from walkback.registry import call_entry, closest, gathered, is_entry
 from walkback.tracing.untouched import drawn_from
 
 EMBEDDED: dict[str, Callable[[], Dataset]] = gathered(__name__, "EMBEDDED")
@@ -25,8 +25,9 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
     Rows keep the order of the files, which may be sorted by class.
 
     Args:
-        name: `teacher` and `teacher-linear` need no files; `cifar10`, `cifar100`, `fashion-mnist` are read from disk;
-            `module:function` is called (with `root=` where one is given, from seed 0) and returns a Dataset.
+        name: `teacher`, `teacher-products` and `teacher-linear` need no files; `cifar10`, `cifar100` and
+            `fashion-mnist` are read from disk; `module:function` is called (with `root=` where one is given, from
+            seed 0) and returns a Dataset.
         root: the data set's folder or its parent. Without it: the environment variable WALKBACK_DATA, then the
             usual cache folders. Embedded data sets take none.
 
@@ -42,7 +43,8 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         return checked(data)
     known = (*EMBEDDED, *SOURCES)
     if not isinstance(name, str) or name not in known:
-        raise InputError(f"Expected data to be one of {', '.join(known)} or module:function, but got {shown(name)}.")
+        listed = f"Expected data to be one of {', '.join(known)} or module:function, but got {shown(name)}."
+        raise InputError(f"{listed}{closest(str(name), known)}")
     if name in EMBEDDED:
         if root is not None:
             got = shown(str(root))

@@ -1,4 +1,4 @@
-"""Two tasks that need no files, drawn from a seed: one that needs depth, and the linear one of the papers.
+"""Tasks that need no files, drawn from a seed: two that need depth, and the linear one of the papers.
 
 NumPy's `RandomState` is used on purpose: its stream is frozen, so every release draws the same task.
 """
@@ -39,6 +39,30 @@ def teacher() -> Dataset:
     return _split("teacher", x, np.searchsorted(cuts, scores), TRAIN, CLASSES)
 
 
+def teacher_products() -> Dataset:
+    """Draw the largest of ten scores of 32 normal inputs, each seven tenths linear and three tenths a product.
+
+    s_c = √0.7·⟨w_c, z⟩ + √0.3·p_c with p_c = ⟨u_c, z⟩⟨v_c, z⟩ brought to mean 0 and variance 1 over the samples, and
+    w_c, u_c, v_c of length 1. 32,000 training and 8,000 test samples: the task of `walkback demo`.
+
+    >>> data = teacher_products()
+    >>> data.input_shape, data.classes, len(data.train), len(data.test)
+    ((32,), 10, 32000, 8000)
+    """
+    draw, inputs, classes = np.random.RandomState(0), 32, 10
+    z = draw.standard_normal((40_000, inputs))
+    w, u, v = (_unit(draw.standard_normal((inputs, classes))) for _ in range(3))
+    product = (z @ u) * (z @ v)
+    product = (product - product.mean(0)) / product.std(0)
+    labels = (np.sqrt(0.7) * (z @ w) + np.sqrt(0.3) * product).argmax(1)
+    return _split("teacher-products", z.astype(np.float32), labels, 32_000, classes)
+
+
+def _unit(columns: np.ndarray) -> np.ndarray:
+    """Return the columns of (n, C), each of length 1."""
+    return columns / np.linalg.norm(columns, axis=0)
+
+
 def teacher_linear() -> Dataset:
     """Draw the largest of ten linear scores of 64 standard normal inputs; 10,000 training and 2,000 test samples.
 
@@ -58,4 +82,4 @@ def _split(name: str, x: np.ndarray, y: np.ndarray, train: int, classes: int) ->
     return Dataset(name, Split(inputs[:train], labels[:train]), Split(inputs[train:], labels[train:]), classes)
 
 
-EMBEDDED = {"teacher": teacher, "teacher-linear": teacher_linear}
+EMBEDDED = {"teacher": teacher, "teacher-products": teacher_products, "teacher-linear": teacher_linear}

@@ -11,7 +11,7 @@ from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
 from walkback.nets.vit_mini import ViTMini
-from walkback.registry import call_entry, gathered, is_entry, known_options
+from walkback.registry import call_entry, closest, gathered, is_entry, known_options
 
 NETS: dict[str, type[nn.Module]] = gathered(__name__, "NETS")
 
@@ -32,6 +32,7 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: A
             raise InputError(f"Expected {name} to return a torch.nn.Module, but got {type(net).__name__}.")
         return net
     if not isinstance(name, str) or name not in NETS:
-        raise InputError(f"Expected net to be one of {', '.join(NETS)} or module:function, but got {shown(name)}.")
+        listed = f"Expected net to be one of {', '.join(NETS)} or module:function, but got {shown(name)}."
+        raise InputError(f"{listed}{closest(str(name), NETS)}")
     known_options("net_options", name, NETS[name], options)
     return NETS[name](input_shape=input_shape, classes=classes, **options)

@@ -7,12 +7,14 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from walkback.audit.records import Record, Records, net_options
 from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.files import write_whole
+from walkback.measures.over_sites import student
 from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
 from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.training.spec import NO_LOCAL_LOSS, RunSpec, control_spec
@@ -108,17 +110,40 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
         rows.append(
             [
                 *(name, count(len(found)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
-                *(depth_cell(j), depth_cell(j, "bp"), spread(j.stat("gamma"), "cos"), _by_site(found)),
-                *(spread(j.stat(what), "norm") for what in ("h_norm", "g_norm", "growth")),
+                *(depth_cell(j), depth_cell(j, "bp"), _worth(found) if _trained(found) else Cell(NONE)),
+                *(spread(j.stat("gamma"), "cos"), _by_site(found), spread(j.stat("h_norm"), "norm")),
+                *(_with_interval(j, what, check) for what, check in (("g_norm", "reference"), ("growth", "growth"))),
                 spread(j.stat("stability"), "cos"),
                 *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),
             ]
         )
     heads = (
-        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | Γ | cosine by site 0…L | "
-        "‖h_L‖ | ‖g_L‖ | ρ | stability | three-check | four-diagnostic"
+        "rule | n | accuracy | frozen blocks | gain, pp [95 %] | gain over BP-stem control | worth of blocks, pp "
+        "[95 %] | Γ | cosine by site 0…L | ‖h_L‖ | ‖g_L‖ [95 %] | ρ [95 %] | stability | three-check | four-diagnostic"
     )
     return table("results", "", heads, rows)
+
+
+def _worth(runs: Sequence[Record]) -> Cell:
+    """What the trained blocks are worth, with its interval: over samples and draws of one run, or over seeds."""
+    found = [run.depth for run in runs if run.depth is not None]
+    if not found:
+        return Cell(NONE)
+    worth = [f.worth_pp for f in found]
+    middle, (low, high) = sum(worth) / len(worth), found[0].interval
+    if len(worth) > 1:
+        half = student(len(worth) - 1) * (stdev(worth) / len(worth) ** 0.5)
+        low, high = middle - half, middle + half
+    some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)} seeds)"
+    return Cell(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{some}", {"value": middle, "interval": [low, high]})
+
+
+def _with_interval(j: Judged, what: str, check: str) -> Cell:
+    """A norm over the seeds with the interval of its check, where it has one."""
+    cell, verdict = spread(j.stat(what), "norm"), j.pooled.get("three-check")
+    interval = None if verdict is None else verdict[check].interval
+    ends = "" if interval is None else f" [{', '.join(number(end, 'norm') for end in interval)}]"
+    return Cell(cell.text + ends, cell.raw)
 
 
 def _trained(runs: Sequence[Record]) -> bool:
@@ -152,8 +177,16 @@ def _finding(name: str, j: Judged) -> str:
     valid = _yes([v.measurement_valid for v in j.verdicts["three-check"]])
     return (
         f"{name} reaches {_said(j.stat('acc'), 'acc')} with Γ = {_said(j.stat('gamma'), 'cos')} (n = {len(j.runs)}); "
-        f"clamped cosine readable: {valid}; depth: {_depth(j)}; three-check: {verdict_cell(j, 'three-check').text}."
+        f"clamped cosine readable: {valid}; depth: {_depth(j)}; trained blocks are worth "
+        f"{_worth_words(j)}; three-check: {verdict_cell(j, 'three-check').text}."
     )
+
+
+def _worth_words(j: Judged) -> str:
+    cell = _worth(j.runs)
+    if cell.raw is None:
+        return f"{MISSING}, walkback diagnose RUN --depth --save measures it"
+    return f"{cell.text} pp over random draws of them"
 
 
 def _depth(j: Judged) -> str:

@@ -123,7 +123,7 @@ def junit(report: Report, required: Iterable[str] = ()) -> str:
     case = _case(suite, report, "gate")
     if found.word != PASSES:
         _add(case, "failure", found.line, found.word, difference(report, required))
-    ET.SubElement(case, "system-out").text = _xml(str(report))
+    ET.SubElement(case, "system-out").text = _xml(report.details())
     cases = suite.findall("testcase")
     for kind, tag in (("tests", None), ("failures", "failure"), ("skipped", "skipped")):
         suite.set(kind, str(sum(tag is None or case.find(tag) is not None for case in cases)))

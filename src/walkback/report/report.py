@@ -17,14 +17,14 @@ from walkback.report.depth_view import deciding
 from walkback.report.formats.report_2 import SCHEMA, read_report
 from walkback.report.latex import report_latex, tex
 from walkback.report.markdown import report_markdown
-from walkback.report.text import report_text
+from walkback.report.text import details_text, report_text
 from walkback.verdict.claim import OUTCOME
 from walkback.verdict.files import read_table
 
 __all__ = ["SCHEMA", "DiagnosticReport", "Report", "tex"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """A diagnosis: the numbers, the findings, the verdict, and why.
 
@@ -110,6 +110,14 @@ class Report:
 
     def __str__(self) -> str:
         return report_text(self)
+
+    def __repr__(self) -> str:
+        line = " ".join(self.verdict_line.removeprefix("VERDICT: ").split())
+        return f"<{type(self).__name__} {f'{self.method}: ' if self.method else ''}{line} ({self.edition})>"
+
+    def details(self) -> str:
+        """Return everything that was measured as text: every column, probes, float64, orders of averaging, checks."""
+        return details_text(self)
 
     def __hash__(self) -> int:
         return hash((self.edition, self.verdict, self.failed, self.method, frozenset(self.values.items())))
@@ -212,6 +220,9 @@ class DiagnosticReport(Report):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "verdict", "walked back" if self._published else "trustworthy")
+
+    def __str__(self) -> str:
+        return details_text(self)
 
     @property
     def _published(self) -> list[str]:

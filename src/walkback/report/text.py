@@ -8,15 +8,38 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-from walkback.report import view
+from walkback.measures.quantities import PER_SITE
+from walkback.report import advice, view
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
     from walkback.report.table import Table
 
 
+WIDTH = 80  # columns of a terminal
+SITE_COLUMNS = ("h_norm", "g_norm", "cosine", "null_high")  # of the one table that `print` shows
+
+
 def report_text(report: Report) -> str:
-    """Return the whole report, its verdict in the last line."""
+    """Return the report on one screen: the verdict and its reason, the chain, one table by site, what to do next."""
+    heads, rows = view.layer_rows(report, [q for q in PER_SITE if q.name in SITE_COLUMNS])
+    steps = [_wrap(f"{check}: {words}", "  ", "    ") for check, words in advice.next_steps(report)]
+    notes = [_wrap(f"note: {text}", "", "  ") for text in report.advisories]
+    asked = " · ".join(f"{question}: {answer}" for question, answer in report.answers())
+    parts = [
+        [_wrap(report.verdict_line, "", "  "), _wrap(advice.reason(report))],
+        ["Walk-back chain", *_chain(report, WIDTH)],
+        [_grid(heads, rows)] if len(heads) > 1 else [],
+        ["What to do next", *steps] if steps else [],
+        [*map(_wrap, view.run_lines(report)), *notes],
+        [_wrap(asked), *map(_wrap, filter(None, [view.remark(report)]))],
+        [_wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose.")],
+    ]
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def details_text(report: Report) -> str:
+    """Return everything that was measured, the verdict in the last line."""
     parts = [
         view.title(report),
         *filter(None, [view.remark(report)]),
@@ -24,12 +47,19 @@ def report_text(report: Report) -> str:
         *(f"\n{_grid(*grid)}" for grid in view.tables(report)),
         *("\n" + "\n".join(lines) for lines in view.paragraphs(report)),
         "\nWalk-back chain",
-        *(_wrap(f"{s['step']}. {view.asked(s['title'])} {s['text']}.") for s in report.chain),
+        *_chain(report, 100),
         "",
         " · ".join(f"{question}: {answer}" for question, answer in report.answers()),
         report.verdict_line,
     ]
     return "\n".join(parts)
+
+
+def _chain(report: Report, width: int) -> list[str]:
+    return [
+        _wrap(f"{step['step']}. {view.asked(step['title'])} {step['text']}.", "  ", "     ", width)
+        for step in report.chain
+    ]
 
 
 def table_text(table: Table) -> str:
@@ -46,5 +76,5 @@ def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, head, tablefmt="simple", colalign=align, disable_numparse=True)
 
 
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent="  ", subsequent_indent="     ")
+def _wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

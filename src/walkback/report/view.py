@@ -226,7 +226,7 @@ def paragraphs(report: Report) -> list[list[str]]:
 
 
 def _about(report: Report) -> tuple[list[str], ...]:
-    return _about_stream(report), _about_gamma(report), dv.depth_lines(report), _about_run(report)
+    return _about_stream(report), _about_gamma(report), dv.depth_lines(report), run_lines(report)
 
 
 def _about_stream(report: Report) -> list[str]:
@@ -268,7 +268,8 @@ def _about_gamma(report: Report) -> list[str]:
     return [*lines, *(f"{_CONTROLS.get(name, name)}: {numbers}" for name, numbers in by_site.items())]
 
 
-def _about_run(report: Report) -> list[str]:
+def run_lines(report: Report) -> list[str]:
+    """Return when each check first flagged in a run, and how much of it was left; [] where that is not known."""
     run = report.run
     fired, unit, total = run.get("fired"), run.get("unit", "epoch"), run.get("total")
     if not isinstance(fired, dict) or not fired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from walkback.errors import InputError, shown
-from walkback.registry import call_entry, gathered, is_entry, known_options
+from walkback.registry import call_entry, closest, gathered, is_entry, known_options
 from walkback.rules.bp import BP as BP
 from walkback.rules.credit_bridge import CreditBridge as CreditBridge
 from walkback.rules.dfa import DFA as DFA
@@ -38,6 +38,7 @@ def make(name: str, /, **options: Any) -> Rule:
             raise InputError(f"Expected {name} to return a walkback.rules.Rule, but got {type(rule).__name__}.")
         return rule
     if not isinstance(name, str) or name not in RULES:
-        raise InputError(f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {shown(name)}.")
+        listed = f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {shown(name)}."
+        raise InputError(f"{listed}{closest(str(name), RULES)}")
     known_options("rule_options", name, RULES[name], options)
     return RULES[name](**options)

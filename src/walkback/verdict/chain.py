@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from walkback.measures.measurements import Measurements, by_layer
-from walkback.measures.over_sites import averaged, cosine_error
+from walkback.measures.over_sites import averaged, cosine_error, deep_sites, reads_as
 from walkback.verdict.claim import Claim, accuracies
 from walkback.verdict.findings import Finding, Step, about
 
@@ -43,7 +43,8 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
         seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
         said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
-        said.append(f"Γ = {m.gamma:+.3f} over sites 0…{len(averaged(m.cosine, by_layer(m.conditions))) - 1}")
+        sites = len(averaged(m.cosine, by_layer(m.conditions)))
+        said.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
     if m.gamma is None and m.cosine:
         said.append("a cosine that could not be measured at every site")
     text = " and ".join(said) if said else "no accuracy and no cosine were given"
@@ -149,10 +150,7 @@ def _step_mode(
     if used is False and valid is None:
         return Step(4, title, "unused depth; whether the reference is measurable was not tested", False)
     if used is False:
-        text = f"unused depth with a reference {sound}: Mode 2 (poor credit) if the per-layer cosines are low"
-        if m.deep_cosine is not None:
-            text += f" (deep mean {m.deep_cosine:+.3f})"
-        return Step(4, title, text, False)
+        return Step(4, title, f"unused depth with a reference {sound}: {_credit_words(m)}", False)
     if valid is None and used is None:
         return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
     if growth.flagged:
@@ -161,6 +159,28 @@ def _step_mode(
     if missing:
         return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
     return Step(4, title, "none of the audited failures shows", True)
+
+
+def _credit_words(m: Measurements) -> str:
+    """Return whether the credit of the deep sites is poor (Mode 2), which their null bands decide."""
+    deep = list(deep_sites(m.cosine))
+    if not deep or all(m.cosine[site] is None for site in deep):
+        return "whether credit is poor (Mode 2) can't be told, since no credit was given at the deep sites"
+    average = "" if m.deep_cosine is None else f" (deep mean {m.deep_cosine:+.3f})"
+    read = {site: _reads(m, site) for site in deep}
+    if None in read.values():
+        return f"whether credit is poor (Mode 2) can't be told without a null band at every deep site{average}"
+    aligned = [site for site, word in read.items() if word == "signal" and (m.cosine[site] or 0.0) > 0]
+    if not aligned:
+        return f"Mode 2, poor credit: no cosine of the deep sites is above its null band{average}"
+    where = "every deep site" if len(aligned) == len(deep) else f"{len(aligned)} of {len(deep)} deep sites"
+    return f"not for want of alignment, for {where} read above the null band{average}; aligned credit was of no use"
+
+
+def _reads(m: Measurements, site: int) -> str | None:
+    lists = (m.cosine, m.null_low, m.null_high, m.cosine_low, m.cosine_high)
+    cosine, low, high, *interval = (values[site] if values else None for values in lists)
+    return reads_as(cosine, low, high, (interval[0], interval[1]))
 
 
 def is_concentrated(m: Measurements) -> bool:

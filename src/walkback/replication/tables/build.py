@@ -24,7 +24,7 @@ from walkback.verdict.statistics import surviving
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
 THREE = ("bp", "fa", "dfa")
-VECTORS = ("teacher", "teacher-linear")  # nothing to flip or crop
+VECTORS = ("teacher", "teacher-products", "teacher-linear")  # nothing to flip or crop
 FLOOR = DiagnosticThresholds().g_norm_floor
 AGREES = "agrees?"  # among the notes: here stands what the column means for the quantities that were compared
 DEPTH = (

@@ -46,9 +46,28 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
     return found, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
 
 
+# Names under which a table of methods has the accuracies that its other rows are compared with.
+BESIDE = {
+    "frozen_baseline_acc": ("frozen", "frozen blocks", "frozen random blocks", "random blocks"),
+    "bp_acc": ("bp", "backprop", "backpropagation"),
+}
+
+
+def methods(rows: Sequence[Named]) -> list[str]:
+    """Return the methods that rows name, in their order."""
+    return list(dict.fromkeys(str(row["method"]) for row, _ in rows if row.get("method") not in (None, "")))
+
+
 def of_method(rows: Sequence[Named], method: str) -> list[Named]:
-    """Return the rows of one method, where a log has one row, or several, for each of many."""
-    names = list(dict.fromkeys(str(row["method"]) for row, _ in rows if row.get("method") not in (None, "")))
+    """Return the rows of one method, where a log has one row, or several, for each of many.
+
+    Where they have no accuracy of a frozen control, or of BP, those of the rows "frozen" and "BP" are put into them.
+
+    >>> rows = [({"method": "DFA", "acc": 0.31}, "row 0"), ({"method": "frozen", "acc": 0.35}, "row 1")]
+    >>> of_method(rows, "DFA")[0][0]["frozen_baseline_acc"]
+    0.35
+    """
+    names = methods(rows)
     if len(names) < 2:
         return list(rows)
     if method not in names:
@@ -57,7 +76,17 @@ def of_method(rows: Sequence[Named], method: str) -> list[Named]:
             f"Expected one method to judge, since the rows are those of {', '.join(names)}, but {what}. Pass one of "
             "them: method_name=…, or --method."
         )
-    return [(row, where) for row, where in rows if str(row.get("method")) == method]
+    last = {str(row.get("method")).strip().lower(): row for row, _ in rows}
+    row_of = {name: next((last[n] for n in called if n in last), {}) for name, called in BESIDE.items()}
+    given = {name: _first(row, ACCURACIES["headline_acc"]) for name, row in row_of.items()}
+    more = {name: value for name, value in given.items() if value is not None}
+    kept = [(row, where) for row, where in rows if str(row.get("method")) == method]
+    lacks = {name: value for name, value in more.items() if all(_first(r, ACCURACIES[name]) is None for r, _ in kept)}
+    return [({**row, **lacks}, where) for row, where in kept]
+
+
+def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:
+    return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -10,8 +10,10 @@ from numbers import Real
 from typing import Any, Literal
 
 from walkback.errors import InputError, shown
+from walkback.progress import say
 
 DEFAULT_OVERHEAD = 0.02
+UNHEARD = 1000  # steps without an epoch after which it is said that only epoch() measures
 Count = Literal["steps", "epochs"]
 
 
@@ -64,6 +66,8 @@ class Schedule:
         """Count a step, or set the count; return whether a measurement is due."""
         # Trainers with several optimisers take more than one step at a time, so multiples of n may be jumped over.
         before = self._count("steps", number)
+        if self.unit == "epoch" and self.calls["steps"] == UNHEARD and not self.calls["epochs"]:
+            say(f"note: {UNHEARD:,} steps, and nothing measured yet: {self.unheard()}")
         passed = self.unit == "step" and self.steps // self.n > before // self.n
         return passed or (self.unit == "auto" and self.calls["steps"] >= self.look)
 

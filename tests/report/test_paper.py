@@ -1,0 +1,86 @@
+"""`walkback judge` on a table of a paper: a verdict per method, what could not be judged, three questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import walkback as wb
+from walkback import cli
+from walkback.report.paper import judge_paper
+
+TABLE = """method,accuracy,gamma,growth,g_norm_last
+BP,0.615,1.0,1.3,4e-4
+DFA,0.306,0.10,237,4.2e-9
+SB,0.360,0.005,,
+frozen,0.349,,,
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "paper.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def test_every_method_has_its_verdict_against_the_row_of_frozen_blocks(table):
+    paper = judge_paper(table)
+    assert [(r.method, r.verdict, r.failed) for r in paper.reports] == [
+        ("BP", "passes", ()),
+        ("DFA", "walked back", ("D1", "D2", "D3")),
+        ("SB", "walked back", ("D3",)),
+    ]
+    assert {r.frozen_baseline_acc for r in paper.reports} == {0.349}
+    assert {r.bp_acc for r in paper.reports} == {0.615}
+    assert paper.verdict == "walked back"
+
+
+def test_one_method_is_judged_as_in_the_whole_table(table):
+    for report in judge_paper(table).reports:
+        assert wb.judge(table, method_name=report.method) == report
+
+
+def test_what_a_row_says_itself_stands_above_the_row_of_frozen_blocks(tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_text("method,accuracy,frozen_acc\nA,0.5,0.2\nB,0.5,\nfrozen,0.45,\n")
+    assert [r.frozen_baseline_acc for r in judge_paper(path).reports] == [0.2, 0.45]
+    assert [r.frozen_baseline_acc for r in judge_paper(path, frozen_baseline_acc=0.1).reports] == [0.1, 0.1]
+
+
+def test_the_screen_says_what_could_not_be_judged_and_what_to_ask(table, capsys):
+    assert cli.run(["judge", str(table)]) == 1
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert out.startswith("paper.csv: 3 methods: 2 walked back, 1 passes\n")
+    text = " ".join(out.split())
+    assert "SB: D1 (no state norms were given); D2 (no gradient norms were given)" in text
+    assert "1. What accuracy does the same network reach with its blocks frozen" in text
+    assert "same epochs, optimiser and seeds? (in the table)" in text
+    assert "batch size is the loss a mean? (not in the table for SB)" in text
+    assert "(or of fresh feedback)? (not in the table for BP, DFA, SB)" in text
+
+
+def test_json_has_every_report_and_the_questions(table, capsys):
+    assert cli.run(["judge", str(table), "--json"]) == 1
+    data = json.loads(capsys.readouterr().out)
+    assert [one["method"] for one in data["methods"]] == ["BP", "DFA", "SB"]
+    assert [one["open for"] for one in data["questions"]] == [[], ["SB"], ["BP", "DFA", "SB"]]
+
+
+@pytest.mark.parametrize("option", [["--out", "r.md"], ["--junit", "j.xml"], ["--require", "D1"]])
+def test_what_is_of_one_method_asks_for_it(table, capsys, option):
+    assert cli.run(["judge", str(table), *option]) == 2
+    assert f"Expected {option[0]} with one method" in capsys.readouterr().err
+    assert cli.run(["judge", str(table), "--method", "DFA", "--json"]) == 1
+
+
+def test_the_exit_code_is_that_of_the_worst_method(tmp_path, capsys):
+    path = tmp_path / "good.csv"
+    path.write_text("method,accuracy,growth,g_norm_last\nBP,0.6,1.3,4e-4\nFA,0.5,1.4,4e-4\nfrozen,0.3,,\n")
+    assert cli.run(["judge", str(path)]) == 0
+    path.write_text("method,accuracy\nBP,0.6\nFA,0.5\n")
+    assert cli.run(["judge", str(path)]) == 3
+    assert "not in the table for BP, FA" in " ".join(capsys.readouterr().out.split())
