@@ -166,6 +166,40 @@ def lone_blocks(model: nn.Module) -> list[str]:
         path, module = children[0]
 
 
+def candidates(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the paths of all that may be the blocks and is worth a try, the largest first.
+
+    Beside stacks and lone blocks: lists of single layers, what stands at one place in each list of a list, and stacks
+    of one length together, since a run shows in which order they are called.
+    """
+    found = [stack.paths for stack in (*find_stacks(model), *_spelled(model), *_runs(model))]
+    found += [(path,) for path in lone_blocks(model)]
+    for path, module in named_modules_of(model):
+        children = _children(path, module) if isinstance(module, UNCALLED) else []
+        if len(children) > 1 and all(_has_weights(m) and type(m) not in UNCALLED for _, m in children):
+            found.append(tuple(p for p, _ in children))
+        if len(children) > 1 and all(type(m) in UNCALLED for _, m in children):
+            rows = [_children(p, m) for p, m in children]
+            columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
+            found += [c for c in columns if all(_has_weights(model.get_submodule(p)) for p in c)]
+    single = list(dict.fromkeys(found))
+    for length in {len(paths) for paths in single} - {1}:
+        equal = [paths for paths in single if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)]
+        if len(equal) > 1 and len({path for paths in equal for path in paths}) == length * len(equal):
+            single.append(tuple(path for row in zip(*equal) for path in row))
+    weights = {paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single}
+    return sorted(single, key=lambda paths: -weights[paths])
+
+
+def keyword_of(paths: tuple[str, ...]) -> str:
+    """Return what to write after `blocks=` for blocks at these paths."""
+    return Stack(paths, "", "", False).keyword()
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(p.ndim > 1 for p in parameters_of(module))
+
+
 def guess(stacks: list[Stack], around_it: list[str]) -> str:
     """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
     first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]

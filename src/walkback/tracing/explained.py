@@ -25,9 +25,8 @@ def explained(error: Exception, model: nn.Module, batch: int, guesses: Iterable[
     error.add_note(f"(while measuring batch {batch})")
     if isinstance(error, TypeError) and ".forward() missing" in str(error):
         error.add_note("(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))")
-    if isinstance(error, AnatomyError):
-        for text in guesses:
-            error.add_note(f"(guessed: {text})")
+    if isinstance(error, AnatomyError) and any(guesses):
+        error.add_note("(the blocks were guessed: name them with anatomy=…)")
     return error
 
 

@@ -58,6 +58,12 @@ def refuse_broken_links(capture: Capture) -> None:
             )
 
 
+def is_no_chain(capture: Capture, i: int) -> bool:
+    """Return whether what block i + 1 receives does not depend on what block i returned."""
+    received, site = capture.streams.get(i + 1), capture.edges.get(i + 1)
+    return received is not None and site is not None and not _reached(_spot(received), {_spot(site)})
+
+
 def refuse_second_ways(capture: Capture) -> None:
     """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
 
@@ -134,15 +140,19 @@ def find_receivers(capture: Capture) -> tuple[str, ...] | None:
 
 
 def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
-    """Return whether each site comes from the one before it and from its block, by the same operations every time."""
-    steps = []
+    """Return whether each site comes from the one before it and from its block, by the same operations every time.
+
+    The same after every block of one type, of which there have to be two.
+    """
+    steps: dict[type, list[list[str]]] = {}  # of blocks of each kind: attention and MLP in turn may end differently
     for site in range(1, capture.depth + 1):
         made = _spot(capture.edges[site])
         stops = {made, *sites[:site]}
         if _reached(sites[site], stops) != {made, sites[site - 1]}:
             return False
-        steps.append(sorted(node.name() for node in _nodes(sites[site], stops)))
-    return all(step == steps[-1] for step in steps)
+        kind = type(capture.anatomy.blocks[site - 1])
+        steps.setdefault(kind, []).append(sorted(node.name() for node in _nodes(sites[site], stops)))
+    return all(len(alike) > 1 and all(step == alike[-1] for step in alike) for alike in steps.values())
 
 
 def refuse_ways_past(capture: Capture, losses: Tensor) -> None:
