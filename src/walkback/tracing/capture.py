@@ -44,6 +44,7 @@ class Capture:
     given: dict[int, Tensor] = field(default_factory=dict)  # block -> the stream it received
     made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned
     read: Tensor | None = None  # what the readout received
+    reader: str = ""  # the part that received it
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # site -> where its gradient is taken
     streams: dict[int, GradientEdge] = field(default_factory=dict)  # site from 1 on -> edge of the stream itself
     beside_given: dict[int, list[GradientEdge]] = field(default_factory=dict)  # block -> all tensors it received
@@ -180,9 +181,10 @@ class Capture:
         if needs and not fragile(output, self.own()):
             self._seed(output)
 
-    def before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before_readout(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take down what the readout receives."""
         if self.read is None and args and isinstance(args[0], Tensor):
+            self.reader = name
             self.read = self._keep(args[0]) if self.layout.received else args[0].detach()
             self._look_at_stream(self.depth, args[0])
             if self.layout.received:
@@ -192,7 +194,7 @@ class Capture:
         """See whether a stem or readout runs where it is registered: after `expected` blocks."""
         done = len(self.calls)
         if done == self.depth:  # the readout, though it is registered before the blocks
-            self.before_readout(module, args)
+            self.before_readout(name, module, args)
         if self.look and done != expected:
             self.misplaced[name] = "before" if done == 0 else "after" if done == self.depth else "between"
 
@@ -331,6 +333,6 @@ def attach(session: Tracer, stack: ExitStack) -> None:
         if i < stems:
             put_on(part.register_forward_hook, Capture.after_stem)
         elif i == stems:
-            put_on(part.register_forward_pre_hook, Capture.before_readout)
+            put_on(part.register_forward_pre_hook, Capture.before_readout, name)
         if BY_ORDER in anatomy.guesses:
             put_on(part.register_forward_pre_hook, Capture.before_part, name, 0 if i < stems else depth)

@@ -151,7 +151,8 @@ def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
         if _reached(sites[site], stops) != {made, sites[site - 1]}:
             return False
         kind = type(capture.anatomy.blocks[site - 1])
-        steps.setdefault(kind, []).append(sorted(node.name() for node in _nodes(sites[site], stops)))
+        names = (node.name() for node in _nodes(sites[site], stops))
+        steps.setdefault(kind, []).append(sorted(name for name in names if not name.startswith("Alias")))
     return all(len(alike) > 1 and all(step == alike[-1] for step in alike) for alike in steps.values())
 
 

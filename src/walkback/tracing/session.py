@@ -100,6 +100,7 @@ class Tracer:
         self._hidden = return_hidden(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)
+        self.reader = ""  # the part that is handed the last site
         self.capture: Capture | LayerCapture | None = None  # of the forward pass that is running
         self._count = 0
         self._stack, self._hooks = ExitStack(), ExitStack()
@@ -506,9 +507,10 @@ class Tracer:
         before = self.layout
         self.layout, notes = infer_layout(capture, grads, output, len(y), unsure)
         if self.layout.receivers != before.receivers:
-            attach_receivers(self, self._stack)
+            attach_receivers(self, self._hooks)
         self.notes += notes
         self.anatomy = as_called(self.anatomy, capture.misplaced, self.model)
+        self.reader = capture.reader
         mask = real_tokens(x, len(y))
         if self.losses.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
             self.notes.append(Note("padding-labels"))  # they count, as they do in the model's own loss
