@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from walkback.tracing.capture import Capture
 
 
-def explained(error: Exception, model: nn.Module, batch: int, guesses: Iterable[str]) -> Exception:
-    """Return an error of a pass, or another one for it, with where it was raised and what was guessed before."""
+def explained(error: Exception, model: nn.Module, batch: int, guessed: Sequence[str]) -> Exception:
+    """Return an error of a pass, or another one for it, with where it was raised and which blocks were guessed."""
     made = [name for name, kept in places(model) if kept.is_inference()]
     if made and "Inference tensors" in str(error):
         error = InputError(
@@ -25,8 +25,8 @@ def explained(error: Exception, model: nn.Module, batch: int, guesses: Iterable[
     error.add_note(f"(while measuring batch {batch})")
     if isinstance(error, TypeError) and ".forward() missing" in str(error):
         error.add_note("(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))")
-    if isinstance(error, AnatomyError) and any(guesses):
-        error.add_note("(the blocks were guessed: name them with anatomy=…)")
+    if isinstance(error, AnatomyError) and guessed:
+        error.add_note(f"(guessed: the blocks are {guessed[0]} to {guessed[-1]}; name others with anatomy=…)")
     return error
 
 

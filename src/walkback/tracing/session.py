@@ -105,6 +105,11 @@ class Tracer:
         self._count = 0
         self._stack, self._hooks = ExitStack(), ExitStack()
 
+    def _guessed(self) -> tuple[str, ...]:
+        """Return the names of the blocks, where they were guessed."""
+        start = len(self.anatomy.stems)
+        return self.anatomy.names[start : start + len(self.blocks)] if self.guesses else ()
+
     def _referring_to(self, reference: object) -> Own:
         if reference is None:
             return Own()
@@ -237,7 +242,7 @@ class Tracer:
                     trace = self._pass(x, y, None)
                 trace = self._reference.applied(trace, self.asked.alone)
             except Exception as error:
-                raise explained(error, self.model, self._count, self.guesses)  # noqa: B904  # itself, or another one for it
+                raise explained(error, self.model, self._count, self._guessed())  # noqa: B904  # itself, or another one for it
             layout, deepest = self.layout, trace.grads[-1]
             if layout.pool_found and isinstance(layout.pool, int):
                 layout = self.layout = replace(layout, pool=read_still(deepest, layout.pool, self._count))
