@@ -45,6 +45,7 @@ class Capture:
     made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned
     read: Tensor | None = None  # what the readout received
     reader: str = ""  # the part that received it
+    tail: list[GradientEdge] = field(default_factory=list)  # of what was made after the last block, shaped like it
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # site -> where its gradient is taken
     streams: dict[int, GradientEdge] = field(default_factory=dict)  # site from 1 on -> edge of the stream itself
     beside_given: dict[int, list[GradientEdge]] = field(default_factory=dict)  # block -> all tensors it received
@@ -183,12 +184,29 @@ class Capture:
 
     def before_readout(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take down what the readout receives."""
-        if self.read is None and args and isinstance(args[0], Tensor):
+        if self.layout.tail is None and self.read is None and args and isinstance(args[0], Tensor):
             self.reader = name
             self.read = self._keep(args[0]) if self.layout.received else args[0].detach()
             self._look_at_stream(self.depth, args[0])
             if self.layout.received:
                 self._mark(self.depth, args[0])
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last block has ended."""
+        return len(self.calls) == self.depth and not self.running and self.depth - 1 in self.made
+
+    def after_operation(self, made: Tensor) -> None:
+        """Take down what an operation after the last block made; the one that the layout names is the last site."""
+        if made.shape != self.made[self.depth - 1].shape:
+            return
+        edge = unseen_edge(made)
+        if any(edge.node is other.node for other in self.tail):
+            return
+        if len(self.tail) == self.layout.tail:
+            self.read = self._keep(made)
+            self._mark(self.depth, made)
+        self.tail.append(edge)
 
     def before_part(self, name: str, expected: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         """See whether a stem or readout runs where it is registered: after `expected` blocks."""

@@ -44,6 +44,7 @@ class Layout:
     widens: bool = False  # branches of a lower precision than the stream are handed on in the stream's
     received: bool = False  # sites are what the next block, and the readout, receive: steps are made outside of blocks
     receivers: tuple[str, ...] = ()  # the norms before the blocks that are handed the stream; (): the blocks themselves
+    tail: int | None = None  # which of the tensors made after the last block the last site is; None: what is read
     known: bool = False  # a batch has shown all this
 
     def batch_first(self, h: Tensor) -> Tensor:
@@ -79,10 +80,11 @@ def infer_layout(
         try:
             shown = find_branch(capture, declared, layout.branch is None)
         except AnatomyError:
-            names = None if layout.branch is not None else find_receivers(capture)
-            if names is None:
+            found = None if layout.branch is not None else find_receivers(capture)
+            if found is None:
                 raise
-            return replace(layout, branch=False, received=True, receivers=names), [Note("received-sites")]
+            names, tail = found
+            return replace(layout, branch=False, received=True, receivers=names, tail=tail), [Note("received-sites")]
     if layout.branch is not None and shown is not None and shown is not layout.branch:
         said, seen = ("branch", "new state") if layout.branch else ("new state", "branch")
         raise AnatomyError(

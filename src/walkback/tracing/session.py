@@ -55,6 +55,7 @@ from walkback.tracing.reference import Derived, Own, Twin, gradients
 from walkback.tracing.rerun import Deltas, Weights
 from walkback.tracing.steady import Steady
 from walkback.tracing.streams import refuse_unlike_streams
+from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Credit, Trace
 from walkback.tracing.trials import read_otherwise
 from walkback.tracing.untouched import untouched
@@ -90,6 +91,7 @@ class Tracer:
         self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
         self._may_be_plain = anatomy is None and not is_published(self.model) and not rerun.is_sharded(self.model)
         # Where nobody said what the blocks are, the first batch decides between the candidates.
+        self._found = anatomy is None and sites is None and not is_published(self.model)
         self._may_try = self._may_be_plain and sites is None and not isinstance(reference, nn.Module)
         # That parts stand in the order of their registration is no guess for long: a run shows whether it is right.
         self.guesses = [text for text in self.anatomy.guesses if text not in (BY_ORDER, BY_REGISTRATION)]
@@ -403,6 +405,8 @@ class Tracer:
                     # back.
                     inputs = mapped(x, lambda t: t.detach().clone())
                     self.capture = capture
+                    if self.layout.tail is not None or (first and not self.layout.received):
+                        looking.enter_context(Tail(capture))
                     if first and not self.layout.received:
                         looking.enter_context(seeing_modules(capture, self._modules()))
                     output = rerun.run(self.model, inputs, weights, **self._asking(first))
@@ -427,10 +431,14 @@ class Tracer:
         """
         calls, depth = capture.calls, capture.depth
         once = len({id(block) for block in self.blocks}) == depth and {*calls} == {*range(depth)}
-        if once and (len(calls) > depth or (self.anatomy.guesses and calls != [*range(depth)])):
+        if once and (len(calls) > depth or (self._found and calls != [*range(depth)])):
             self.anatomy = self.anatomy.in_order(calls)
         elif not self.anatomy.by_forward and {*calls} < {*range(depth)}:
             self.anatomy = replace(self.anatomy, by_forward=True)
+        elif self._found and calls and {*calls} < {*range(depth)}:
+            never = [self.anatomy.called(i) for i in range(depth) if i not in calls]
+            self.notes.append(Note("uncalled-blocks", None, {"blocks": never}))
+            self.anatomy = self.anatomy.in_order(calls)
         else:
             return False
         self._hooks.close()

@@ -51,7 +51,8 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
             tracer.take(Anatomy(stem, paths, readout, guesses=(BY_ORDER,)).resolve(tracer.model))
             tracer.read(x, y)
         except WalkbackError as why:
-            failed += [f"{keyword_of(paths)}: {cut(str(why), 160)}"] if len(paths) > 1 else []
+            several = len(paths) > 1 or len(tracer.blocks) > 1
+            failed += [f"{keyword_of(paths)}: {cut(str(why), 160)}"] if several else []
             continue
         if len(tracer.blocks) < 2:  # one block, called once: a network may have many such modules
             continue
