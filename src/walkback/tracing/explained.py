@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError, InputError
+from walkback.errors import AnatomyError, InputError, WalkbackError, cut
 from walkback.network.values import places
+from walkback.tracing.derived import has_custom_backward
 
 if TYPE_CHECKING:
     from walkback.tracing.capture import Capture
@@ -28,6 +29,17 @@ def explained(error: Exception, model: nn.Module, batch: int, guessed: Sequence[
     if isinstance(error, AnatomyError) and guessed:
         error.add_note(f"(guessed: the blocks are {guessed[0]} to {guessed[-1]}; name others with anatomy=…)")
     return error
+
+
+def refuse_own_error(error: Exception, losses: Tensor) -> None:
+    """Raise InputError for an error of the network's own backward code, which is not torch's."""
+    if isinstance(error, WalkbackError) or "inplace operation" in str(error) or not has_custom_backward(losses):
+        return
+    raise InputError(
+        "Expected the network's backward pass to run in eval mode, in which it is measured, but its own autograd "
+        f"Function raised {cut(f'{type(error).__name__}: {error}', 160)}. Code of reversible blocks keeps random states in "
+        "training mode only: measure an equal network without it."
+    ) from error
 
 
 def complete(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
