@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import walkback
@@ -257,18 +258,26 @@ def test_blocks_that_disagree_are_refused():
         wb.measure(net, BATCHES)
 
 
-def test_a_norm_between_blocks_is_refused():
-    net = build()
+def test_an_activation_after_every_sum_is_read_where_no_module_is_handed_the_last():
+    net = build().double()
+    states: list[Tensor] = []
 
     def forward(x):
         h = net.embed(x)
+        states[:] = [h]
         for b in net.blocks:
             h = torch.relu(h + b(h))
-        return net.out_head(h)
+            states.append(h)
+        return net.out_head(h.unflatten(1, (2, 4)).flatten(1))  # out_ln is never called
 
     net.forward = forward
-    with pytest.raises(wb.AnatomyError, match=r"block 1 \(blocks\.0\).*what the next block receives is neither"):
-        wb.measure(net, BATCHES)
+    x, y = BATCHES[0][0].double(), BATCHES[0][1]
+    grads = torch.autograd.grad(F.cross_entropy(net(x), y, reduction="sum"), states)
+    by_hand = [h.detach().norm(dim=1).mean().item() for h in states]
+    m = wb.measure(net, [(x, y)] * 2)
+    assert m.h_norm == pytest.approx(by_hand, rel=1e-9)
+    assert m.g_norm == pytest.approx([g.norm(dim=1).mean().item() / 128 for g in grads], rel=1e-9)
+    assert "received-sites" in {note.code for note in m.notes}
 
 
 # -- a network that can't be read ----------------------------------------------------------------------------
@@ -583,7 +592,7 @@ def test_a_lone_block_is_offered_and_shared_layers_are_read_call_by_call():
     net = chain(State)
     with pytest.raises(wb.AnatomyError, match=r"Candidates for the blocks: 1 \(State\)\."):
         wb.Anatomy.of(net)
-    assert len(wb.diagnose(net, BATCHES, anatomy={"blocks": ["1"]}).per_layer["h_norm"]) == 2
+    assert len(wb.diagnose(net, BATCHES, anatomy={"blocks": ["1"], "branch": False}).per_layer["h_norm"]) == 2
     with pytest.raises(wb.AnatomyError, match=r"(?s)groups\.0 \(State\).*of shared layers every call is a site"):
         wb.Anatomy.of(Again())
     for anatomy in (None, {"blocks": ["groups.0"], "branch": False}, {"blocks": ["groups.0"] * 3}):
