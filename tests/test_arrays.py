@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import walkback as wb
 
 NET, BATCHES = wb.selftest.network(gain=3.0), wb.selftest.batches(8)
 CREDIT_SEED = 3
+diagnose_arrays = partial(wb.diagnose_arrays, reduction="sum")
 
 
 def credit(trace):
@@ -38,7 +41,7 @@ def numbers(report):
 def test_arrays_give_the_report_of_the_network(kind):
     claim = wb.Claim(accuracy=0.4, frozen=0.3)
     ours = wb.diagnose(NET, BATCHES, credit=credit, claim=claim, method="noisy")
-    report = wb.diagnose_arrays(traced(kind), claim=claim, method="noisy")
+    report = diagnose_arrays(traced(kind), claim=claim, method="noisy")
     assert numbers(report) == numbers(ours)
     assert (report.verdict, report.failed, report.method) == (ours.verdict, ours.failed, "noisy")
     assert report.notes == ours.notes
@@ -52,7 +55,7 @@ def test_arrays_give_the_report_of_the_network(kind):
 def test_norms_and_cosines_are_those_of_numpy_in_float64():
     """A second derivation that shares no code with the accumulators."""
     given = list(traced())
-    report = wb.diagnose_arrays(given)
+    report = diagnose_arrays(given)
     for site in range(5):
         h, g, a = (
             np.concatenate([b[k][site].astype(np.float64) for b in given]) for k in ("states", "grads", "credits")
@@ -70,17 +73,17 @@ def test_gradients_of_a_mean_loss_are_those_of_the_sum():
     summed = list(traced())
     averaged = [{**b, "grads": [g / 128 for g in b["grads"]]} for b in summed]
     report = wb.diagnose_arrays(averaged, reduction="mean")
-    assert report.per_layer["g_norm"] == pytest.approx(wb.diagnose_arrays(summed).per_layer["g_norm"], rel=1e-6)
+    assert report.per_layer["g_norm"] == pytest.approx(diagnose_arrays(summed).per_layer["g_norm"], rel=1e-6)
     assert report.conditions["reduction"] == "mean"
 
 
 def test_one_array_with_the_sites_first_is_a_list_of_sites():
     stacked = [{k: np.stack(v) if isinstance(v, list) else v for k, v in b.items()} for b in traced()]
-    assert numbers(wb.diagnose_arrays(stacked)) == numbers(wb.diagnose_arrays(traced()))
+    assert numbers(diagnose_arrays(stacked)) == numbers(diagnose_arrays(traced()))
 
 
 def test_what_is_not_known_is_not_told():
-    report = wb.diagnose_arrays(traced(losses=False, logits=False, labels=False, inputs=False, credits=False), 0.4, 0.3)
+    report = diagnose_arrays(traced(losses=False, logits=False, labels=False, inputs=False, credits=False), 0.4, 0.3)
     assert report.per_layer["cosine"] is None
     assert report.reasons["cosine"] == "no credit was given"
     assert report.conditions["probe_accuracy"] is None
@@ -108,32 +111,32 @@ def test_batches_are_streamed():
             seen.append(len(alive))
             yield Counted(one)
 
-    wb.diagnose_arrays(stream())
+    diagnose_arrays(stream())
     assert max(seen) <= 1
 
 
 def test_repeated_and_sorted_samples_are_told():
-    codes = {n.code for n in wb.diagnose_arrays(list(traced(inputs=False)) * 2).notes}
+    codes = {n.code for n in diagnose_arrays(list(traced(inputs=False)) * 2).notes}
     assert "repeated-samples" in codes
     x, y = torch.cat([x for x, _ in BATCHES]), torch.cat([y for _, y in BATCHES])
     order = y.argsort(stable=True)  # walkback: ignore[P14]
     in_order = list(zip(x[order].split(128), y[order].split(128)))
-    assert "sorted-classes" in {n.code for n in wb.diagnose_arrays(traced(batches=in_order)).notes}
+    assert "sorted-classes" in {n.code for n in diagnose_arrays(traced(batches=in_order)).notes}
 
 
 def test_a_loss_of_another_scale_is_told():
     scaled = [{**b, "losses": 5 * b["losses"]} for b in traced()]
-    note = next(n for n in wb.diagnose_arrays(scaled).notes if n.code == "loss-scaled")
+    note = next(n for n in diagnose_arrays(scaled).notes if n.code == "loss-scaled")
     assert note.values["factor"] == pytest.approx(5.0)
 
 
 def test_gradients_that_finite_differences_contradict_are_told():
     wrong = [{**b, "backward_error": [0.0, 0.4, 0.0, 0.0, 0.0]} for b in traced()]
-    report = wb.diagnose_arrays(wrong)
+    report = diagnose_arrays(wrong)
     assert report.altered is not None
     assert report.altered["sites"] == [1]
     right = [{**b, "backward_error": [1e-4] * 5} for b in traced()]
-    assert wb.diagnose_arrays(right).altered is None
+    assert diagnose_arrays(right).altered is None
 
 
 def test_tokens_are_read_where_the_gradient_shows():
@@ -141,10 +144,10 @@ def test_tokens_are_read_where_the_gradient_shows():
     states = draw.normal(size=(3, 128, 6, 8)).astype(np.float32)
     grads = np.zeros_like(states)
     grads[:, :, 2] = draw.normal(size=(3, 128, 8))
-    report = wb.diagnose_arrays([{"states": states, "grads": grads}])
+    report = diagnose_arrays([{"states": states, "grads": grads}])
     assert report.conditions["pool"] == 2
     assert report.per_layer["h_norm"][1] == pytest.approx(np.linalg.norm(states[1, :, 2], axis=-1).mean(), rel=1e-6)
-    assert wb.diagnose_arrays([{"states": states, "grads": grads}], pool="mean").conditions["pool"] == "mean"
+    assert diagnose_arrays([{"states": states, "grads": grads}], pool="mean").conditions["pool"] == "mean"
 
 
 H = [np.zeros((4, 3), np.float32)] * 2
@@ -172,11 +175,42 @@ H = [np.zeros((4, 3), np.float32)] * 2
 )
 def test_wrong_arrays_say_what_is_expected(batches, message):
     with pytest.raises(wb.InputError, match=message):
-        wb.diagnose_arrays(batches)
+        diagnose_arrays(batches)
 
 
 def test_wrong_options_say_what_is_expected():
     with pytest.raises(wb.InputError, match="reduction to be one of sum, mean"):
         wb.diagnose_arrays(traced(), reduction="average")
     with pytest.raises(wb.InputError, match="edition"):
-        wb.diagnose_arrays(traced(), edition="none")
+        diagnose_arrays(traced(), edition="none")
+
+
+def test_whose_gradients_they_are_has_to_be_said():
+    with pytest.raises(wb.InputError, match=r'grads of batch 0 are.*nothing says it.*reduction="sum" or reduction="mean"'):
+        wb.diagnose_arrays(traced())
+    stated = [{**b, "reduction": "sum"} for b in traced()]
+    assert wb.diagnose_arrays(stated).conditions["reduction"] == "sum"
+    with pytest.raises(wb.InputError, match="batch 0 says sum and the call mean"):
+        wb.diagnose_arrays(stated, reduction="mean")
+    with pytest.raises(wb.InputError, match="reduction to be one of sum, mean"):
+        wb.diagnose_arrays([{**stated[0], "reduction": "none"}])
+
+
+def linear_readout(reduction):
+    """Arrays of a linear readout, whose gradient is known in closed form."""
+    draw = np.random.default_rng(1)
+    h, w, y = draw.normal(size=(64, 6)), draw.normal(size=(6, 4)), draw.integers(4, size=64)
+    z = h @ w + 0.3
+    p = np.exp(z - z.max(1, keepdims=True))
+    g = (p / p.sum(1, keepdims=True) - np.eye(4)[y]) @ w.T / (64 if reduction == "mean" else 1)
+    return [{"states": [h, h], "grads": [g, g], "logits": z, "labels": y}]
+
+
+@pytest.mark.parametrize(("given", "said"), [("mean", "sum"), ("sum", "mean")])
+def test_a_linear_readout_shows_whose_gradients_they_are(given, said):
+    with pytest.raises(wb.InputError, match=f"show those of the {given}"):
+        wb.diagnose_arrays(linear_readout(given), reduction=said)
+    right = wb.diagnose_arrays(linear_readout(given), reduction=given)
+    assert right.per_layer["g_norm"] == pytest.approx(
+        wb.diagnose_arrays(linear_readout("sum"), reduction="sum").per_layer["g_norm"]
+    )

@@ -133,7 +133,10 @@ def by_hand(case: Case, model: nn.Module) -> tuple[list[float], list[float]]:
     try:
         with torch.enable_grad():
             out = model(**x) if isinstance(x, dict) else model(x)
-            states = _marks if not case.sites else [(h,) for name in case.sites for h in kept[name][: case.last]]
+            # of a module that is called again and again, what it is given is a site once
+            once = {f"in:{name}" for name in case.sites}
+            counts = {name: 1 if name in once else case.last for name in case.sites}
+            states = _marks if not case.sites else [(h,) for name in case.sites for h in kept[name][: counts[name]]]
     finally:
         _marks = None
         for handle in handles:

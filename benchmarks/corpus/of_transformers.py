@@ -508,7 +508,10 @@ def cases() -> Iterator[Case]:
         sites = (
             outputs(path, 3)
             if path
-            else ("in:transformer.attentions.0", *(f"transformer.layer_norm2.{i}" for i in range(3)))
+            else (
+                *(f"in:transformer.{part}.{i}" for i in range(3) for part in ("attentions", "ffns")),
+                "in:pred_layer",
+            )
         )
         yield Case(name, where, model_of(name, config), language, sites, "mean", None)
     for name, config, path, token in CLASSIFIERS:

@@ -28,7 +28,7 @@ from walkback.verdict.claim import Accuracy, Claim, Correct
 from walkback.verdict.editions import decide
 
 PER_SITE = ("states", "grads", "credits")
-KEYS = (*PER_SITE, "losses", "logits", "labels", "inputs", "mask", "backward_error")
+KEYS = (*PER_SITE, "losses", "logits", "labels", "inputs", "mask", "backward_error", "reduction")
 REDUCTIONS = ("sum", "mean")
 # Finite differences in float64 and the gradient of a float32 pass: farther apart, it is another gradient.
 BACKWARD_LIMIT = 1e-2
@@ -47,7 +47,7 @@ def diagnose_arrays(
     notes: str = "",
     thresholds: DiagnosticThresholds | None = None,
     edition: str = "three-check",
-    reduction: str = "sum",
+    reduction: str | None = None,
     pairing: str = "site",
     pool: int | str | None = None,
 ) -> Report:
@@ -72,14 +72,17 @@ def diagnose_arrays(
         notes: shown in the report.
         thresholds: other limits than the published ones.
         edition: "three-check" or "four-diagnostic"; "intrinsic" stays undecided, since it runs the network again.
-        reduction: what `grads` are gradients of: the "sum" of per-sample losses, or their "mean" over the batch.
+        reduction: what `grads` are gradients of: the "sum" of per-sample losses, or their "mean" over the batch. It has
+            to be said, here or as `reduction` in the batches: no array shows it, and every ‖g‖ hangs on it. Where logits
+            are a linear map of the last site, they do show it, and another answer is an error.
         pairing: as in `diagnose`.
         pool: where states (B, T, d) are read: a token, "mean" or "readout"; by default what the last gradient shows.
 
     >>> import numpy as np
     >>> draw = np.random.default_rng(0).normal
     >>> batches = [{"states": draw(size=(3, 128, 8)), "grads": draw(size=(3, 128, 8))} for _ in range(8)]
-    >>> report = diagnose_arrays([{**b, "credits": -b["grads"]} for b in batches], 0.6, 0.3, method="anti-BP")
+    >>> given = [{**b, "credits": -b["grads"], "reduction": "sum"} for b in batches]
+    >>> report = diagnose_arrays(given, 0.6, 0.3, method="anti-BP")
     >>> report.verdict, round(report.values["gamma"], 3)
     ('passes', -1.0)
     """
@@ -91,8 +94,6 @@ def diagnose_arrays(
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct)
     limits = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
-    if reduction not in REDUCTIONS:
-        raise InputError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got {shown(reduction)}.")
     paired, meter, reading, witness = paired_by(pairing), Meter(), _Reading(reduction, pool), None
     for trace in track(reading.traces(batches), "measuring", length_hint(batches) or None):
         witness = witness or Witness(None, reading.has_losses, None)
@@ -113,8 +114,10 @@ def diagnose_arrays(
 class _Reading:
     """Makes traces of arrays, and tells afterwards under what they were made."""
 
-    def __init__(self, reduction: str, pool: int | str | None) -> None:
+    def __init__(self, reduction: str | None, pool: int | str | None) -> None:
         self._reduction, self._pool, self._pool_given = reduction, pool, pool is not None
+        if reduction is not None:
+            _refuse_reduction(reduction)
         self._first: _Batch | None = None
         self._errors: list[list[float]] = []
 
@@ -133,9 +136,28 @@ class _Reading:
             batch = _Batch.of(given, index)
             self._first = self._first or batch
             batch.refuse_unlike(self._first, index)
+            self._refuse_other_reduction(batch, index)
             if batch.backward_error is not None:
                 self._errors.append(batch.backward_error)
             yield self._trace(batch, index)
+
+    def _refuse_other_reduction(self, batch: _Batch, index: int) -> None:
+        """Raise an InputError unless it is said of which loss the gradients are, and nothing contradicts it."""
+        said = batch.reduction or self._reduction
+        if said is None or (self._reduction is not None and said != self._reduction):
+            what = "nothing says it" if said is None else f"batch {index} says {said} and the call {self._reduction}"
+            raise InputError(
+                f"Expected to be told whose gradients grads of batch {index} are, of the sum of per-sample losses or of "
+                f'their mean over the batch, but {what}. Pass reduction="sum" or reduction="mean" (a mean loss, as '
+                "training code has it, gives gradients that are smaller by the batch size)."
+            )
+        self._reduction = said
+        other = {"sum": "mean", "mean": "sum"}[said]
+        if batch.reduction_shown() == other:
+            raise InputError(
+                f'Expected grads of batch {index} to be gradients of the {said} of per-sample losses (reduction="{said}"), '
+                f"but logits, labels and the last site show those of the {other}. Pass reduction=\"{other}\"."
+            )
 
     def _trace(self, batch: _Batch, index: int) -> Trace:
         states, grads, size = batch.states, batch.grads, len(batch.states[0])
@@ -192,10 +214,34 @@ class _Batch:
     inputs: Tensor | None
     mask: Tensor | None
     backward_error: list[float] | None
+    reduction: str | None = None
 
     @property
     def known(self) -> frozenset[str]:
         return frozenset(key for key in KEYS if getattr(self, key) is not None)
+
+    def reduction_shown(self) -> str | None:
+        """Return whose gradient the last one is, where cross-entropy of a linear readout tells; else None.
+
+        With logits = h W + b, fitted to the batch, ∂(sum of losses)/∂h is (softmax − label) Wᵀ, and that of the mean is
+        1/B of it.
+        """
+        h, g, logits, labels = self.states[-1], self.grads[-1], self.logits, self.labels
+        if logits is None or labels is None or h.ndim != 2 or logits.ndim != 2 or labels.shape != logits.shape[:1]:
+            return None
+        size, width = h.shape
+        if size < width + 2 or size < 4 or labels.is_floating_point() or not bool(torch.isfinite(logits).all()):
+            return None
+        x = torch.cat([h.double(), torch.ones(size, 1, dtype=torch.float64)], 1).cpu()
+        z, g = logits.double().cpu(), g.double().cpu()
+        fit = torch.linalg.lstsq(x, z).solution
+        if not bool((x @ fit - z).norm() < 1e-3 * z.norm()):
+            return None
+        own = (z.softmax(1) - torch.nn.functional.one_hot(labels.long().cpu(), z.shape[1])) @ fit[:-1].T
+        scale = float((own * g).sum() / own.square().sum().clamp_min(1e-300))
+        if not bool((g - scale * own).norm() < 0.05 * g.norm()):
+            return None
+        return next((name for name, want in (("sum", 1.0), ("mean", 1 / size)) if abs(scale / want - 1) < 0.05), None)
 
     @staticmethod
     def of(given: Any, index: int) -> _Batch:
@@ -222,7 +268,10 @@ class _Batch:
             rest["mask"] = rest["mask"].bool()
         error = given.get("backward_error")
         errors = None if error is None else [float(e) for e in np.asarray(error, dtype=float).ravel()]
-        batch = _Batch(sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors)
+        said = given.get("reduction")
+        if said is not None:
+            _refuse_reduction(said)
+        batch = _Batch(sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said)
         batch._refuse_shapes(index)
         return batch
 
@@ -272,7 +321,7 @@ class _Batch:
                 f"Expected the sites of every batch to have the widths of batch 0, {shown([*map(tuple, theirs)])}, but "
                 f"batch {index} has {shown([*map(tuple, ours)])}."
             )
-        differ = (self.known ^ first.known) - {"backward_error"}
+        differ = (self.known ^ first.known) - {"backward_error", "reduction"}
         if differ:
             raise InputError(
                 f"Expected every batch to have the same arrays, but {', '.join(sorted(differ))} is not in all of them: "
@@ -284,6 +333,11 @@ class _Batch:
         if self.inputs is not None:
             return prints_of(self.inputs, len(self.inputs))
         return torch.stack([fingerprints(h) * (2 * site + 1) for site, h in enumerate(self.states)]).sum(0)
+
+
+def _refuse_reduction(reduction: object) -> None:
+    if reduction not in REDUCTIONS:
+        raise InputError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got {shown(reduction)}.")
 
 
 def _listed(value: Any) -> Sequence[Any]:

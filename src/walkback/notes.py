@@ -6,7 +6,7 @@ No code reads a sentence. Whatever decides something (a verdict, a column, anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,6 +57,15 @@ def coded(notes: Iterable[Note], *codes: str) -> list[Note]:
     [1]
     """
     return [note for note in notes if note.code in codes]
+
+
+def held(what: str, inside: float | None, outside: Sequence[str], shown: int = 8) -> str:
+    """Return what share of the weights these modules hold, and which hold the rest, in words."""
+    if inside is None:
+        return f"{what} hold no weights: the network has none"
+    more = f", and {len(outside) - shown} more" if len(outside) > shown else ""
+    rest = f"; the rest: {', '.join(outside[:shown])}{more}" if outside else ""
+    return f"{what} hold {inside:.0%} of the weights{rest}"
 
 
 # -- sentences -------------------------------------------------------------------------------------------------
@@ -276,6 +285,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "a way leads past {layer}, so this network has a residual stream or skips: sites are the outputs of its "
         "layers, not the stream, and each g_l is that of one layer's output"
     ),
+    "uncalled-blocks": lambda note: f"never called, so no blocks here: {', '.join(note.values['blocks'])}",
     "blocks-left-out": "the anatomy that was given names {named} of {of} blocks: the others are not measured",
     # of the credit
     "bp-itself": (

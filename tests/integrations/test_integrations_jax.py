@@ -201,8 +201,9 @@ def test_wrong_functions_say_what_is_expected():
 
 
 def test_bfloat16_states_are_read():
-    report = wb.diagnose_arrays(
+    made = (
         {"states": [h.astype(jnp.bfloat16) for h in one.states], "grads": one.grads}
         for one in (traced(plain, weights(), x, y) for x, y in NUMBERS[:2])
     )
+    report = wb.diagnose_arrays(made, reduction="sum")
     assert report.conditions["dtype"] == "bfloat16"

@@ -106,6 +106,7 @@ def test_a_model_is_shown_without_being_run(entries: str, capsys: pytest.Capture
         "block 1  layers.0  Step    writes h_1",
         "block 2  layers.1  Step    writes h_2",
         "block 3  layers.2  Step    writes h_3",
+        "blocks hold 72% of the weights; the rest: enter, leave",
         "guessed: stem and readout are what is registered before and after the blocks (no number depends on them)",
     ]
     assert "chatter" in err
@@ -123,6 +124,7 @@ def test_with_batches_one_is_run_and_shows_what_registration_did_not(
         "block 2  layers.1  Step    writes h_2",
         "block 3  layers.2  Step    writes h_3",
         "readout  leave     Linear  reads h_3",
+        "blocks hold 72% of the weights; the rest: enter, leave",
         "",
         "blocks return  the new state h + f",
         "states         (7, 8)",
@@ -156,7 +158,7 @@ def test_arguments_of_diagnose_are_used(entries: str, capsys: pytest.CaptureFixt
             [
                 "ModuleDict has 2 stacks of 3, and nothing tells which",
                 "Candidates for the blocks: left.layers (3 x Step), right.layers (3 x Step).",
-                """anatomy = walkback.Anatomy.of(model, stem=['left.enter', 'left.leave'], blocks="left.layers\"""",
+                "With a batch every candidate is tried.",
             ],
         ),
         ("number", ["Expected model to be a torch.nn.Module, but got int"]),

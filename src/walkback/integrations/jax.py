@@ -108,6 +108,7 @@ def arrays(
     for index, (x, y) in enumerate(batches):
         one = traced(forward, params, x, y, loss)
         made: dict[str, Any] = {"states": one.states, "grads": one.grads, "losses": one.losses, "logits": one.logits}
+        made["reduction"] = "sum"
         made |= {"labels": y, "inputs": np.asarray(x) if hasattr(x, "shape") else None}
         if credit is not None:
             made["credits"] = list(credit(one))

@@ -129,6 +129,7 @@ class Features:
     blocks: tuple[nn.Module, ...]
     branch: bool | None  # None of a plain network
     layers: Anatomy | None = None  # of one
+    fixed: str = ""  # why a block can't be left out
 
     @property
     def head(self) -> tuple[Tensor, Tensor]:
@@ -174,10 +175,13 @@ class Features:
             layers = tracer.anatomy if tracer.layer_sites else None
             branch = None if tracer.layer_sites else bool(tracer.branch)
             blocks = tracer.anatomy.depth_modules(tracer.model)
+            fixed = "a layer of a plain network can't be left out" if tracer.layer_sites else ""
+            if not fixed and (len(blocks) < len(tracer.blocks) or tracer.anatomy.by_forward):
+                fixed = "a block that is called several times, or as block.forward(h), can't be left out of one call"
         if not labels:
             raise InputError("Expected batches to fit on and batches to compare on, but one of them is empty.")
         vectors = tuple(rows.whole() for rows in states)
-        return Features(vectors, read.whole(), torch.cat(labels), blocks, branch, layers)
+        return Features(vectors, read.whole(), torch.cat(labels), blocks, branch, layers, fixed)
 
 
 @dataclass(frozen=True)
@@ -292,7 +296,7 @@ def _fresh(model: nn.Module, blocks: Sequence[nn.Module], build: Build, anatomy:
         raise InputError(f"Expected build() to return a torch.nn.Module, but got {type(other).__name__}.")
     if anatomy is None:
         with Tracer(other) as tracer:
-            fresh = tracer.blocks
+            fresh = tracer.anatomy.depth_modules(tracer.model)
     else:
         paths, there = ({id(m): p for p, m in named_modules_of(model)}), dict(named_modules_of(unwrap(other)))
         fresh = [there[path] for path in (paths[id(block)] for block in blocks) if path in there]
@@ -325,9 +329,9 @@ def _without(
     model: nn.Module, seen: Batches, unseen: Batches, anatomy: Any, first: Pair, strength: float
 ) -> tuple[list[float] | None, str]:
     """Accuracies with each block left out, then with all of them; or why not."""
-    blocks, branch = first.fitted.blocks, first.fitted.branch
-    if branch is None:
-        return None, "a layer of a plain network can't be left out"
+    blocks, branch = first.fitted.blocks, bool(first.fitted.branch)
+    if first.fitted.fixed:
+        return None, first.fitted.fixed
     shapes = {tuple(h.shape[1:]) for h in first.fitted.states}
     if len(shapes) > 1:
         return None, "the stream changes its shape: a block can't be left out"

@@ -56,6 +56,7 @@ class Session:
             **read,
             "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
             "guessed": tracer.guesses,
+            **_share(tracer),
             "tokens_read": tracer.read_tokens,
             **self._options,
             "loss": tracer.loss_name,
@@ -77,6 +78,12 @@ class Session:
             values = {"error": check.error, "limit": check.limit, "sites": list(check.sites), "cause": check.cause}
             found.values["altered"] = Note("altered-backward", None, values)
         found.notes += tracer.notes
+
+
+def _share(tracer: Tracer) -> dict[str, Any]:
+    """Return what share of the weights is measured, and where the others are."""
+    share = tracer.anatomy.share
+    return {} if share is None else {"weights_in_sites": share.inside, "weights_outside": list(share.outside)}
 
 
 def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool) -> None:

@@ -17,6 +17,7 @@ from walkback.errors import AnatomyError, shown
 from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, choose, outside
 from walkback.network.lookup import Part, find_part, one_or_many, sequence, unfold
 from walkback.network.refusals import cannot_read
+from walkback.network.share import Share, share_of
 from walkback.network.stacks import (
     BY_ORDER,
     around,
@@ -45,13 +46,16 @@ class Anatomy:
     Args:
         stem: the module that writes h_0, or several (None: not named; h_0 is what block 1 receives).
         blocks: the L blocks in the order they are called; block l writes h_l. A path may have wildcards:
-            "layer?.*", "stages.*.layers.*".
+            "layer?.*", "stages.*.layers.*". A block that is called several times writes a site in each call: it stands
+            there once for each, or once, and a batch shows the calls.
         readout: terminal norm and head, in order.
         pool: where a (B, T, d) state is read: a token index, "mean", "readout" (the token each
             sample's own gradient shows), or None to find it from the gradient of the first batch.
         branch: True when a block returns the residual branch f, False when it returns the new state h + f,
             None to find out by running one batch.
         guesses: what `Anatomy.of` had to guess, in words; shown in the picture and in reports.
+        by_forward: True where the network runs its blocks as `block.forward(h)`, past their hooks; a batch shows it.
+        share: what share of the weights the blocks hold, and which modules the others are in, once resolved.
 
     >>> import torch, walkback as wb
     >>> net = torch.nn.Module()
@@ -62,6 +66,7 @@ class Anatomy:
     block 1  tower.0  Linear  writes h_1
     block 2  tower.1  Linear  writes h_2
     readout  leave    Linear  reads h_2
+    blocks hold 68% of the weights; the rest: enter, leave
     """
 
     stem: Part | tuple[Part, ...] | None
@@ -71,6 +76,8 @@ class Anatomy:
     branch: bool | None = None
     names: tuple[str, ...] = ()
     guesses: tuple[str, ...] = ()
+    by_forward: bool = False
+    share: Share | None = None
 
     @staticmethod
     def of(
@@ -156,21 +163,28 @@ class Anatomy:
                     "is not one of its modules. Take it from the model itself, or name it by its dotted path (a plain "
                     "Python list does not make its modules part of a model: use nn.ModuleList)."
                 )
-        twice = [known[id(b)] for i, b in enumerate(blocks) if any(b is other for other in blocks[:i])]
-        if twice:
-            raise AnatomyError(
-                f"Expected distinct blocks, but {twice[0]} stands in the list twice. A block that is called "
-                "several times writes several sites that hooks can't tell apart; give each site its own module."
-            )
         if not (self.pool is None or self.pool in ("mean", "readout") or isinstance(self.pool, int)):
             raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {shown(self.pool)}.')
-        parts = (*stems, *blocks, *readout)
+        called = [known[id(b)] or "(model)" for b in blocks]
+        numbered = (f"{p}#{called[: i + 1].count(p)}" if called.count(p) > 1 else p for i, p in enumerate(called))
         return replace(
             self,
             stem=stems if len(stems) > 1 else stems[0] if stems else None,
             blocks=blocks,
             readout=readout,
-            names=tuple(known[id(p)] or "(model)" for p in parts),
+            names=(*(known[id(p)] for p in stems), *numbered, *(known[id(p)] for p in readout)),
+            share=share_of(core, blocks),
+        )
+
+    def in_order(self, calls: Sequence[int]) -> Anatomy:
+        """Return the anatomy with its blocks, once resolved, in the order a batch called them, each as often."""
+        stems, depth = len(self.stems), len(self.blocks)
+        paths = [self.names[stems + i] for i in calls]
+        blocks = [f"{p}#{paths[: i + 1].count(p)}" if paths.count(p) > 1 else p for i, p in enumerate(paths)]
+        return replace(
+            self,
+            blocks=tuple(self.blocks[i] for i in calls),
+            names=(*self.names[:stems], *blocks, *self.names[stems + depth :]),
         )
 
     @property
@@ -179,8 +193,8 @@ class Anatomy:
         return () if self.stem is None else self.stem if isinstance(self.stem, tuple) else (self.stem,)
 
     def depth_modules(self, model: nn.Module) -> tuple[nn.Module, ...]:
-        """Return what a frozen control leaves at random, once resolved: the blocks."""
-        return tuple(b for b in self.blocks if isinstance(b, nn.Module))
+        """Return what a frozen control leaves at random, once resolved: the blocks, each once."""
+        return tuple({id(b): b for b in self.blocks if isinstance(b, nn.Module)}.values())
 
     def called(self, i: int) -> str:
         """Return what errors call the block at index i, once resolved: "block 3 (layers.2)"."""
@@ -204,6 +218,7 @@ class Anatomy:
             rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+        lines += [] if self.share is None else [self.share.text()]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
     def _sites(self) -> list[str]:
@@ -235,6 +250,7 @@ class Layers(Anatomy):
     readout  4  Linear  reads h_1
     sites are the outputs of all layers with a weight, before the activation
     the input is no site, the output layer is the readout
+    their layers hold 82% of the weights; the rest: 4
     guessed: layers stand in the order in which they are registered; a batch shows the order of their calls
     """
 
@@ -282,7 +298,9 @@ class Layers(Anatomy):
         """Return what errors call the layer that writes site i + 1."""
         return f"site {i + 1} ({self.names[i + 1]})"
 
-    def as_called(self, sites: Sequence[Site], readout: Sequence[Call], left_out: Sequence[str]) -> Layers:
+    def as_called(
+        self, model: nn.Module, sites: Sequence[Site], readout: Sequence[Call], left_out: Sequence[str]
+    ) -> Layers:
         """Return the layers as a batch showed them."""
         first, *rest = (site.call.module for site in sites)
         return replace(
@@ -295,6 +313,7 @@ class Layers(Anatomy):
             left_out=tuple(left_out),
             refusal="",
             sites=tuple(sites),
+            share=share_of(model, (site.call.module for site in sites)),
         )
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
@@ -310,6 +329,7 @@ class Layers(Anatomy):
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
         lines += [f"sites are {self.why}", "the input is no site, the output layer is the readout"]
+        lines += [] if self.share is None else [self.share.text("their layers")]
         lines += [f"left out: {text}" for text in self.left_out]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
@@ -333,7 +353,9 @@ def layers_of(model: nn.Module, sites: Sites = "layers", refusal: str = "") -> L
     (_, first), *rest = chosen
     names = (*(path for path, _ in chosen), *(path for path, _ in readout))
     blocks, readers = tuple(m for _, m in rest), tuple(m for _, m in readout)
-    return Layers(first, blocks, readers, WHOLE, False, names, (BY_REGISTRATION,), choice, (), refusal)
+    parts: dict[str, Any] = {"names": names, "guesses": (BY_REGISTRATION,), "choice": choice, "refusal": refusal}
+    parts["share"] = share_of(unwrap(model), (first, *blocks))
+    return Layers(first, blocks, readers, WHOLE, False, **parts)
 
 
 Row = tuple[str, str, str, str]

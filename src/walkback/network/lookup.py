@@ -46,6 +46,7 @@ def find_part(model: nn.Module, part: Part) -> nn.Module:
         return part
     if not isinstance(part, str):
         raise AnatomyError(f"Expected each part to be a module or a dotted path, but got {shown(part)}.")
+    part = part.partition("#")[0]  # which of several calls it is
     if any(c in part for c in "*?[") and (found := matching(model, part)):
         return nn.ModuleList(module for _, module in found)
     try:

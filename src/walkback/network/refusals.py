@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from walkback.network.stacks import Stack, around, lone_blocks, type_name
+from walkback.network.stacks import Stack, lone_blocks, type_name
 from walkback.network.values import children_of, named_modules_of
 
 
@@ -30,15 +30,6 @@ def tree_of(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> 
     return "\n".join(lines)
 
 
-def _keywords(model: nn.Module, first: str, last: str, blocks: str) -> str:
-    """Return what to write in `Anatomy.of` for blocks `first` to `last` and what is around them."""
-    before, after = around(model, first, last)
-    named = (("stem", before), ("readout", after))
-    parts = {role: f'"{paths[0]}"' if len(paths) == 1 else str(list(paths)) for role, paths in named if paths}
-    order = {"stem": parts.get("stem"), "blocks": blocks, "readout": parts.get("readout")}
-    return ", ".join(f"{role}={text}" for role, text in order.items() if text)
-
-
 def cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
     """Return why no stack of blocks was found, or which could not be told apart."""
     alone = [] if stacks else lone_blocks(model)
@@ -46,20 +37,13 @@ def cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
     saw = f"Candidates for the blocks: {', '.join(offered) or 'none'}."
     if not stacks:
         why = "has no stack of blocks: no list of modules with weights, and no siblings of one type that have parts"
-        keywords = 'blocks="path.to.blocks"'
         if alone:
-            keywords = _keywords(model, alone[0], alone[0], f'["{alone[0]}"]')
-            saw += (
-                " A network of one block is measured when that is named. A block that is called again and again "
-                "(shared layers, as in ALBERT) writes several sites that can't be told apart: give each call its own "
-                "module, a copy."
-            )
+            saw += " A network of one block is measured when that is named; of shared layers every call is a site."
     else:
         equal = [s for s in stacks if (s.spelled, len(s)) == (stacks[0].spelled, len(stacks[0]))]
         why = f"has {len(equal)} stacks of {len(stacks[0])}, and nothing tells which of them carries the stream"
-        keywords = _keywords(model, stacks[0].paths[0], stacks[0].paths[-1], stacks[0].keyword())
     return (
         f"Expected a network with one stack of blocks, but {type_name(model)} {why}.\n{tree_of(model, stacks)}\n{saw}\n"
-        f"Name the parts:\n  anatomy = walkback.Anatomy.of(model, {keywords})\n"
-        "  walkback.diagnose(model, batches, anatomy=anatomy)"
+        "With a batch every candidate is tried. Or name the blocks yourself: Anatomy.of(model, blocks=…), by module, by "
+        "dotted path, or as a list."
     )

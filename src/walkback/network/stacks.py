@@ -166,6 +166,40 @@ def lone_blocks(model: nn.Module) -> list[str]:
         path, module = children[0]
 
 
+def candidates(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the paths of all that may be the blocks and is worth a try, the largest first.
+
+    Beside stacks and lone blocks: lists of single layers, what stands at one place in each list of a list, and stacks
+    of one length together, since a run shows in which order they are called.
+    """
+    found = [stack.paths for stack in find_stacks(model)]
+    found += [(path,) for path in lone_blocks(model)]
+    for path, module in named_modules_of(model):
+        children = _children(path, module) if isinstance(module, UNCALLED) else []
+        if len(children) > 1 and all(_has_weights(m) and type(m) not in UNCALLED for _, m in children):
+            found.append(tuple(p for p, _ in children))
+        if len(children) > 1 and all(type(m) in UNCALLED for _, m in children):
+            rows = [_children(p, m) for p, m in children]
+            columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
+            found += columns
+    single = [paths for paths in dict.fromkeys(found) if all(_has_weights(model.get_submodule(p)) for p in paths)]
+    for length in {len(paths) for paths in single} - {1}:
+        equal = [paths for paths in single if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)]
+        if len(equal) > 1 and len({path for paths in equal for path in paths}) == length * len(equal):
+            single.append(tuple(path for row in zip(*equal) for path in row))
+    weights = {paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single}
+    return sorted(single, key=lambda paths: -weights[paths])
+
+
+def keyword_of(paths: tuple[str, ...]) -> str:
+    """Return what to write after `blocks=` for blocks at these paths."""
+    return Stack(paths, "", "", False).keyword()
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(p.ndim > 1 for p in parameters_of(module))
+
+
 def guess(stacks: list[Stack], around_it: list[str]) -> str:
     """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
     first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]
@@ -232,6 +266,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
         if isinstance(parent, (nn.Sequential, nn.ModuleList)):
             yield from _mixed(prefix, _children(prefix, parent))
             yield from _in_lists(prefix, parent)
+            yield from _in_stages(prefix, parent)
         for members in groups.values():
             found = [block for path, module in members for block in _unfolded(path, module)]
             blocks = [m for _, m in found]
@@ -264,6 +299,15 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
     if inside[0] and len({len(found) for found in inside}) == 1:
         blocks = [block for found in inside for block in found]
         yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), "", False)
+
+
+def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
+    """Blocks of several types in stages, as in MobileNets: all that stands in Sequentials, and nothing else is there."""
+    stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
+    blocks = [block for stage in stages for block in stage]
+    if prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages):
+        if all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
+            yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:

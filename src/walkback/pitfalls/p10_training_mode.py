@@ -47,20 +47,24 @@ def detect(script: Script) -> Found:
 
 
 def _in_training(script: Script) -> Found:
-    """Find a cosine of gradients where the network trains, with dropout on and no `.eval()` before it."""
-    if not any(map(_drops_out, script.calls())):
-        return
+    """Find a cosine of gradients where the network trains, with no `.eval()` before it.
+
+    With dropout on, or in a function that calls `.train()` itself: dropout may be in another file.
+    """
+    drops = any(map(_drops_out, script.calls()))
     for _, nodes in script.scopes():
         calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: call.lineno)
-        if not any(method(call) == "step" for call in calls) or not any(method(call) == "backward" for call in calls):
+        told = any(method(call) == "train" and literal(argument(call, 0, "mode")) is not False for call in calls)
+        differentiates = any(method(call) == "backward" or script.differentiates(call) for call in calls)
+        if not (drops or told) or not differentiates or not any(method(call) == "step" for call in calls):
             continue
         for call in calls:
             vectors = [*call.args, *(k.value for k in call.keywords)]
-            if script.is_cosine_call(call) and any(map(script.is_gradient, vectors)):
+            if (script.is_cosine_call(call) or "cos" in method(call)) and any(map(script.is_gradient, vectors)):
                 if not any(method(c) == "eval" and c.lineno <= call.lineno for c in calls):
                     yield (
                         call,
-                        "this alignment is that of a network with dropout on, other in every pass",
+                        "this alignment is that of a network in training mode, with dropout other in every pass",
                         "measure between steps, after model.eval(), on samples held back for it",
                     )
                 break

@@ -13,7 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from walkback.report.panels import ACCURACY, limits_of, site_panels
-from walkback.report.view import conditions_line, title, view
+from walkback.report.view import conditions_line, title, view, weights_line
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -35,7 +35,8 @@ def templates() -> Environment:
 def card(report: Report) -> str:
     """Return a fragment of HTML, styled inside its own element."""
     v = view(report)
-    drawn = {"v": v, "title": title(report), "measured": conditions_line(report), "panels": _panels(report, v)}
+    measured = "; ".join(filter(None, (conditions_line(report), weights_line(report))))
+    drawn = {"v": v, "title": title(report), "measured": measured, "panels": _panels(report, v)}
     return templates().get_template("card.html").render(css=Markup(asset("base.css")), **drawn)
 
 

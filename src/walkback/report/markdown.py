@@ -48,6 +48,7 @@ def report_markdown(report: Report) -> str:
         f"### {view.title(report)}",
         view.remark(report),
         view.conditions_line(report),
+        view.weights_line(report),
         *(grid(head, rows, left=view.stands_left(head)) for head, rows in grids),
         "\n".join(f"- {line.strip()}" for lines in view.paragraphs(report) for line in lines),
         "\n".join(f"{s['step']}. **{view.asked(s['title'])}** {s['text']}." for s in report.chain),

@@ -44,6 +44,7 @@ def details_text(report: Report) -> str:
         view.title(report),
         *filter(None, [view.remark(report)]),
         view.conditions_line(report),
+        *filter(None, [view.weights_line(report)]),
         *(f"\n{_grid(*grid)}" for grid in view.tables(report)),
         *("\n" + "\n".join(lines) for lines in view.paragraphs(report)),
         "\nWalk-back chain",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from walkback.measures.measurements import by_layer, comparable
 from walkback.measures.over_sites import block_growth
 from walkback.measures.quantities import PER_SITE, Quantity
-from walkback.notes import Note, coded
+from walkback.notes import Note, coded, held
 from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, NOT_MEASURED, figure, number
 from walkback.verdict.findings import DEPTH, about
@@ -72,6 +72,15 @@ def conditions_line(report: Report) -> str:
         dtype += f" with gradients in {c['gradient_dtype']}"
     line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {dtype} on {c['device']}"
     return line + "; ‖g‖ is the per-sample norm ÷ 128"
+
+
+def weights_line(report: Report) -> str:
+    """Return what share of the weights was measured, and which modules hold the rest; "" where it is not known."""
+    c = report.conditions
+    if c.get("weights_in_sites") is None:
+        return ""
+    what = "the layers measured" if by_layer(c) else "blocks"
+    return held(what, c["weights_in_sites"], c.get("weights_outside") or ())
 
 
 def verdict_line(report: Report) -> str:

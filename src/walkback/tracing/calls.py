@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+# module, args, kwargs -> (args, kwargs) to run with instead, or None
+Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[nn.Module, Any], Any]  # module, what it returned -> what it returns instead, or None
 
 
@@ -29,23 +30,32 @@ def overheard(modules: Iterable[nn.Module], after: After, before: Before | None 
     """
     with ExitStack() as stack:
         for module in {id(m): m for m in modules}.values():
-            _listen(stack, module, after, before)
+            listen(stack, module, before, after, by_forward=True)
         yield
 
 
-def _listen(stack: ExitStack, module: nn.Module, after: After, before: Before | None) -> None:
+def listen(
+    stack: ExitStack, module: nn.Module, before: Before | None, after: After | None, by_forward: bool = False
+) -> None:
+    """Call `before` and `after` around every run of a module for as long as `stack` lasts.
+
+    By hooks alone, or with `by_forward` also where its `forward` is called.
+    """
     hooked: list[None] = []  # runs that came through hooks, and wait for their forward
 
-    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        hooked.append(None)
-        if before is not None:
-            before(module, args, kwargs)
+    def entering(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if by_forward:
+            hooked.append(None)
+        return None if before is None else before(module, args, kwargs)
 
     def leaving(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return after(module, output)
+        return None if after is None else after(module, output)
 
+    # First of all hooks: `fully_shard` has one that hands a block a copy of the stream.
     stack.callback(module.register_forward_pre_hook(entering, with_kwargs=True, prepend=True).remove)
     stack.callback(module.register_forward_hook(leaving).remove)
+    if not by_forward:
+        return
     own = vars(module)
     there, forward = own.get("forward"), module.forward
 
@@ -54,10 +64,10 @@ def _listen(stack: ExitStack, module: nn.Module, after: After, before: Before | 
         if hooked:
             hooked.pop()
             return forward(*args, **kwargs)
-        if before is not None:
-            before(module, args, kwargs)
+        given = None if before is None else before(module, args, kwargs)
+        args, kwargs = (args, kwargs) if given is None else given
         output = forward(*args, **kwargs)
-        changed = after(module, output)
+        changed = None if after is None else after(module, output)
         return output if changed is None else changed
 
     def put_back() -> None:

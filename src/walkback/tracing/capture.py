@@ -7,7 +7,7 @@ it. Gradient edges are taken when the tensor is made, so blocks may write the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from walkback.errors import AnatomyError
 from walkback.network.anatomy import Anatomy
 from walkback.network.stacks import BY_ORDER
 from walkback.network.values import argument, first_tensor, fragile, members, several, stream_of, swapped
+from walkback.tracing.calls import listen
 from walkback.tracing.derived import Tape, carry_gradient, unseen_edge
 from walkback.tracing.layout import Layout
 from walkback.tracing.links import edges_of
@@ -39,9 +40,12 @@ class Capture:
     tape: Tape | None  # records the operations of this pass, where the reference is derived from them
     look: bool  # whether the layout is to be found from this pass
     calls: list[int] = field(default_factory=list)  # blocks by index, in the order they ran
+    running: list[int] = field(default_factory=list)  # blocks by index that have begun
     given: dict[int, Tensor] = field(default_factory=dict)  # block -> the stream it received
     made: dict[int, Tensor] = field(default_factory=dict)  # block -> what it returned
     read: Tensor | None = None  # what the readout received
+    reader: str = ""  # the part that received it
+    tail: list[GradientEdge] = field(default_factory=list)  # of what was made after the last block, shaped like it
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # site -> where its gradient is taken
     streams: dict[int, GradientEdge] = field(default_factory=dict)  # site from 1 on -> edge of the stream itself
     beside_given: dict[int, list[GradientEdge]] = field(default_factory=dict)  # block -> all tensors it received
@@ -92,8 +96,10 @@ class Capture:
 
     # -- hooks ---------------------------------------------------------------------------------------
 
-    def before_block(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Take down what block i receives; block 1 may be handed a copy that carries a gradient."""
+    def before_block(self, turns: Sequence[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take down what a block receives, `turns[k]` in its kth call; block 1 may be handed a copy with a gradient."""
+        i = turns[min(sum(map(self.calls.count, turns)), len(turns) - 1)]
+        self.running.append(i)
         stream = stream_of(module, args, kwargs)
         if stream is None:
             got = [f"{a.dtype} tensor" if isinstance(a, Tensor) else type(a).__name__ for a in args]
@@ -129,8 +135,9 @@ class Capture:
         self.handed_copy = True
         return with_stream(args, kwargs, stream, handed)
 
-    def after_block(self, i: int, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """Take down what block i returned, and mark where its gradient is taken."""
+    def after_block(self, module: nn.Module, output: Any) -> Any:
+        """Take down what a block returned, and mark where its gradient is taken."""
+        i = self.running.pop()
         made = first_tensor(members(output))
         if made is None:
             raise AnatomyError(
@@ -175,19 +182,37 @@ class Capture:
         if needs and not fragile(output, self.own()):
             self._seed(output)
 
-    def before_readout(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def before_readout(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take down what the readout receives."""
-        if self.read is None and args and isinstance(args[0], Tensor):
+        if self.layout.tail is None and self.read is None and args and isinstance(args[0], Tensor):
+            self.reader = name
             self.read = self._keep(args[0]) if self.layout.received else args[0].detach()
             self._look_at_stream(self.depth, args[0])
             if self.layout.received:
                 self._mark(self.depth, args[0])
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last block has ended."""
+        return len(self.calls) == self.depth and not self.running and self.depth - 1 in self.made
+
+    def after_operation(self, made: Tensor) -> None:
+        """Take down what an operation after the last block made; the one that the layout names is the last site."""
+        if made.shape != self.made[self.depth - 1].shape:
+            return
+        edge = unseen_edge(made)
+        if any(edge.node is other.node for other in self.tail):
+            return
+        if len(self.tail) == self.layout.tail:
+            self.read = self._keep(made)
+            self._mark(self.depth, made)
+        self.tail.append(edge)
+
     def before_part(self, name: str, expected: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         """See whether a stem or readout runs where it is registered: after `expected` blocks."""
         done = len(self.calls)
         if done == self.depth:  # the readout, though it is registered before the blocks
-            self.before_readout(module, args)
+            self.before_readout(name, module, args)
         if self.look and done != expected:
             self.misplaced[name] = "before" if done == 0 else "after" if done == self.depth else "between"
 
@@ -232,20 +257,29 @@ class Capture:
             n = self.calls.count(i)
             if n == 0:
                 raise AnatomyError(
-                    f"Expected every block to be called once, but {self.anatomy.called(i)} was never "
-                    "called in the forward pass. Leave it out of the blocks, or call it as a module "
-                    "(`block(h)`, not `block.forward(h)`)."
+                    f"Expected every block to be called, but {self.anatomy.called(i)} was never called in this forward "
+                    "pass. Leave it out of the blocks."
                 )
             if n > 1:
                 raise AnatomyError(
-                    f"Expected every block to be called once, but {self.anatomy.called(i)} was called "
-                    f"{n} times in one forward pass. Its calls write different sites: give each its own module."
+                    f"Expected every batch to call the blocks as the first one did, {self.depth} calls in all, but "
+                    f"{self.anatomy.called(i)} was called {n - 1} times more. A network that decides for itself how "
+                    "often it runs a block (adaptive depth) has other sites in every batch: fix the number of steps."
                 )
         order = ", ".join(str(i + 1) for i in self.calls)
         raise AnatomyError(
             f"Expected the blocks to be called in their order 1…{len(expected)}, but they ran as {order}. "
             "Name them in the order the stream passes them."
         )
+
+
+def called_at(anatomy: Anatomy) -> list[tuple[nn.Module, list[int]]]:
+    """Return every module that is a block, and which blocks its calls are, by index."""
+    found: dict[int, tuple[nn.Module, list[int]]] = {}
+    for i, block in enumerate(anatomy.blocks):
+        assert isinstance(block, nn.Module)  # resolved
+        found.setdefault(id(block), (block, []))[1].append(i)
+    return list(found.values())
 
 
 @contextmanager
@@ -295,20 +329,21 @@ def attach(session: Tracer, stack: ExitStack) -> None:
 
     def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
         def hook(*args: Any) -> Any:
-            capture = session.capture
-            if capture is not None:
-                return method(capture, *first, *args)
-            if method is Capture.before_block:
-                session.asked.ran = True
-            return None
+            return None if session.capture is None else method(session.capture, *first, *args)
 
         stack.callback(register(hook, **how).remove)
 
-    for i, block in enumerate(anatomy.blocks):
-        assert isinstance(block, nn.Module)
-        # First of all hooks: `fully_shard` has one that hands the block a copy of the stream.
-        put_on(block.register_forward_pre_hook, Capture.before_block, i, with_kwargs=True, prepend=True)
-        put_on(block.register_forward_hook, Capture.after_block, i)
+    def before(turns: Sequence[int], *run: Any) -> Any:
+        if isinstance(session.capture, Capture):
+            return session.capture.before_block(turns, *run)
+        session.asked.ran = True
+        return None
+
+    def after(module: nn.Module, output: Any) -> Any:
+        return session.capture.after_block(module, output) if isinstance(session.capture, Capture) else None
+
+    for block, turns in called_at(anatomy):
+        listen(stack, block, partial(before, turns), after, anatomy.by_forward)
     stems, depth = len(anatomy.stems), len(anatomy.blocks)
     names = (*anatomy.names[:stems], *anatomy.names[stems + depth :])
     for i, (part, name) in enumerate(zip((*anatomy.stems, *anatomy.readout), names)):
@@ -316,6 +351,6 @@ def attach(session: Tracer, stack: ExitStack) -> None:
         if i < stems:
             put_on(part.register_forward_hook, Capture.after_stem)
         elif i == stems:
-            put_on(part.register_forward_pre_hook, Capture.before_readout)
+            put_on(part.register_forward_pre_hook, Capture.before_readout, name)
         if BY_ORDER in anatomy.guesses:
             put_on(part.register_forward_pre_hook, Capture.before_part, name, 0 if i < stems else depth)

@@ -35,9 +35,7 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     seen = _Seen(capture.counted(), weighted, losses)
     passed = seen.skip()
     if layers.refusal and passed is not None:
-        error = AnatomyError(layers.refusal)
-        error.add_note('(or measure the outputs of its layers: sites="layers")')
-        raise error
+        raise AnatomyError(layers.refusal)
     axes = _Axes(tracer, every, x, y, weights, seen.runs)
     sites: list[Site] = []
     left: list[str] = []
@@ -62,7 +60,7 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
             f"Expected at least one hidden layer, but none is left{': ' * bool(left)}{'; '.join(left)}. The output "
             'layer is no site. Name modules whose outputs are sites: sites=["name", …].'
         )
-    tracer.anatomy = layers.as_called(sites, [run.call for run in seen.readers], left)
+    tracer.anatomy = layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left)
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
 

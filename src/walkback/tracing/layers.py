@@ -21,6 +21,7 @@ from walkback.network.batch import Inputs
 from walkback.network.layers import batch_first, weighted_modules
 from walkback.network.values import named_modules_of, no_autocast
 from walkback.tracing.chosen import learn, unreached
+from walkback.tracing.explained import refuse_own_error
 from walkback.tracing.heard import LayerCapture, heard_pass
 from walkback.tracing.trace import Trace
 
@@ -70,7 +71,8 @@ def _differentiated(tracer: Tracer, losses: Tensor, edges: Sequence[GradientEdge
     with no_autocast(losses.device):
         try:
             return torch.autograd.grad(losses.sum(), edges, allow_unused=True)
-        except RuntimeError as error:
+        except Exception as error:
+            refuse_own_error(error, losses)
             if "inplace operation" not in str(error):
                 raise
             if tracer.layout.copies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from walkback.network.stacks import BY_ORDER
 from walkback.network.tokens import is_time_last, read_at, some_tokens
 from walkback.network.values import hidden_of, largest, logits_of, modules_of, stream_of, widest
 from walkback.notes import Note
-from walkback.tracing.links import find_receivers
+from walkback.tracing.calls import listen
+from walkback.tracing.links import find_receivers, is_no_chain
 from walkback.tracing.streams import refuse_copy
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class Layout:
     widens: bool = False  # branches of a lower precision than the stream are handed on in the stream's
     received: bool = False  # sites are what the next block, and the readout, receive: steps are made outside of blocks
     receivers: tuple[str, ...] = ()  # the norms before the blocks that are handed the stream; (): the blocks themselves
+    tail: int | None = None  # which of the tensors made after the last block the last site is; None: what is read
     known: bool = False  # a batch has shown all this
 
     def batch_first(self, h: Tensor) -> Tensor:
@@ -77,10 +80,11 @@ def infer_layout(
         try:
             shown = find_branch(capture, declared, layout.branch is None)
         except AnatomyError:
-            names = None if layout.branch is not None else find_receivers(capture)
-            if names is None:
+            found = None if layout.branch is not None else find_receivers(capture)
+            if found is None:
                 raise
-            return replace(layout, branch=False, received=True, receivers=names), [Note("received-sites")]
+            names, tail = found
+            return replace(layout, branch=False, received=True, receivers=names, tail=tail), [Note("received-sites")]
     if layout.branch is not None and shown is not None and shown is not layout.branch:
         said, seen = ("branch", "new state") if layout.branch else ("new state", "branch")
         raise AnatomyError(
@@ -157,13 +161,10 @@ def find_axis(capture: Capture, run: Callable[[Inputs], object], x: Inputs, y: T
 
     block = capture.anatomy.blocks[0]
     assert isinstance(block, nn.Module)
-    handle = block.register_forward_pre_hook(look, with_kwargs=True)
     fewer, _ = next(split(x, y, batch - 1))
-    try:
-        with torch.no_grad():
-            run(mapped(fewer, torch.clone))
-    finally:
-        handle.remove()
+    with torch.no_grad(), ExitStack() as stack:
+        listen(stack, block, look, None, capture.anatomy.by_forward)
+        run(mapped(fewer, torch.clone))
     return int(seen[0][0] == shape[0] and seen[0][1] == batch - 1)
 
 
@@ -231,6 +232,11 @@ def find_branch(capture: Capture, declared: Sequence[Tensor] | None, needed: boo
             votes.append(vote == "branch")
     if misfit is not None and misfit <= last:
         changed = "something between them changes the stream (a norm, a scale, a reshape). Name blocks that include it."
+        if is_no_chain(capture, misfit - 1):
+            changed = (
+                "the next one does not even depend on it. The blocks are no chain (parallel or Siamese towers, branches "
+                "in one list). Name those of one stream, in its order."
+            )
         raise AnatomyError(
             f"Expected {capture.anatomy.called(misfit - 1)} to return the residual branch f or the new state "
             f"h + f, but what the next block receives is neither: {capture.of_several(misfit - 1) or changed}"

@@ -58,6 +58,12 @@ def refuse_broken_links(capture: Capture) -> None:
             )
 
 
+def is_no_chain(capture: Capture, i: int) -> bool:
+    """Return whether what block i + 1 receives does not depend on what block i returned."""
+    received, site = capture.streams.get(i + 1), capture.edges.get(i + 1)
+    return received is not None and site is not None and not _reached(_spot(received), {_spot(site)})
+
+
 def refuse_second_ways(capture: Capture) -> None:
     """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
 
@@ -108,8 +114,11 @@ def _depends(capture: Capture, i: int, spot: Spot) -> bool:
     return bool(handed & _reached(spot, handed))
 
 
-def find_receivers(capture: Capture) -> tuple[str, ...] | None:
+def find_receivers(capture: Capture) -> tuple[tuple[str, ...], int | None] | None:
     """Return the modules that are handed the stream before each block, where sites can be read there; else None.
+
+    Beside them where the last site is: what the readout is handed (None), or else which of the tensors that were made
+    after the last block.
 
     So it is where stream and branch are put together outside of the blocks by more than a sum (scales, a norm, an
     activation), or where a norm outside stands before each block: () where the blocks are handed the stream themselves,
@@ -117,32 +126,39 @@ def find_receivers(capture: Capture) -> tuple[str, ...] | None:
     the same operations at every block and before the readout.
     """
     depth, read, last = capture.depth, capture.read, capture.streams.get(capture.depth)
-    if depth < 2 or read is None or last is None or capture.handed_copy:
+    if depth < 2 or capture.handed_copy or len({h.shape for h in (*capture.given.values(), *capture.made.values())}) > 1:
         return None
-    if len({h.shape for h in (*capture.given.values(), *capture.made.values(), read)}) > 1:
-        return None
+    ends: list[tuple[Spot, int | None]] = [(_spot(edge), i) for i, edge in enumerate(capture.tail)]
+    if last is not None and read is not None and read.shape == capture.given[0].shape:
+        ends.insert(0, (_spot(last), None))
     handed = [_spot(capture.edges[0]), *(_spot(capture.streams[i]) for i in range(1, depth) if i in capture.streams)]
     if len(handed) < depth:
         return None
-    if _is_one_step(capture, [*handed, _spot(last)]):
-        return ()
+    for end, which in ends:
+        if _is_one_step(capture, [*handed, end]):
+            return (), which
     before = [capture.passed.get(spot) for spot in handed]
     names = tuple(name for name, _ in filter(None, before))
-    if len(set(names)) < depth or not _is_one_step(capture, [*(spot for _, spot in filter(None, before)), _spot(last)]):
-        return None
-    return names
+    given = [spot for _, spot in filter(None, before)]
+    steps = (which for end, which in ends if _is_one_step(capture, [*given, end]))
+    return None if len(set(names)) < depth else next(((names, which) for which in steps), None)
 
 
 def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
-    """Return whether each site comes from the one before it and from its block, by the same operations every time."""
-    steps = []
+    """Return whether each site comes from the one before it and from its block, by the same operations every time.
+
+    The same after every block of one type, of which there have to be two.
+    """
+    steps: dict[type, list[list[str]]] = {}  # of blocks of each kind: attention and MLP in turn may end differently
     for site in range(1, capture.depth + 1):
         made = _spot(capture.edges[site])
         stops = {made, *sites[:site]}
         if _reached(sites[site], stops) != {made, sites[site - 1]}:
             return False
-        steps.append(sorted(node.name() for node in _nodes(sites[site], stops)))
-    return all(step == steps[-1] for step in steps)
+        kind = type(capture.anatomy.blocks[site - 1])
+        names = (node.name() for node in _nodes(sites[site], stops))
+        steps.setdefault(kind, []).append(sorted(name for name in names if not name.startswith("Alias")))
+    return all(len(alike) > 1 and all(step == alike[-1] for step in alike) for alike in steps.values())
 
 
 def refuse_ways_past(capture: Capture, losses: Tensor) -> None:

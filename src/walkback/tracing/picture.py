@@ -30,8 +30,10 @@ class Picture:
         """As JSON holds it: every block, however many there are."""
         rows = [dict(zip(("role", "path", "type"), row)) for row in self.anatomy.rows()]
         sites = len(self.anatomy.blocks) + 1
+        share = self.anatomy.share
+        held = {} if share is None else {"weights_in_sites": share.inside, "weights_outside": list(share.outside)}
         guessed = list(self.anatomy.guesses)
-        return {"model": self.model, "sites": sites, "parts": rows, "guessed": guessed, "run": self.run}
+        return {"model": self.model, "sites": sites, "parts": rows, **held, "guessed": guessed, "run": self.run}
 
     def __str__(self) -> str:
         depth = len(self.anatomy.blocks)
@@ -82,6 +84,7 @@ def picture(
     block 2  blocks.1  Sequential  writes h_2
     readout  out_ln    LayerNorm   reads h_2
     readout  out_head  Linear
+    blocks hold 93% of the weights; the rest: embed, out_ln, out_head
     <BLANKLINE>
     blocks return  the residual branch f
     states         (32)

@@ -14,6 +14,7 @@ from torch.autograd.graph import allow_mutation_on_saved_tensors
 from walkback.errors import AnatomyError, InputError
 from walkback.network.values import largest, no_autocast
 from walkback.tracing.derived import Tape
+from walkback.tracing.explained import refuse_own_error
 from walkback.tracing.streams import last_stream, stream_edges
 from walkback.tracing.trace import Trace
 
@@ -113,7 +114,8 @@ def gradients(capture: Capture, losses: Tensor, rewritten: bool = False) -> Grad
                 )
                 sites = tuple(g if g is None else g.detach() for g in grads[: len(edges)])
                 return Gradients(losses, sites, dict(zip(streams, grads[len(edges) :])), kept)
-            except RuntimeError as error:
+            except Exception as error:
+                refuse_own_error(error, losses)
                 if "inplace operation" not in str(error):
                     raise
                 if capture.tape is None or rewritten:

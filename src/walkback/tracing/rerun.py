@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from walkback.errors import InputError
 from walkback.network.batch import Inputs, call, mapped
 from walkback.network.values import first_tensor, fragile, members, parameters_of, places, stream_of, swapped
-from walkback.tracing.capture import with_stream
+from walkback.tracing.calls import listen
+from walkback.tracing.capture import called_at, with_stream
 from walkback.tracing.sites import moved_layers
 
 if TYPE_CHECKING:
@@ -86,23 +87,32 @@ def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
 
         return hook
 
-    def added(delta: Callable[[], Tensor | None]) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            made, more = first_tensor(members(output)), delta()
+    def at_block(turns: Sequence[int]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        ran: list[int] = []  # calls of this module that have begun
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if len(ran) == len(turns) > 1:
+                raise InputError(
+                    "Expected a block that is called several times to run as often as in the first batch, but it runs "
+                    "again (activation checkpointing?), and its calls can't be told apart. Turn checkpointing off."
+                )
+            ran.append(turns[min(len(ran), len(turns) - 1)])
+            return at_stem(parts[0])(module, args, kwargs) if ran[-1] == 0 and 0 in parts else None
+
+        def after(module: nn.Module, output: Any) -> Any:
+            made = first_tensor(members(output))
             assert made is not None
-            return None if more is None else swapped(output, made, made + more)
+            moved = made + past.pop() if past else made
+            moved = moved + parts[ran[-1] + 1] if ran[-1] + 1 in parts else moved
+            return None if moved is made else swapped(output, made, moved)
 
-        return hook
+        return before, after
 
+    parts = {site: tracer.layout.batch_first(change) for site, change in deltas.items()}
     with ExitStack() as hooks:
-        for site, change in deltas.items():
-            delta = tracer.layout.batch_first(change)
-            block = tracer.blocks[max(site - 1, 0)]
-            if site == 0:
-                before = block.register_forward_pre_hook(at_stem(delta), with_kwargs=True, prepend=True)
-                hooks.callback(before.remove)
-            later = added(lambda delta=delta: delta) if site else added(lambda: past.pop() if past else None)
-            hooks.callback(block.register_forward_hook(later).remove)
+        for block, turns in called_at(tracer.anatomy):
+            if any(i + 1 in parts for i in turns) or (0 in turns and 0 in parts):
+                listen(hooks, block, *at_block(turns), tracer.anatomy.by_forward)
         yield
 
 
@@ -121,15 +131,14 @@ def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: We
         assert stream is not None
         return with_stream(args, kwargs, stream, batch_first(states[len(made)]).clone())
 
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def after(module: nn.Module, output: Any) -> None:
         branch = first_tensor(members(output))
         assert branch is not None
         made.append(batch_first(branch).clone())
 
     with ExitStack() as stack:
-        for block in tracer.blocks:
-            stack.callback(block.register_forward_pre_hook(before, with_kwargs=True).remove)
-            stack.callback(block.register_forward_hook(after).remove)
+        for block, _ in called_at(tracer.anatomy):
+            listen(stack, block, before, after, tracer.anatomy.by_forward)
         tracer.run(mapped(x, torch.clone), weights)
     if tracer.branch:
         return list(made)

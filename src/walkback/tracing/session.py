@@ -55,7 +55,9 @@ from walkback.tracing.reference import Derived, Own, Twin, gradients
 from walkback.tracing.rerun import Deltas, Weights
 from walkback.tracing.steady import Steady
 from walkback.tracing.streams import refuse_unlike_streams
+from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Credit, Trace
+from walkback.tracing.trials import read_otherwise
 from walkback.tracing.untouched import untouched
 
 
@@ -88,6 +90,9 @@ class Tracer:
         self.anatomy = parts_of(self.model, anatomy, sites)
         self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
         self._may_be_plain = anatomy is None and not is_published(self.model) and not rerun.is_sharded(self.model)
+        # Where nobody said what the blocks are, the first batch decides between the candidates.
+        self._found = anatomy is None and sites is None and not is_published(self.model)
+        self._may_try = self._may_be_plain and sites is None and not isinstance(reference, nn.Module)
         # That parts stand in the order of their registration is no guess for long: a run shows whether it is right.
         self.guesses = [text for text in self.anatomy.guesses if text not in (BY_ORDER, BY_REGISTRATION)]
         self.notes: list[Note] = [Note("guessed", None, {"what": text}) for text in self.guesses]
@@ -97,9 +102,15 @@ class Tracer:
         self._hidden = return_hidden(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)
+        self.reader = ""  # the part that is handed the last site
         self.capture: Capture | LayerCapture | None = None  # of the forward pass that is running
         self._count = 0
         self._stack, self._hooks = ExitStack(), ExitStack()
+
+    def _guessed(self) -> tuple[str, ...]:
+        """Return the names of the blocks, where they were guessed."""
+        start = len(self.anatomy.stems)
+        return self.anatomy.names[start : start + len(self.blocks)] if self.guesses else ()
 
     def _referring_to(self, reference: object) -> Own:
         if reference is None:
@@ -233,7 +244,7 @@ class Tracer:
                     trace = self._pass(x, y, None)
                 trace = self._reference.applied(trace, self.asked.alone)
             except Exception as error:
-                raise explained(error, self.model, self._count, self.guesses)  # noqa: B904  # itself, or another one for it
+                raise explained(error, self.model, self._count, self._guessed())  # noqa: B904  # itself, or another one for it
             layout, deepest = self.layout, trace.grads[-1]
             if layout.pool_found and isinstance(layout.pool, int):
                 layout = self.layout = replace(layout, pool=read_still(deepest, layout.pool, self._count))
@@ -321,7 +332,20 @@ class Tracer:
     # -- one pass ------------------------------------------------------------------------------------
 
     def _pass(self, x: Inputs, y: Tensor, weights: Weights) -> Trace:
-        """Run a batch forward and backward. The first one shows the layout, and is run again where that asks for it."""
+        """Run a batch forward and backward; where the first one can't be read as was guessed, try the other candidates."""
+        if not self._may_try or weights is not None:
+            return self.read(x, y, weights)
+        try:
+            trace = self.read(x, y)
+        except AnatomyError as error:
+            self._may_try = False
+            self.take(read_otherwise(self, error, x, y))
+            return self.read(x, y)
+        self._may_try = False
+        return trace
+
+    def read(self, x: Inputs, y: Tensor, weights: Weights = None) -> Trace:
+        """Run a batch as the anatomy says. The first one shows the layout, and is run again where that asks for it."""
         if isinstance(self.anatomy, Layers):
             return layer_pass(self, x, y, weights)
         look = not self.layout.known
@@ -383,6 +407,8 @@ class Tracer:
                     # back.
                     inputs = mapped(x, lambda t: t.detach().clone())
                     self.capture = capture
+                    if self.layout.tail is not None or (first and not self.layout.received):
+                        looking.enter_context(Tail(capture))
                     if first and not self.layout.received:
                         looking.enter_context(seeing_modules(capture, self._modules()))
                     output = rerun.run(self.model, inputs, weights, **self._asking(first))
@@ -391,21 +417,49 @@ class Tracer:
                     self.notes += [] if draws in self.notes else [draws]
                 if layers is not None and has_no_stream(layers.counted(), self.model, logits_of(output)):
                     raise _NoStream
-                capture.refuse_other_calls()
+                again = first and self._follow(capture)
+                if not again:
+                    capture.refuse_other_calls()
             finally:
                 self.capture = None
-            if not capture.was_written():
+            if not again and not capture.was_written():
                 return capture, output, spy
-            self.layout = replace(self.layout, copies=True)
+            self.layout = replace(self.layout, copies=self.layout.copies or not again)
+
+    def _follow(self, capture: Capture) -> bool:
+        """Take the blocks as the network runs them: each as often as it is called, also as `block.forward(h)`.
+
+        Return whether another pass has to be read.
+        """
+        calls, depth = capture.calls, capture.depth
+        once = len({id(block) for block in self.blocks}) == depth and {*calls} == {*range(depth)}
+        if once and (len(calls) > depth or (self._found and calls != [*range(depth)])):
+            self.anatomy = self.anatomy.in_order(calls)
+        elif not self.anatomy.by_forward and {*calls} < {*range(depth)}:
+            self.anatomy = replace(self.anatomy, by_forward=True)
+        elif self._found and calls and {*calls} < {*range(depth)}:
+            never = [self.anatomy.called(i) for i in range(depth) if i not in calls]
+            self.notes.append(Note("uncalled-blocks", None, {"blocks": never}))
+            self.anatomy = self.anatomy.in_order(calls)
+        else:
+            return False
+        self._hooks.close()
+        self._attach()
+        return True
+
+    def take(self, anatomy: Anatomy) -> None:
+        """Go on with other parts than those that were found before."""
+        self._may_be_plain = False
+        self._hooks.close()
+        self.anatomy = anatomy
+        self.guesses = [text for text in anatomy.guesses if text not in (BY_ORDER, BY_REGISTRATION)]
+        self.notes[:] = [Note("guessed", None, {"what": text}) for text in self.guesses]
+        self.layout = Layout(anatomy.branch, anatomy.pool)
+        self._attach()
 
     def read_layers(self) -> None:
         """Go on with the layers as sites: what looked like blocks has no residual stream."""
-        self._may_be_plain = False
-        self._hooks.close()
-        self.notes[:] = [note for note in self.notes if note.code != "guessed"]
-        self.guesses, self.anatomy = [], layers_of(self.model)
-        self.layout = Layout(self.anatomy.branch, self.anatomy.pool)
-        self._attach()
+        self.take(layers_of(self.model))
         if self.source is not self:
             self.source.read_layers()
 
@@ -468,9 +522,10 @@ class Tracer:
         before = self.layout
         self.layout, notes = infer_layout(capture, grads, output, len(y), unsure)
         if self.layout.receivers != before.receivers:
-            attach_receivers(self, self._stack)
+            attach_receivers(self, self._hooks)
         self.notes += notes
         self.anatomy = as_called(self.anatomy, capture.misplaced, self.model)
+        self.reader = capture.reader
         mask = real_tokens(x, len(y))
         if self.losses.next_token and mask is not None and mask.shape == y.shape and bool((y[~mask] != -100).any()):
             self.notes.append(Note("padding-labels"))  # they count, as they do in the model's own loss

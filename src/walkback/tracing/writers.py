@@ -28,6 +28,14 @@ class Writers:
         if self.layers:
             self.by_key = {i: site.call.module for i, site in enumerate(self.layers)}
         self.named = writers is not None
+        if len({*map(id, self.blocks)}) < len(self.blocks) or (anatomy.by_forward and not self.layers):
+            how = "as block.forward(h), past all hooks" if anatomy.by_forward else "several times"
+            names = anatomy.names[len(anatomy.stems) :][: len(self.blocks)]
+            raise InputError(
+                f"Expected blocks that are called once each, as modules, to record a credit at every one, but this "
+                f"network calls them {how}. Their calls are told apart where modules are named as sites: "
+                f"sites={list(names)}."
+            )
         sites = len(self.layers or (*self.blocks, None))
         if writers is not None:
             self.by_key = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))

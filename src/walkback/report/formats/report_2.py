@@ -189,6 +189,8 @@ _CONDITIONS = {
     "primary": Literal["D3", "D3-outcome"],
     "blocks_return": Literal["branch", "state", "unknown"],
     "anatomy": Many[str],
+    "weights_in_sites": Annotated[float, Field(ge=0, le=1)] | None,
+    "weights_outside": Many[str],
     "autocast": bool,
 }
 _Conditions = report_1.model("Conditions", _Open, {name: (t, None) for name, t in _CONDITIONS.items()})

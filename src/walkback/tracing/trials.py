@@ -1,0 +1,144 @@
+"""Candidates for the blocks, tried on a batch where what was guessed can't be read: nothing is offered untried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from walkback.errors import AnatomyError, WalkbackError, cut
+from walkback.network.anatomy import Anatomy, Layers, layers_of
+from walkback.network.batch import Inputs, mapped
+from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
+from walkback.network.values import modules_of, named_modules_of
+from walkback.tracing.calls import overheard
+
+if TYPE_CHECKING:
+    from walkback.tracing.session import Tracer
+
+LIMIT = 16  # candidates that are tried
+# What is said of readings that hold only in part: none of these is taken unasked.
+DOUBTS = frozenset(("read-past", "unseen-sum"))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Blocks that a batch could be read at."""
+
+    paths: tuple[str, ...]
+    anatomy: Anatomy
+    modules: frozenset[int]  # ids of the blocks and of all that is in them
+    reader: str  # the part that is handed the last site; "" if none is named
+
+
+def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) -> Anatomy:
+    """Try every candidate for the blocks on a batch, and return the reading that holds all others.
+
+    Raises:
+        AnatomyError: there is none, or several: `error` with what was tried, and only lines that can be written.
+    """
+    first, tried = tracer.anatomy, {tuple(dict.fromkeys(n.partition("#")[0] for n in _names(tracer.anatomy)))}
+    failed: list[str] = []
+    readings: list[Reading] = []
+    for paths in candidates(tracer.model)[:LIMIT]:
+        if paths in tried:
+            continue
+        tried.add(paths)
+        try:
+            stem, readout = _around(tracer.model, paths)
+            tracer.take(Anatomy(stem, paths, readout, guesses=(BY_ORDER,)).resolve(tracer.model))
+            tracer.read(x, y)
+        except WalkbackError as why:
+            several = len(paths) > 1 or len(tracer.blocks) > 1
+            failed += [f"{keyword_of(paths)}: {cut(str(why), 160)}"] if several else []
+            continue
+        if len(tracer.blocks) < 2:  # one block, called once: a network may have many such modules
+            continue
+        if any(note.code in DOUBTS for note in tracer.notes):
+            failed.append(f"{keyword_of(paths)}: the readout reads past it")
+        else:
+            inside = frozenset(id(m) for block in tracer.blocks for m in modules_of(block))
+            readings.append(Reading(paths, tracer.anatomy, inside, tracer.reader))
+    whole = [r for r in readings if all(other.modules <= r.modules for other in readings)]
+    if whole and not (beyond := _beyond(tracer, whole[0], x)):
+        line = _line(tracer, whole[0], x, y)
+        said = "the blocks are what one batch could be read at, of all candidates" + f". To name them: {line}" * bool(line)
+        return replace(whole[0].anatomy, guesses=(said, BY_ORDER))
+    if whole:
+        failed.append(f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after")
+    lines = [] if whole else [line for r in readings if (line := _line(tracer, r, x, y))]
+    layers = _layers_read(tracer, x, y)
+    tracer.take(first)
+    raise _told(error, lines, failed, layers) from None
+
+
+def _names(anatomy: Anatomy) -> tuple[str, ...]:
+    start = len(anatomy.stems)
+    return () if isinstance(anatomy, Layers) else anatomy.names[start : start + len(anatomy.blocks)]
+
+
+def _line(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor) -> str:
+    """Return the line that names the blocks of a reading, once it has been tried; "" where it reads nothing."""
+    readout = (reading.reader,) if reading.reader else ()
+    try:
+        tracer.take(Anatomy.of(tracer.model, blocks=list(reading.paths), readout=readout))
+        tracer.read(x, y)
+    except WalkbackError:
+        return ""
+    named = f', readout="{reading.reader}"' if readout else ""
+    return f"Anatomy.of(model, blocks={keyword_of(reading.paths)}{named})"
+
+
+def _around(model: nn.Module, paths: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what is registered before and after these blocks; what shares a list with the last ends its step."""
+    stem, readout = around(model, paths[0], paths[-1])
+    lists = {path.rpartition(".")[0] for path in paths}
+    own = f"{paths[-1].rpartition('.')[0]}."
+    return stem, tuple(p for p in readout if len(lists) < len(paths) or len(paths) == 1 or not p.startswith(own))
+
+
+def _beyond(tracer: Tracer, reading: Reading, x: Inputs) -> str:
+    """Return a candidate for blocks that runs before or after those of a reading, and not between them; "" if none."""
+    paths = {id(m): path for path, m in named_modules_of(tracer.model)}
+    rivals = [found for found in candidates(tracer.model) if len(found) > 1]
+    every = {path: tracer.model.get_submodule(path) for found in rivals for path in found}
+    ran: list[str] = []
+    blocks = list({id(b): b for b in reading.anatomy.blocks if isinstance(b, nn.Module)}.values())
+    with torch.no_grad(), overheard((*every.values(), *blocks), lambda m, _: ran.append(paths[id(m)])):
+        tracer.run_once(mapped(x, torch.clone), None)
+    own = [i for i, path in enumerate(ran) if path in {paths[id(b)] for b in blocks}]
+    for found in rivals:
+        calls = [i for i, path in enumerate(ran) if path in found and id(every[path]) not in reading.modules]
+        if calls and not any(own[0] < i < own[-1] for i in calls):
+            return keyword_of(found)
+    return ""
+
+
+def _layers_read(tracer: Tracer, x: Inputs, y: Tensor) -> bool:
+    """Return whether the outputs of all layers can be sites."""
+    try:
+        tracer.take(layers_of(tracer.model))
+        tracer.read(x, y)
+    except WalkbackError:
+        return False
+    return True
+
+
+def _told(error: AnatomyError, readings: list[str], failed: list[str], layers: bool) -> AnatomyError:
+    """Return the error with what was tried on the batch, and the lines that worked."""
+    lines = [str(error)]
+    if readings:
+        lines.append("Tried on the first batch, these can be read, each by itself, and none holds the others:")
+        lines += [f"  anatomy = walkback.{line}" for line in readings]
+    if failed:
+        lines.append("Tried on the first batch, these can't be read:")
+        lines += [f"  {text}" for text in failed[:3]]
+        lines += [f"  and {len(failed) - 3} more"] if len(failed) > 3 else []
+    if layers:
+        lines.append('The outputs of its layers can be read: walkback.diagnose(model, batches, sites="layers").')
+    told = AnatomyError("\n".join(lines))
+    for note in getattr(error, "__notes__", ()):
+        told.add_note(note)
+    return told
