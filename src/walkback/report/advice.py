@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from walkback.report import depth_view as dv
 from walkback.report.numbers import figure
+from walkback.verdict.findings import about
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
 
-GROWTH, VALIDITY, PRECISION, UTILITY = "scale stability", "reference validity", "reference precision", "depth utility"
+GROWTH, VALIDITY, PRECISION, UTILITY, OUTCOME = "growth", "reference", "precision", "depth", "outcome"
+
+
+def _kind(report: Report, f: Mapping[str, Any]) -> str:
+    """Return what a finding is about; the intrinsic edition asks of the reference how exact its cosine is."""
+    kind = about(f)
+    return PRECISION if kind == VALIDITY and report.edition == "intrinsic" else kind
 
 
 def reason(report: Report) -> str:
@@ -24,8 +31,8 @@ def reason(report: Report) -> str:
     name = f"{report.method}: " if report.method else ""
     findings = [f for f in dv.deciding(report) if f["check"] in report.failed]
     if findings:
-        return f"{name}{_listed([_why(f) for f in findings])}."
-    tested = [_value(f) for f in dv.deciding(report) if f["flagged"] is not None]
+        return f"{name}{_listed([_why(report, f) for f in findings])}."
+    tested = [_value(report, f) for f in dv.deciding(report) if f["flagged"] is not None]
     if report.verdict == "passes":
         return f"{name}every check was tested, and none walks the claim back: {', '.join(tested)}."
     known = f": {', '.join(tested)}" if tested else ""
@@ -36,32 +43,33 @@ def _listed(parts: list[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, and {parts[-1]}"
 
 
-def _why(f: Mapping[str, Any]) -> str:
+def _why(report: Report, f: Mapping[str, Any]) -> str:
     """Return why a check fails, in words that need no table."""
-    value, limit = f["value"], f["limit"]
+    value, limit, kind = f["value"], f["limit"], _kind(report, f)
     if f["cause"] in ("nonfinite", "altered"):
         return f["reason"]
-    if f["title"] == GROWTH:
+    if kind == GROWTH:
         least = "at least " if f["cause"] == "partial" else ""
         return f"one block multiplies the stream by {least}{figure(value)} (limit {limit:g})"
-    if f["title"] == VALIDITY:
+    if kind == VALIDITY:
         return f"‖g_L‖ = {figure(value)} is under the floor of {limit:.3g}"
-    if f["title"] == PRECISION:
+    if kind == PRECISION:
         return f"rounding puts a cosine off by {figure(value)} (limit {limit:g})"
-    if f["title"] == UTILITY and value < 0:
+    if kind == UTILITY and value < 0:
         return f"frozen blocks are {-value:.1f} pp better than trained ones"
-    over = "frozen ones" if f["title"] == UTILITY else "random draws of them"
+    over = "frozen ones" if kind == UTILITY else "random draws of them"
     return f"trained blocks gain {value:+.1f} pp over {over}, less than {limit:g} pp"
 
 
-def _value(f: Mapping[str, Any]) -> str:
+def _value(report: Report, f: Mapping[str, Any]) -> str:
     """Return what a check measured, with its name in words."""
+    kind = _kind(report, f)
     if f["value"] is None:
         return f["reason"]
-    if f["title"] == GROWTH:
+    if kind == GROWTH:
         return f"growth {figure(f['value'])}x"
-    if f["title"] in (VALIDITY, PRECISION):
-        return f"‖g_L‖ {figure(f['value'])}" if f["title"] == VALIDITY else f"cosines off by {figure(f['value'])}"
+    if kind in (VALIDITY, PRECISION):
+        return f"‖g_L‖ {figure(f['value'])}" if kind == VALIDITY else f"cosines off by {figure(f['value'])}"
     return f"{f['value']:+.1f} pp over {'frozen blocks' if f['title'] == UTILITY else 'random draws of the blocks'}"
 
 
@@ -72,7 +80,7 @@ def next_steps(report: Report) -> list[tuple[str, str]]:
     >>> next_steps(wb.judge({"per_layer": {"h_norm": [1.0, 2.0], "g_norm": [1e-3, 1e-3]}}))[0][0]
     'D3'
     """
-    open_ = [f for f in report.findings if f["flagged"] is not False and f["title"] != "direction stability"]
+    open_ = [f for f in report.findings if f["flagged"] is not False and about(f) != "stability"]
     steps = [(f["check"], _next(report, f)) for f in open_ if not (f.get("beside") and f["cause"] == "not-given")]
     if not any(f["cause"] == "altered" for f in open_) and report.doubted:
         steps.append(("reference", _DERIVE))
@@ -102,7 +110,7 @@ _FLAGGED = {
     PRECISION: "report no Γ of this network: measure a copy in float64 (net.double()), or read an earlier epoch",
     UTILITY: "report the frozen control beside the accuracy, and claim nothing for the trained blocks; what they are "
     "worth under their own stem: wb.depth(model, train, test), or --depth on a run",
-    dv.OUTCOME: "claim nothing for the trained blocks; beside it the trained control: walkback train --scope frozen "
+    OUTCOME: "claim nothing for the trained blocks; beside it the trained control: walkback train --scope frozen "
     "with the options of the run",
 }
 
@@ -118,15 +126,15 @@ def _next(report: Report, f: Mapping[str, Any]) -> str:
     if cause == "task":
         return "choose a task or a network on which BP beats frozen blocks: this one can't show what depth is worth"
     if f["flagged"]:
-        return _FLAGGED[f["title"]]
-    return _DECIDES.get((f["title"], cause), f"measure it: {f['reason']}")
+        return _FLAGGED[_kind(report, f)]
+    return _DECIDES.get((_kind(report, f), cause), f"measure it: {f['reason']}")
 
 
 def _more(f: Mapping[str, Any]) -> str:
     """Return how many more seeds or samples would decide, and how they are given."""
     more = f.get("more") or {}
     words = [f"{count:,} more {what if count > 1 else what[:-1]}" for what, count in more.items()]
-    if f["title"] == dv.OUTCOME and not words:
+    if about(f) == OUTCOME and not words:
         return "measure on more samples and with more draws: wb.depth(…, draws=…)"
     if not words:
         return "more seeds or samples alone would not decide it: report the interval"

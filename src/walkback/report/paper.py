@@ -18,7 +18,7 @@ from walkback.report.formats.logged_files import named_rows
 from walkback.report.numbers import NONE, figure
 from walkback.report.report import Report
 from walkback.verdict.checks import DiagnosticThresholds
-from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK
+from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, about
 
 WIDTH = 80
 DEPTH, NORMS, COSINES = "depth", "norms", "cosines"
@@ -110,10 +110,10 @@ def _open(r: Report) -> list[str]:
 
 
 def _lacks(r: Report, what: str) -> bool:
-    titles = {DEPTH: dv.DEPTH, NORMS: ("scale stability", "reference validity", "reference precision")}
+    asked = {DEPTH: ("depth", "outcome"), NORMS: ("growth", "reference")}
     if what == COSINES:
         return not any(c is not None for c in r.per_layer.get("cosine") or ())
-    return any(f["value"] is None and f["flagged"] is None for f in dv.deciding(r) if f["title"] in titles[what])
+    return any(f["value"] is None and f["flagged"] is None for f in dv.deciding(r) if about(f) in asked[what])
 
 
 def _asked(place: int, question: str, methods: Sequence[str]) -> str:
