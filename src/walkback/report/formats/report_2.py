@@ -189,7 +189,7 @@ _CONDITIONS = {
     "primary": Literal["D3", "D3-outcome"],
     "blocks_return": Literal["branch", "state", "unknown"],
     "anatomy": Many[str],
-    "weights_in_sites": Annotated[float, Field(ge=0, le=1)] | None,
+    "weights_in_sites": Annotated[float | None, Field(ge=0, le=1)],
     "weights_outside": Many[str],
     "autocast": bool,
 }
