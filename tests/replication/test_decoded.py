@@ -18,6 +18,7 @@ from walkback.replication.agree import FORMER, agrees, agrees_any
 from walkback.replication.conventions import as_published
 from walkback.replication.decoded import EXPLAINED, decoded
 from walkback.replication.published import FIGURES, Figure, figures
+from walkback.replication.tables import audits
 from walkback.report.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -118,7 +119,12 @@ def test_what_the_preset_does_not_explain_is_open(tmp_path: Path) -> None:
     assert row(table, "primary", "DFA", "accuracy")["what explains the rest"] == "open: not by the preset either"
 
 
-def test_the_frozen_control_is_that_of_the_dfa_stem(tmp_path: Path) -> None:
+@pytest.mark.parametrize("renamed", [False, True])
+def test_the_frozen_control_is_that_of_the_dfa_stem(
+    tmp_path: Path, renamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if renamed:  # what a table calls a rule decides nothing
+        monkeypatch.setattr(audits, "RULES", {rule: rule[::-1] for rule in audits.RULES})
     for spec, acc in ((FA, 0.41), (DFA, 0.349)):
         write_run(tmp_path, spec, 0.3, **HEALTHY)
         write_run(tmp_path, control_spec(spec), acc, **HEALTHY)

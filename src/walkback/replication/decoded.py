@@ -121,7 +121,7 @@ def _found(records: Records) -> dict[tuple[Any, ...], Against]:
     for pair in (*(p for each in TABLES.values() for p in each.compared(records)), *_beside_no_table(records)):
         for key in {_key(f) for f in pair.said}:
             known = out.get(key)
-            better = known is None or known.value is None or (key[1] == "frozen" and "DFA" in pair.who not in known.who)
+            better = known is None or known.value is None or (key[1] == "frozen" and pair.rule == "dfa" != known.rule)
             if better and (pair.value is not None or known is None):
                 out[key] = pair
     return out

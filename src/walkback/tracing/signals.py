@@ -37,8 +37,9 @@ from walkback.tracing.reach import Reach
 from walkback.tracing.writers import Writers
 
 OTHER = (
-    "other ones: another batch, training mode (dropout, batch norm) or a random forward pass. Run the network on the "
-    "inputs given, in the mode it is in; train=True turns dropout and batch statistics off."
+    "other ones: another batch, training mode (dropout, batch norm), autocast or a random forward pass. Run the "
+    "network on the inputs given, in the mode it is in; train=True turns dropout and batch statistics off. A function "
+    "that runs under autocast is recorded where the measurement runs under it too."
 )
 
 

@@ -50,12 +50,12 @@ class Finding:
 
 
 def about(finding: Finding | Mapping[str, Any]) -> str:
-    """Return what a finding, or one that a report stores, is about: a value of ABOUT.
+    """Return what a finding, or one that a report stores, is about: a value of ABOUT, "" for a check of no edition.
 
     >>> about({"check": "b", "title": "any words"})
     'reference'
     """
-    return ABOUT[finding.check if isinstance(finding, Finding) else finding["check"]]
+    return ABOUT.get(finding.check if isinstance(finding, Finding) else finding["check"], "")
 
 
 def all_clear(*findings: Finding) -> bool | None:

@@ -48,7 +48,7 @@ class Against(NamedTuple):
         name: under which "agrees?" names it; not judged where it is empty.
         value: what is compared.
         n: of how many runs it is.
-        who: whose it is, where several have the same figure beside them.
+        rule: whose it is, where several have the same figure beside them: the code of a rule.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Against(NamedTuple):
     value: float | str | None
     said: Sequence[Figure]
     n: int = 0
-    who: str = ""
+    rule: str = ""
 
 
 def against(name: str, ours: Stat | None, kind: str, said: Sequence[Figure]) -> Against:
@@ -356,7 +356,7 @@ def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = N
             said = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
             cells = [c.cell(j) for c in chosen.values()]
             found = t.agreeing(
-                Against(h, cell, c.value(j), said[h], len(j.runs), entry.labels[-1])
+                Against(h, cell, c.value(j), said[h], len(j.runs), setting.rule)
                 for (h, c), cell in zip(chosen.items(), cells)
                 if c.what
             )
