@@ -181,10 +181,9 @@ def test_a_run_keeps_its_accuracy_only_on_its_own_data(run, capsys, data: str | 
     more = [] if data is None else ["--data", f"test_options:{data}"]
     _, out, err = command(capsys, "diagnose", str(run.path), *more, "--trust", "test_options", "--json")
     found = json.loads(out)
-    trains = (
-        "no frozen control beside it; this trains it: walkback train --rule dfa --data test_options:vectors --epochs 1"
-    )
-    assert err.startswith(f"{trains} --scope frozen --net-options ") if own else err == ""
+    trains = "no frozen control beside it; this trains it: walkback train --rule dfa --data test_options:vectors "
+    assert bool(err) is own
+    assert err.startswith(f"{trains}--epochs 1 --scope frozen --net-options " if own else "")
     assert found["headline_acc"] == (run.report().headline_acc if own else None)
     assert found["values"]["gamma"] is not None
     assert (found["per_layer"]["h_norm"] == run.report().per_layer["h_norm"]) == own

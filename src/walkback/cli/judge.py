@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from walkback.cli import options
 from walkback.cli.output import EXIT, answer, check_report_out, finish
@@ -42,7 +43,7 @@ def judge(
     from walkback.report.paper import judge_paper, methods_of
 
     check_report_out(out)
-    given = {
+    given: dict[str, Any] = {
         "headline_acc": options.one_or_many(headline_acc),
         "frozen_baseline_acc": options.one_or_many(frozen_acc),
         "bp_acc": options.one_or_many(bp_acc),
