@@ -52,6 +52,8 @@ DEFINITIONS = {
 # (check, result) -> what to do. "ok" needs nothing.
 TO_DO = {
     ("D1", "flags"): "Look where the stream grows (‖h‖ by site), then bound the credit's length or penalise λ‖f‖².",
+    ("D1", "undecided"): "Train more seeds: the interval of their mean straddles the limit.",
+    ("D2", "undecided"): "Train more seeds: the interval of their mean straddles the limit.",
     ("D1", "not tested"): "Log ‖h_l‖ at every site, or diagnose the checkpoint.",
     ("D2", "flags"): "Don't report a clamped cosine: give the unclamped one, checked in float64, or say that the "
     "reference has vanished.",
@@ -133,8 +135,8 @@ def _reasons(settings: Sequence[Setting]) -> str:
     waiting = [s for s in settings if s["verdict"]["word"] == UNDECIDED]
     blind = sum(bool(s["verdict"]["qualifier"]) for s in waiting)
     rest = len(waiting) - blind
-    asks = [f"{blind} of the undecided need a frozen control"] if blind else []
-    asks += [f"{rest} more seeds" if blind else f"the {rest} undecided need more seeds"] if rest else []
+    asks = [f"{blind} of the undecided need{'s' * (blind == 1)} a frozen control"] if blind else []
+    asks += [f"{rest} {'' if blind else 'of the undecided '}need{'s' * (rest == 1)} more seeds"] if rest else []
     return f"{why}{'; ' if asks else ''}{' and '.join(asks)}."
 
 
