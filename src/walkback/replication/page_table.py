@@ -204,5 +204,3 @@ def _csv_row(s: dict[str, Any]) -> dict[str, Any]:
     for name, c in (("acc", s["acc"]), ("gamma", s["gamma"]), ("frozen_acc", s["frozen"])):
         row |= {f"{name}_{part}": c[part] for part in ("mean", "std", "n")}
     return row
-
-

@@ -24,15 +24,11 @@
   }
 
   // Runs and plotly.js are unpacked once, when they are first needed or the browser has nothing else to do.
-  let ready, plotly;
+  let ready, plotly, library;
   const unpacked = () => (ready ??= unpack("runs-data").then((text) => {
     for (const run of JSON.parse(text)) runs.set(run.id, run);
   }).catch(() => { one("status").textContent = "Runs can't be shown: this needs a browser of 2023 or newer."; }));
-  const drawing = () => (plotly ??= unpack("plotly").then((text) => {
-    const script = el("script");
-    script.textContent = text;
-    document.head.append(script);
-  }));
+  const drawing = () => (plotly ??= unpack("plotly").then((text) => { library = text; }));
 
   // -- filter, sort, download ---------------------------------------------------------------------------------
 
@@ -313,7 +309,12 @@
   }, { rootMargin: "300px" });
 
   function draw(plot, width) {
-    if (!window.Plotly) return;
+    if (!library) return;
+    if (!window.Plotly) {
+      const script = el("script");
+      script.textContent = library;
+      document.head.append(script);
+    }
     waiting.unobserve(plot);
     const { traces, log, logX, x, y, lines = [], across } = plot.panel;
     const ink = css("--ink"), paper = css("--paper"), grid = "rgba(128,128,128,.28)";
