@@ -82,9 +82,8 @@ def report(store: Path, out: Path) -> None:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     seconds, cpu = time.perf_counter() - start, used.ru_utime + used.ru_stime
-    print(
-        f"report of {RUNS} runs: {seconds:.1f} s ({cpu:.1f} s of processor; goal 20), {used.ru_maxrss / 1024:.0f} MiB (goal 600)"
-    )
+    print(f"report of {RUNS} runs: {seconds:.1f} s, {cpu:.1f} s of them computing (goal 20)")
+    print(f"its memory: {used.ru_maxrss / 1024:.0f} MiB (goal 600)")
     print(f"its file: {out.stat().st_size / 1e6:.1f} MB (goal 6)")
 
 
