@@ -26,7 +26,7 @@ from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
-from walkback.replication.figures.style import RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.figures.style import LETTER, NOTE, RED, SKY, WIDTHS, look, missing_note
 from walkback.replication.found import markdown_list
 from walkback.replication.published import figures
 from walkback.replication.tables import TABLES, evidence
@@ -229,7 +229,7 @@ def test_cross_arch(drawn, world):
     gains = points(depth, "DFA")[:, 0]
     assert np.isclose(gains, 100 * (vit.accuracy - control.accuracy)).any()
     assert [drawn_threshold(ax) for ax in (growth, norm, depth)] == [50.0, 1e-7, 2.0]
-    heads = [t.get_text() for t in growth.texts if t.get_fontweight() == "bold"]
+    heads = [t for t in growth.texts if t.get_fontweight() == "bold" and t.get_gid() != LETTER]
     assert len(heads) == 7
     assert len(points(growth, "DFA")) == 7, "one of every network"
 
@@ -354,7 +354,7 @@ def test_strategies_are_defined_in_the_picture(drawn, width):
 def test_panels_have_letters_in_their_order(drawn, name):
     figure = drawn[name, "double"]
     panels = [ax for ax in figure.axes if ax.get_visible()]
-    marked = [t.get_text() for ax in panels for t in ax.texts if t.get_gid() == "panel-letter"]
+    marked = [t.get_text() for ax in panels for t in ax.texts if t.get_gid() == LETTER]
     titled = [ax.get_title()[0] for ax in panels if re.match("[a-z]  ", ax.get_title())]
     expected = list(ascii_lowercase[: len(panels)]) if len(panels) > 1 else []
     assert (marked or titled) == expected
@@ -430,7 +430,7 @@ def test_partial_data(some, name):
             FIGURES[name](some, "single")
         return
     figure = FIGURES[name](some, "single")
-    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts]
+    note = note_of(figure)
     assert "No runs yet: " in note
     assert "Fewer than 3 seeds: " in note
     assert "FA" in note
@@ -438,7 +438,7 @@ def test_partial_data(some, name):
 
 def test_a_network_that_is_drawn_is_not_said_to_have_no_runs(tmp_path):
     write_run(tmp_path, RunSpec(rule="dfa", augment=True), 0.3, **EXPLODED)
-    (note,) = [t.get_text().replace("\n", " ") for t in FIGURES["cross-arch"](read_records(tmp_path), "double").texts]
+    note = note_of(FIGURES["cross-arch"](read_records(tmp_path), "double"))
     assert "ResMLP d=256 L=4, terminal LN, augmented: BP, FA; ResMLP d=512" in note
 
 
@@ -489,7 +489,7 @@ def diverged(folder: Path) -> None:
 
 
 def note_of(figure: Figure) -> str:
-    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts]
+    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts if t.get_gid() == NOTE]
     return note
 
 

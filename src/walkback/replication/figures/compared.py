@@ -38,7 +38,17 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     count = sum(len(found) for found in points.values())
     agree = sum(point[-1] for found in points.values() for point in found)
     says = f"{agree} of {count} points agree: accuracy and Γ within 0.02 or two published deviations, norms within 3x."
-    fig = st.canvas(width, 1.95 if wide else 3.6, "", says)
+    known = {name: set(st.variants(st.ours(table))) for name, table in tables.items()}
+    absent = [
+        (f"{name}, {st.variant(row)}", row["rule"])
+        for name, table in tables.items()
+        for row in table.data
+        if row["rule"] in RULES.values() and not row["n"] and st.variant(row) in known[name]
+    ]
+    seeds = [
+        (f"{name}, {st.variant(row)}", row["rule"], row["n"]) for name, row in rows if row["rule"] in RULES.values()
+    ]
+    fig = st.canvas(width, 1.95 if wide else 3.6, st.missing_note(absent, seeds), says)
     shape = (1, 4) if wide else (2, 2)
     panels = [ax for row in st.grid(fig, *shape) for ax in row]
     for ax, (column, (_, label, log)) in zip(panels, COMPARED.items()):
@@ -46,8 +56,8 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     rules = sorted({rule for found in points.values() for rule, *_ in found}, key=st.rule_order)
     shown = sorted({variant for found in points.values() for _, variant, *_ in found})
     keys = [st.handle(v, marker="o", ls="", color=st.GREY, **({"mfc": "white"} if FACES[v] else {})) for v in shown]
-    identity = st.handle("published = ours", color=st.GREY, lw=0.7)
-    st.legend(fig, [*(st.key(rule, linestyle="") for rule in rules), *keys, identity], 9 if wide else 4)
+    identity = st.handle("identity", color=st.GREY, lw=0.7)
+    st.legend(fig, [*(st.key(rule, linestyle="") for rule in rules), *keys, identity], 9 if wide else 3)
     return fig
 
 
@@ -114,7 +124,8 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
     across = min(len(found), {"single": 2, "double": 4}[width])
     lines = -(-len(found) // across)
     seeds = [(variant, rule, len(runs)) for (rule, variant), runs in found.items()]
-    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note((), seeds))
+    absent = [(v, rule) for v in {v for _, v in found} for rule in RULES.values() if (rule, v) not in found]
+    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note(sorted(absent), seeds))
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, ((rule, variant), runs) in zip(panels, found.items()):
         for name, look in PAIRINGS.items():

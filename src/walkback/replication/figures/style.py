@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from walkback.audit.records import Records
@@ -74,11 +74,24 @@ class Drawing:
 
 
 def _letters(fig: Figure) -> None:
-    """Write a, b, c, … outside of the upper left corner of every panel, where there is more than one."""
+    """Write a, b, c, … above the left edge of every panel, or inside its corner where another text is in the way."""
     panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
-    for letter, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ()):
-        bold = {"ha": "right", "va": "bottom", "fontsize": 7.5, "fontweight": "bold", "annotation_clip": False}
-        words(ax, letter, (0, 1), (-3.5, 2.5), "axes fraction", gid=LETTER, **bold).set_in_layout(False)
+    bold = {"fontsize": 7.5, "fontweight": "bold", "annotation_clip": False, "zorder": 6, "gid": LETTER}
+    letters = [
+        words(ax, letter, (0, 1), (-3.5, 2.5), "axes fraction", ha="right", va="bottom", **bold)
+        for letter, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ())
+    ]
+    for letter in letters:
+        letter.set_in_layout(False)
+    fig.draw_without_rendering()  # for the places of all texts
+    texts = [t for t in fig.findobj(Text) if t.get_visible() and t.get_text().strip() and t.get_gid() != LETTER]
+    boxes = [text.get_window_extent() for text in texts]
+    page = fig.bbox
+    for letter in letters:
+        box = letter.get_window_extent()
+        if any(box.overlaps(other) for other in boxes) or box.x0 < page.x0 or box.y1 > page.y1:
+            letter.set(ha="left", va="top", bbox=white(0.4, alpha=0.75))
+            letter.set_position((2.5, -2.5))
 
 
 def _without_note(fig: Figure) -> Figure:
