@@ -1,6 +1,6 @@
 // A page that was opened from a disk may not start a worker: its script runs in a hidden frame instead. For the search.
 if (location.protocol === "file:") {
-  window.Worker = class extends EventTarget {
+  window.Worker = window.IFrameWorker = class extends EventTarget { // the second name is how the search knows
     constructor(url) {
       super();
       const frame = document.createElement("iframe");
