@@ -73,25 +73,27 @@ class Drawing:
             return fig if notes else _without_note(fig)
 
 
+# Where a panel's letter may stand: above its left edge, beside it, inside its corner; the first that is free.
+_PLACES = (((-3.5, 2.5), "right", "bottom"), ((-3.5, 0.0), "right", "top"), ((2.5, -2.5), "left", "top"))
+
+
 def _letters(fig: Figure) -> None:
-    """Write a, b, c, … above the left edge of every panel, or inside its corner where another text is in the way."""
+    """Write a, b, c, … at the upper left corner of every panel, where no other text is."""
     panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
-    bold = {"fontsize": 7.5, "fontweight": "bold", "annotation_clip": False, "zorder": 6, "gid": LETTER}
-    letters = [
-        words(ax, letter, (0, 1), (-3.5, 2.5), "axes fraction", ha="right", va="bottom", **bold)
-        for letter, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ())
-    ]
-    for letter in letters:
-        letter.set_in_layout(False)
     fig.draw_without_rendering()  # for the places of all texts
-    texts = [t for t in fig.findobj(Text) if t.get_visible() and t.get_text().strip() and t.get_gid() != LETTER]
-    boxes = [text.get_window_extent() for text in texts]
-    page = fig.bbox
-    for letter in letters:
-        box = letter.get_window_extent()
-        if any(box.overlaps(other) for other in boxes) or box.x0 < page.x0 or box.y1 > page.y1:
-            letter.set(ha="left", va="top", bbox=white(0.4, alpha=0.75))
-            letter.set_position((2.5, -2.5))
+    texts = [text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    boxes, page = [text.get_window_extent() for text in texts], fig.bbox
+    bold = {"fontsize": 7.5, "fontweight": "bold", "annotation_clip": False, "zorder": 6, "gid": LETTER}
+    for name, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ()):
+        letter = words(ax, name, (0, 1), (0, 0), "axes fraction", **bold)
+        letter.set_in_layout(False)
+        for place, across, down in _PLACES:
+            letter.set(ha=across, va=down)
+            letter.set_position(place)
+            box = letter.get_window_extent()
+            if page.x0 <= box.x0 and box.y1 <= page.y1 and not any(box.overlaps(other) for other in boxes):
+                break
+        letter.set_bbox(white(0.3, alpha=0.75))
 
 
 def _without_note(fig: Figure) -> Figure:
