@@ -51,7 +51,7 @@ fashion:
 # The site, in site/. Broken links fail; nothing on it is loaded from elsewhere.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
+	@echo "Open site/index.html: its search works from a file too."
 
 # The README's pictures, from results/ and a real run (needs chromium).
 pictures: $(STAMP)

@@ -105,6 +105,8 @@ def opened(browser, file) -> Callable[..., Any]:
         for kind in ("browser", "performance"):
             browser.get_log(kind)
         browser.get(file.as_uri() + ("" if spec is None else f"#{identity(spec)}"))
+        if spec is not None:
+            wait(browser, f"document.querySelector('#{identity(spec)} .body').firstChild !== null")
         return browser
 
     return go
@@ -245,6 +247,96 @@ def test_the_table_downloads_as_it_is_shown(opened, tmp_path, store):
     assert (latex[0], latex[1].partition(":")[0], latex[2:]) == ("FA", "mine", [])
 
 
+def test_the_first_screen_has_the_findings_the_picture_and_the_rule(opened):
+    browser = opened()
+    assert len(shown(browser, ".findings li")) == 3
+    assert [row.text.split()[0] for row in shown(browser, ".pair tbody tr")] == ["BP", "DFA"]
+    assert len(shown(browser, ".pair svg circle")) == 6
+    bottom = browser.execute_script("return document.querySelector('.decides').getBoundingClientRect().bottom")
+    assert bottom < WIDE[1]
+    hover = browser.find_element(By.CSS_SELECTOR, ".decides abbr").get_attribute("title")
+    assert hover.startswith("scale stability")
+
+
+def test_the_head_of_the_table_stays_in_sight(opened):
+    browser = opened(size=(1400, 500))
+    browser.execute_script("document.querySelector('#table tbody tr:last-child').scrollIntoView()")
+    top = "document.querySelector('#table thead th').getBoundingClientRect().top"
+    wait(browser, f"scrollY > 0 && {top} >= -1 && {top} < 500")
+    rows = browser.execute_script("return document.querySelector('#table tbody').getBoundingClientRect().top")
+    assert rows < 0, "the first rows are out of sight, their head is not"
+
+
+def test_filters_sort_and_axes_stand_in_the_address(opened, browser, file):
+    opened()
+    Select(browser.find_element(By.ID, "rule")).select_by_visible_text("DFA")
+    Select(browser.find_element(By.ID, "y")).select_by_value("gamma")
+    head(browser, "acc").find_element(By.TAG_NAME, "button").click()
+    address = browser.current_url
+    assert address == f"{file.as_uri()}?rule=DFA&y=gamma&sort=acc"
+    browser.get("about:blank")
+    browser.get(f"{address}-down")
+    assert rules(browser) == ["DFA"]
+    assert browser.find_element(By.ID, "y").get_attribute("value") == "gamma"
+    assert head(browser, "acc").get_attribute("aria-sort") == "descending"
+    browser.find_element(By.ID, "reset").click()
+    assert len(rules(browser)) == 4
+    assert browser.current_url == f"{file.as_uri()}?y=gamma&sort=acc-down"
+    browser.get(f"{file.as_uri()}?rule=nobody&sort=nothing")
+    assert len(rules(browser)) == 4
+
+
+def test_details_of_a_setting_on_demand(opened):
+    browser = opened()
+    cell = browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=DFA] .why")
+    assert "above 50" not in cell.text
+    cell.find_element(By.TAG_NAME, "summary").click()
+    for said in (
+        "to do D3: Report the frozen control",
+        "4× above 50",
+        "25× below 1e−7",
+        "four-diagnostic: walked back",
+    ):
+        assert said in cell.text
+    link = cell.find_element(By.CSS_SELECTOR, "a")
+    link.click()
+    wait(browser, f"document.getElementById('{identity(DFA)}').open")
+
+
+def test_chosen_runs_are_drawn_over_each_other_on_axes_of_choice(opened, store):
+    browser = opened()
+
+    def drawn() -> list[dict[str, Any]]:
+        browser.find_element(By.ID, "overlay").click()
+        wait(browser, "document.querySelector('#chart .plot')?.drawn === true")
+        return browser.execute_script(
+            "const p = document.querySelector('#chart .plot');"
+            "return p.data.map(t => ({name: t.name, x: t.x, y: t.y, log: [p.layout.xaxis.type, p.layout.yaxis.type]}))"
+        )
+
+    for spec in (BP, DFA):
+        section(browser, spec).find_element(By.CSS_SELECTOR, ".pick").click()
+        assert not section(browser, spec).get_attribute("open"), "choosing a run does not open it"
+    found = {t["name"]: t for t in drawn()}
+    assert set(found) == {"BP", "DFA"}
+    rows = [json.loads(line) for line in (store / DFA.name / "trajectory.jsonl").read_text().splitlines()]
+    assert found["DFA"]["y"][1:] == [r["test_acc"] for r in rows]
+    Select(browser.find_element(By.ID, "x")).select_by_value("gamma")
+    Select(browser.find_element(By.ID, "y")).select_by_value("h_norm")
+    found = {t["name"]: t for t in drawn()}
+    assert found["DFA"]["x"][1:] == [r["values"]["gamma"] for r in rows]
+    assert found["DFA"]["y"][1:] == [r["per_layer"]["h_norm"][-1] for r in rows]
+    assert found["DFA"]["log"] == ["linear", "log"]
+    Select(browser.find_element(By.ID, "x")).select_by_value("site")
+    Select(browser.find_element(By.ID, "y")).select_by_value("cosine")
+    saved = Report.load(store / DFA.name / "report.json")
+    assert {t["name"]: t["y"] for t in drawn()}["DFA"] == saved.per_layer["cosine"]
+    browser.find_element(By.ID, "clear").click()
+    assert not shown(browser, ".pick:checked")
+    assert len(drawn()) == 9, "without a choice all that are shown"
+    assert browser.get_log("browser") == []
+
+
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
@@ -255,8 +347,12 @@ def test_a_link_opens_its_run(opened, file):
     assert wait(
         browser, f"Math.abs(document.getElementById('{identity(FA)}').getBoundingClientRect().top) < innerHeight"
     )
+    wait(browser, f"document.querySelector('#{identity(FA)} .body').firstChild !== null")
     assert "its frozen control is not in the store" in section(browser, FA).text
     # From the page: a seed in the table, then the run's control.
+    more = browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=DFA] .why summary")
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", more)
+    more.click()
     browser.find_element(By.CSS_SELECTOR, f"#table a[href='#{identity(DFA)}']").click()
     wait(browser, f"document.getElementById('{identity(DFA)}').open")
     assert browser.current_url == f"{file.as_uri()}#{identity(DFA)}"
@@ -294,7 +390,7 @@ def test_values_on_the_page_are_those_of_the_files(opened, store):
     assert "D1 first flags at epoch 4, D2 first flags at epoch 7 (12 epochs" in body.text
     assert "accuracy 0.306" in body.text
     table = browser.find_element(By.CSS_SELECTOR, "#table tbody tr[data-rule=DFA]").text
-    for said in ("200 ± 0", "4× above 50", "4e-9", "25× below 1e−7", "-4.4 pp [-5.8, -3.0]", "0.311 ± 0.007", "0.350"):
+    for said in ("200 ± 0", "4e-9", "-4.4 pp [-5.8, -3.0]", "0.311 ± 0.007", "+0.105 ± 0.000", "0.350"):
         assert said in table
 
 
@@ -360,15 +456,19 @@ def test_the_keyboard_is_enough(opened):
     browser = opened()
     active = browser.switch_to.active_element
     seen = []
-    for _ in range(40):
+    for _ in range(60):
         active.send_keys(Keys.TAB)
         active = browser.switch_to.active_element
         seen.append((active.tag_name, active.get_attribute("id") or active.text))
-        if active.tag_name == "summary":
+        if active.tag_name == "summary" and active.find_element(By.XPATH, "..").get_attribute("class") == "run":
             break
     assert ("a", "Skip to the verdicts") in seen
-    assert {"theme", "rule", "setting", "verdict", "reset", "csv", "latex", "open"} <= {name for _, name in seen}
-    assert sum(tag == "button" for tag, _ in seen) >= 11  # the heads of the table too
+    assert {"theme", "rule", "setting", "verdict", "reset", "csv", "latex", "x", "y", "overlay", "open"} <= {
+        name for _, name in seen
+    }
+    assert sum(tag == "button" for tag, _ in seen) >= 14  # the heads of the table too
+    assert ("summary", "details") in seen
+    assert ("abbr", "D1") in seen, "definitions can be reached"
     assert browser.execute_script("return getComputedStyle(document.activeElement).outlineStyle") != "none"
     active.send_keys(Keys.ENTER)
     wait(browser, "document.querySelector('.run').open")
@@ -469,6 +569,7 @@ def test_dark_and_light(opened):
 
 def test_it_prints_the_table_and_the_open_run(opened):
     browser = opened(DFA, scheme="dark")
+    wait(browser, f"[...document.querySelectorAll('#{identity(DFA)} .plot')].some(p => p.drawn)")
     pdf = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})["data"])
     assert pdf.startswith(b"%PDF")
     assert 3 <= pdf.count(b"/Type /Page\n") <= 8
@@ -539,7 +640,17 @@ def test_of_five_hundred_runs_only_what_is_looked_at_is_drawn(browser, large):
     assert nodes <= 1, "the line that says how many are shown"
     attributes, nodes = changed("document.querySelector('th[data-key=acc] button').click();")
     assert (attributes <= 2, nodes) == (True, rows), "each row is moved once"
-    browser.execute_script("document.querySelector('.run:not([hidden]):not([open])').open = true;")
+    browser.execute_script(
+        "const run = document.querySelector('.run:not([hidden]):not([open])'); run.open = true; run.scrollIntoView();"
+    )
     wait(browser, f"{every}('.run .body > *').length > 0")
     assert count(f"[...{every}('.run .body')].filter(b => b.firstChild).length") == 1
     assert count(f"{every}('.run .plot').length") <= 8
+    # All of them opened: only those in sight are filled.
+    browser.execute_script("document.getElementById('reset').click(); document.getElementById('open').click();")
+    assert count(f"{every}('.run[open]').length") == 500
+    wait(browser, f"[...{every}('.run .body')].filter(b => b.firstChild).length > 1")
+    assert count(f"[...{every}('.run .body')].filter(b => b.firstChild).length") < 20
+    last = "[...document.querySelectorAll('.run')].at(-1)"
+    browser.execute_script(f"{last}.scrollIntoView()")
+    wait(browser, f"{last}.querySelector('.body').firstChild !== null")

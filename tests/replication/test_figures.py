@@ -7,24 +7,28 @@ import re
 import sys
 from itertools import combinations, pairwise
 from pathlib import Path
+from string import ascii_lowercase
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
+from matplotlib.lines import AxLine
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 
 from made_runs import EXPLODED, HEALTHY, write_run
-from made_worlds import LAST, NUDGES, SWEEP, full_store
+from made_worlds import LAST, SWEEP, full_store
 from places import ROOT
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.replication.figures import FIGURES, save_figure, save_figures
-from walkback.replication.figures.style import RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
+from walkback.replication.figures.style import LETTER, NOTE, RED, SKY, WIDTHS, look, missing_note
 from walkback.replication.found import markdown_list
+from walkback.replication.published import figures
 from walkback.replication.tables import TABLES, evidence
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -225,7 +229,7 @@ def test_cross_arch(drawn, world):
     gains = points(depth, "DFA")[:, 0]
     assert np.isclose(gains, 100 * (vit.accuracy - control.accuracy)).any()
     assert [drawn_threshold(ax) for ax in (growth, norm, depth)] == [50.0, 1e-7, 2.0]
-    heads = [t.get_text() for t in growth.texts if t.get_fontweight() == "bold"]
+    heads = [t for t in growth.texts if t.get_fontweight() == "bold" and t.get_gid() != LETTER]
     assert len(heads) == 7
     assert len(points(growth, "DFA")) == 7, "one of every network"
 
@@ -292,22 +296,80 @@ def test_sensitivity_bars_are_the_ranges_of_the_table(drawn, world, width):
             assert label[y] == edition
 
 
-def test_cosine_rank(drawn):
-    (ax,) = drawn["cosine-rank", "double"].axes
-    rules = {"state-bridge": "State Bridge", "fa": "FA", "credit-bridge": "Credit Bridge", "dfa": "DFA"}
+def test_published_against_ours(drawn, world):
+    axes = drawn["published-against-ours", "double"].axes
+    dfa = runs(world, rule="dfa")
+    wide = runs(world, rule="dfa", net_options={"width": 512, "depth": 2})
+    ours = sorted(mean(r.accuracy for r in some) for some in (dfa, wide))
+    at = points(axes[0], "DFA")
+    assert sorted(at[:, 1]) == pytest.approx(ours)
+    published = {f.value for where in ("primary", "wide-shallow") for f in figures(where, "dfa", what="acc")}
+    assert set(at[:, 0]) <= published
+    norms = points(axes[2], "BP")
+    assert norms[0, 0] == 200.0, "the first firm figure of the documents"
+    for ax in axes:
+        assert ax.get_xlim() == pytest.approx(ax.get_ylim()), "the identity is the diagonal"
+        (line,) = [ln for ln in ax.get_lines() if isinstance(ln, AxLine)]
+        assert line.get_xy1()[0] == line.get_xy1()[1]
 
-    def ranks(value) -> dict[str, int]:
-        return {rules[r]: i for i, r in enumerate(sorted(rules, key=value), 1)}
 
-    cosine = ranks(lambda r: -SWEEP[r, 1e-2][3])
-    accuracy = ranks(lambda r: -SWEEP[r, 1e-2][0])
-    nudge, loss = ranks(lambda r: NUDGES[r][0]), ranks(lambda r: NUDGES[r][1])
-    for rule in rules.values():
-        assert list(points(ax, rule)[:, 1]) == [by[rule] for by in (cosine, accuracy, nudge, nudge, loss)], rule
-    agree = sum(
-        1 if (cosine[a] - cosine[b]) * (accuracy[a] - accuracy[b]) > 0 else -1 for a, b in combinations(cosine, 2)
+def test_the_points_that_agree_are_counted_by_the_rule_of_the_tables(drawn, world):
+    figure = drawn["published-against-ours", "double"]
+    text = next(t.get_text() for t in figure.texts if "points agree" in t.get_text())
+    agree, count = map(int, re.match(r"(\d+) of (\d+) points", text).groups())
+    assert count == sum(
+        len(line.get_xdata()) for ax in figure.axes for line in ax.get_lines() if line.get_marker() not in ("None", "")
     )
-    assert f"τ = {agree / 6:+.2f}".replace("-", "−") in ax.get_xticklabels()[1].get_text()
+    assert 0 < agree <= count
+
+
+def test_cosine_pairing(drawn, world):
+    figure = drawn["cosine-pairing", "double"]
+    ax = figure.axes[2]
+    per_layer = [r.report.per_layer for r in runs(world, rule="dfa")]
+    lines = {ln.get_marker(): ln.get_data() for ln in ax.get_lines() if ln.get_marker() in ("o", "^", "v")}
+    for marker, name in (("o", "cosine"), ("^", "cosine_above"), ("v", "cosine_below")):
+        columns = [column for column in zip(*(p[name] for p in per_layer)) if None not in column]
+        assert list(lines[marker][1]) == pytest.approx([mean(column) for column in columns])
+    assert list(lines["^"][0]) == [0, 1, 2, 3]
+    assert list(lines["v"][0]) == [1, 2, 3, 4]
+
+
+def test_strengths_have_colours_and_markers_of_their_own():
+    rules = {name: look(name) for name in ("BP", "FA", "DFA", "State Bridge", "Credit Bridge", "EP", "another")}
+    for color, marker, _ in STRENGTHS.values():
+        assert color.upper() not in {str(style["color"]).upper() for style in rules.values()}
+        assert marker not in {style["marker"] for style in rules.values()}
+    assert len({color for color, *_ in STRENGTHS.values()}) == len(STRENGTHS)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_strategies_are_defined_in_the_picture(drawn, width):
+    texts = " ".join(" ".join(t.get_text() for t in drawn["decision-utility", width].texts).split())
+    for strategy in ("S0 reports accuracy alone", "S1 adds Γ", "S2 adds D1", "S3 adds D3"):
+        assert strategy in texts
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_panels_have_letters_in_their_order(drawn, name):
+    figure = drawn[name, "double"]
+    panels = [ax for ax in figure.axes if ax.get_visible()]
+    marked = [t.get_text() for ax in panels for t in ax.texts if t.get_gid() == LETTER]
+    titled = [ax.get_title()[0] for ax in panels if re.match("[a-z]  ", ax.get_title())]
+    expected = list(ascii_lowercase[: len(panels)]) if len(panels) > 1 else []
+    assert (marked or titled) == expected
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_note_can_be_left_out_and_nothing_else_moves(some, width):
+    full, bare = (FIGURES["reporting-pair"](some, width, notes=notes) for notes in (True, False))
+    for figure in (full, bare):
+        figure.draw_without_rendering()
+    assert any("No runs yet" in t.get_text() for t in full.texts)
+    assert not any("No runs yet" in t.get_text() for t in bare.texts)
+    assert bare.get_figheight() < full.get_figheight()
+    heights = [figure.axes[0].get_window_extent().height for figure in (full, bare)]
+    assert heights[0] == pytest.approx(heights[1], abs=1)
 
 
 def test_backward_paths_needs_no_runs():
@@ -361,14 +423,14 @@ def test_rules_differ_without_colour():
 
 @pytest.mark.parametrize("name", WITH_DATA)
 def test_partial_data(some, name):
-    if name in ("temporal-augmented", "penalty", "cosine-rank"):
+    if name in ("temporal-augmented", "penalty"):
         with pytest.raises(
             InputError, match=r"but there are none. Train .* with: for s in 42 123 456; do walkback train"
         ):
             FIGURES[name](some, "single")
         return
     figure = FIGURES[name](some, "single")
-    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts]
+    note = note_of(figure)
     assert "No runs yet: " in note
     assert "Fewer than 3 seeds: " in note
     assert "FA" in note
@@ -376,7 +438,7 @@ def test_partial_data(some, name):
 
 def test_a_network_that_is_drawn_is_not_said_to_have_no_runs(tmp_path):
     write_run(tmp_path, RunSpec(rule="dfa", augment=True), 0.3, **EXPLODED)
-    (note,) = [t.get_text().replace("\n", " ") for t in FIGURES["cross-arch"](read_records(tmp_path), "double").texts]
+    note = note_of(FIGURES["cross-arch"](read_records(tmp_path), "double"))
     assert "ResMLP d=256 L=4, terminal LN, augmented: BP, FA; ResMLP d=512" in note
 
 
@@ -427,7 +489,7 @@ def diverged(folder: Path) -> None:
 
 
 def note_of(figure: Figure) -> str:
-    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts]
+    (note,) = [t.get_text().replace("\n", " ") for t in figure.texts if t.get_gid() == NOTE]
     return note
 
 
@@ -435,7 +497,7 @@ def test_a_store_whose_only_run_diverged_is_drawn_and_the_note_says_so(tmp_path)
     diverged(write_run(tmp_path / "runs", RunSpec(rule="dfa"), 0.1, **EXPLODED))
     records = read_records(tmp_path / "runs")
     saved = save_figures(records, tmp_path, WITH_DATA, ["single"], ["svg"])
-    assert set(saved.not_drawn) == {"temporal-augmented", "penalty", "sensitivity", "cosine-rank"}
+    assert set(saved.not_drawn) == {"temporal-augmented", "penalty", "sensitivity"}
     assert all(why.startswith("Expected finished runs") for why in saved.not_drawn.values())
     assert note_of(FIGURES["per-layer"](records, "double")).startswith(
         "‖g_l‖ was not measured: plain: DFA. Growth was not measured: plain: DFA. No runs yet: plain: BP,"

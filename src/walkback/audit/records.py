@@ -137,6 +137,7 @@ class Records:
     runs: tuple[Record, ...] = ()
     problems: tuple[Problem, ...] = ()
     asked: set[Path] = field(default_factory=set, repr=False)  # the runs that something was made of
+    _controls: dict[tuple[Path, str], Record | None] = field(default_factory=dict, init=False, repr=False)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self.runs)
@@ -160,8 +161,11 @@ class Records:
 
         One that was trained on other data of the same name is none.
         """
-        found = self.find(control_spec(record.spec, stem))
-        return found if found is not None and record.on_the_data_of(found) else None
+        key = record.path, stem
+        if key not in self._controls:
+            found = self.find(control_spec(record.spec, stem))
+            self._controls[key] = found if found is not None and record.on_the_data_of(found) else None
+        return self._controls[key]
 
     @property
     def store(self) -> Path:
@@ -323,7 +327,8 @@ def _how_far(path: Path) -> str:
 
 def _rows(path: Path) -> tuple[dict[str, Any], ...]:
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = _together(lines)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"Expected trajectory.jsonl to hold one JSON object per line, but: {error}.") from None
     for n, row in enumerate(rows, 1):
@@ -331,6 +336,15 @@ def _rows(path: Path) -> tuple[dict[str, Any], ...]:
         if row["epoch"] != n:
             raise FormatError(f"Expected row {n} of trajectory.jsonl to be epoch {n}, but it is epoch {row['epoch']}.")
     return tuple(rows)
+
+
+def _together(lines: list[str]) -> list[Any]:
+    """Return what lines of JSON hold. Read at once, all rows share the strings of their keys: a third of the memory."""
+    try:
+        rows = json.loads(f"[{','.join(lines)}]")
+    except ValueError:
+        rows = []
+    return rows if len(rows) == len(lines) else [json.loads(line) for line in lines]  # which says what is wrong
 
 
 def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> None:

@@ -41,6 +41,7 @@ def save_figures(
     widths: Iterable[Width] = tuple(WIDTHS),
     formats: Iterable[str] = FORMATS,
     dpi: int = DPI,
+    notes: bool = True,
 ) -> Saved:
     """Write the figures as `folder/NAME-WIDTH.FORMAT`. The same records give the same bytes.
 
@@ -53,6 +54,7 @@ def save_figures(
         widths: "single" is a column of a two-column paper (3.25 in), "double" both (6.75 in).
         formats: pdf, svg, png.
         dpi: of png.
+        notes: whether a figure says in a line under it what it has no runs of.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:  # this one is drawn from no run
@@ -68,7 +70,7 @@ def save_figures(
     for name in names:
         for width in widths:
             try:
-                fig = FIGURES[name](records, width)
+                fig = FIGURES[name](records, width, notes)
             except WalkbackError as error:
                 not_drawn[name] = str(error)
                 print(f"not drawn: {name}: {error}", file=sys.stderr)

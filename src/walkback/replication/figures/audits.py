@@ -87,8 +87,8 @@ def reporting_pair(records: Records, width: st.Width) -> Figure:
     wide, heights = width == "double", [len(rows) for _, rows, _ in groups]
     without = st.not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
     seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
-    note = st.missing_note(absent, seeds, _untested(row for _, row in drawn), without)
-    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note)
+    note, says = st.missing_note(absent, seeds, without), _untested(row for _, row in drawn)
+    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note, says)
     shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
     panels = st.grid(fig, len(groups), 3, sharey="row", sharex="col", **shares)
     limits = _gain_limits([row[c] for _, row in drawn for c in ("D3 pp", "D3 pp, BP stem")])
@@ -228,7 +228,7 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     absent = [(said, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, said, rule in empty]
     drawn = [(name, row) for name, members in groups.items() for row in members]
     ratios, norms = ([(name, row["rule"], _mean(row[what])) for name, row in drawn] for what in ("ρ", "‖g_L‖"))
-    off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms), _untested(rows))
+    off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms))
     note = st.missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
     lines: list[tuple[float, Row]] = []
     heads: list[tuple[float, str]] = []
@@ -238,7 +238,9 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
         lines += [(y + i, row) for i, row in enumerate(_by_rule(members), 1)]
         y += len(members) + 1.4
     wide = width == "double"
-    fig = st.canvas(width, 0.5 + min(0.13 * (y + 1), TALLEST), note)  # both variants of all networks fit a page
+    fig = st.canvas(
+        width, 0.5 + min(0.13 * (y + 1), TALLEST), note, _untested(rows)
+    )  # both variants of all networks fit a page
     ((growth, norm, depth),) = st.grid(fig, 1, 3, sharey=True)
     for at, row in lines:
         point(growth, row["ρ"], at, row["rule"])

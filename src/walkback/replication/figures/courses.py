@@ -126,13 +126,13 @@ def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
     return fig
 
 
-# Strength of the penalty -> its line.
+# Strength of the penalty -> its line: purple, which is no rule's, darker with λ; markers that are no rule's either.
 _LAMBDA = {
-    0.0: (st.BLACK, "o", "-"),
-    1e-4: (st.BLUE, "s", (0, (5, 1.5))),
-    1e-3: (st.GREEN, "D", (0, (1.2, 1.2))),
-    1e-2: (st.RED, "^", (0, (5, 1.2, 1.2, 1.2))),
-    1e-1: (st.ORANGE, "<", (0, (8, 2))),
+    0.0: ("#BBA8D8", "P", "-"),
+    1e-4: ("#9C7FC6", "p", (0, (5, 1.5))),
+    1e-3: ("#7C55B0", "h", (0, (1.2, 1.2))),
+    1e-2: ("#562B90", "d", (0, (5, 1.2, 1.2, 1.2))),
+    1e-1: ("#2D0A5B", "H", (0, (8, 2))),
 }
 
 

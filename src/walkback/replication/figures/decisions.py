@@ -13,7 +13,6 @@ from walkback.audit.records import Records
 from walkback.audit.settings import RULES, Setting, select
 from walkback.replication.figures import style as st
 from walkback.replication.tables.decisions import THRESHOLDS, Threshold, threshold_points
-from walkback.replication.tables.interventions import FUNCTIONAL
 from walkback.report.table import number
 
 # What a strategy says -> face, hatch, letter, colour of the letter: dark, light and hatched differ in greyscale.
@@ -22,6 +21,14 @@ _MARKS = {
     "passes": ("#F4F4F4", "", "passes", "#444444"),
     "undecided": ("#FFFFFF", "////", "?", st.BLACK),
 }
+
+
+# Said in the picture: the strategies are the papers' words, not the field's.
+STRATEGIES = (
+    "Each strategy has all before it. S0 reports accuracy alone; S1 adds Γ, the mean cosine with the BP gradient; S2 "
+    "adds D1 (growth of the stream) and D2 (norm of the BP gradient), which walk back together; S3 adds D3 (gain over "
+    "frozen blocks). S1+(a)…(d) add one check of the four-diagnostic edition: growth, reference, stability, depth."
+)
 
 
 def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], tall: int, word: bool) -> None:
@@ -66,16 +73,16 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     note = st.missing_note(absent, seeds)
     lines = max(len(left), len(right))
     if wide:
-        fig = st.canvas(width, 0.75 + tall * lines, note)
+        fig = st.canvas(width, 0.75 + tall * lines, note, STRATEGIES)
         ((first, second),) = st.grid(fig, 1, 2, width_ratios=(4.6, 7))
     else:
-        fig = st.canvas(width, 1.25 + tall * (len(left) + len(right)), note)
+        fig = st.canvas(width, 1.25 + tall * (len(left) + len(right)), note, STRATEGIES)
         (first,), (second,) = st.grid(fig, 2, 1, height_ratios=(len(left) + 1, len(right) + 1))
     _cells(first, ("S0\nacc", "S1\n+ Γ", "S2\n+ D1, D2", "S3\n+ D3"), left, lines if wide else len(left), True)
     four_heads = ("S0\nacc", "S1\n+ Γ", "S1\n+(a)", "S1\n+(b)", "S1\n+(c)", "S1\n+(d)", "full")
     _cells(second, four_heads, right, lines if wide else len(right), wide)
-    first.set_title("three-check")
-    second.set_title("four-diagnostic, d=256 L=4")
+    first.set_title("a  three-check")
+    second.set_title("b  four-diagnostic, d=256 L=4")
     patches = [
         Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label=name) for name, (face, hatch, *_) in _MARKS.items()
     ]
@@ -218,57 +225,3 @@ def _bar(ax: Axes, low: float | None, high: float | None, y: float) -> None:
         if end is None:
             ax.plot(x, y, color=st.SKY, marker=arrow, ms=4.5, ls="", clip_on=False, zorder=3)
     ax.set_xlim(left, right)
-
-
-# -- rankings --------------------------------------------------------------------------------------------------
-
-
-@st.paper_figure(90)
-def cosine_rank(records: Records, width: st.Width) -> Figure:
-    """The ranking of four rules by deep cosine against what their credit does: crossing lines are disagreement."""
-    table = st.numbers("matched-penalty", records)
-    texts = [dict(zip(table.columns, row)) for row in table.rows]
-    columns = ["deep cos", *(FUNCTIONAL[what][0] for what in FUNCTIONAL)]
-    data = [(row, text) for row, text in zip(table.data, texts) if str(row["figures"]).startswith("ours")]
-    rules = [(row, text) for row, text in data if row["rule"] in RULES.values() and row["n"]]
-    shown = [v for v in st.variants(r for r, _ in rules) if sum(st.variant(r) == v for r, _ in rules) > 1]
-    if not shown:
-        raise st.nothing("rankings of at least two rules", table.missing)
-    absent = [(st.variant(row), row["rule"]) for row, _ in data if row["rule"] in RULES.values() and not row["n"]]
-    seeds = [(st.variant(r), r["rule"], r["n"]) for r, _ in rules]
-    wide = width == "double"
-    fig = st.canvas(width, 0.3 + (2.0 if wide else 1.9) * len(shown), st.missing_note(absent, seeds))
-    for v, (ax,) in zip(shown, st.grid(fig, len(shown), 1)):
-        here = {row["rule"]: (row, text) for row, text in rules if st.variant(row) == v}
-        ranks = next(t for r, t in data if r["rule"] == "ranking" and st.variant(r) == v)
-        taus = next(r for r, _ in data if r["rule"].startswith("τ") and st.variant(r) == v)
-        orders = {c: ranks[c].split(" > ") for c in columns if " > " in ranks[c]}
-        for rule in sorted(here, key=st.rule_order):
-            spots = [(x, orders[c].index(rule) + 1) for x, c in enumerate(columns) if c in orders and rule in orders[c]]
-            ax.plot(*zip(*spots), **st.look(rule, markersize=5, zorder=2))
-            for x, y in spots:
-                said = here[rule][1][columns[x]].partition(" ±")[0].replace("-", "−")
-                style = {"ha": "center", "va": "bottom", "fontsize": 5, "color": "#333333"}
-                st.words(ax, said, (x, y), (0, 4.5), bbox=st.white(0.4, alpha=0.85), **style)
-            for spot, side, align in ((spots[0], -1, "right"), (spots[-1], 1, "left")):
-                style = {"ha": align, "va": "center", "fontsize": 6 if wide else 5.5, "color": st.look(rule)["color"]}
-                st.words(ax, st.short(rule, wide), spot, (7 * side, 0), **style)
-        heads = [_HEADS[c] if wide else _HEADS[c].replace("e, ", "e,\n").replace("g l", "g\nl") for c in columns]
-        under = ["" if taus[c] is None else f"\nτ = {taus[c]:+.2f}".replace("-", "−") for c in columns]
-        ax.set_xticks(range(len(columns)), [h + u for h, u in zip(heads, under)])
-        ax.set_yticks(range(1, len(here) + 1))
-        room = 0.6 if wide else 0.75
-        ax.set(xlim=(-room, len(columns) - 1 + room), ylim=(len(here) + 0.4, 0.45), ylabel="rank (1: best)")
-        st.heading(ax, f"λ = 0.01, {v}")
-        ax.spines["bottom"].set_visible(False)
-        ax.tick_params(axis="x", length=0)
-    return fig
-
-
-_HEADS = {
-    "deep cos": "deep cosine",
-    "acc": "accuracy",
-    "nudge": "nudge",
-    "nudge, relative": "nudge, relative",
-    "Δ train loss": "training loss",
-}

@@ -29,9 +29,9 @@ def backward_paths(records: Records, width: Width) -> Figure:
     wide = width == "double"
     size = 6.0 if wide else 5.0
     fig = canvas(width, 2.8)
-    for name, ax in zip(SAID, grid(fig, 1, 3)[0]):
+    for letter, name, ax in zip("abc", SAID, grid(fig, 1, 3)[0]):
         color = look(name)["color"]
-        ax.set_title(name, color=color, fontweight="bold")
+        ax.set_title(f"{letter}   {name}", color=color, fontweight="bold")
         ax.set_xlabel(SAID[name], fontsize=7 if wide else 5.6)
         ax.set(xlim=(-1.5, 3.1) if wide else (-0.9, 2.5), ylim=(-1.5, 8.0), xticks=[], yticks=[])
         ax.spines[:].set_visible(False)

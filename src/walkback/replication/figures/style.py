@@ -10,6 +10,7 @@ from functools import lru_cache
 from io import BytesIO
 from math import ceil, isfinite, log10
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, Literal
 
 import matplotlib.style
@@ -17,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from walkback.audit.records import Records
@@ -38,6 +39,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#767676", "#E6E6E6"
 DASHED = (0, (2, 1))
+NOTE, LETTER = "missing-note", "panel-letter"  # how these texts are found in a figure
 _LOOKS: dict[str, tuple[str, str, Any]] = {
     "BP": (BLACK, "o", "-"),
     "FA": (BLUE, "s", (0, (5, 1.5))),
@@ -63,10 +65,50 @@ class Drawing:
     place: int
     draw: Callable[[Records, Width], Figure]
 
-    def __call__(self, records: Records, width: Width = "double") -> Figure:
-        """Return the figure of these runs, for one column or two."""
+    def __call__(self, records: Records, width: Width = "double", notes: bool = True) -> Figure:
+        """Return the figure of these runs, for one column or two; `notes` is the line about what is missing."""
         with styled():
-            return self.draw(records, width)
+            fig = self.draw(records, width)
+            _letters(fig)
+            return fig if notes else _without_note(fig)
+
+
+# Where a panel's letter may stand: above its left edge, beside it, inside its corner; the first that is free.
+_PLACES = (((-3.5, 2.5), "right", "bottom"), ((-3.5, 0.0), "right", "top"), ((2.5, -2.5), "left", "top"))
+
+
+def _letters(fig: Figure) -> None:
+    """Write a, b, c, … at the upper left corner of every panel, where no other text is."""
+    panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
+    fig.draw_without_rendering()  # for the places of all texts
+    texts = [text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    boxes, page = [text.get_window_extent() for text in texts], fig.bbox
+    bold = {"fontsize": 7.5, "fontweight": "bold", "annotation_clip": False, "zorder": 6, "gid": LETTER}
+    for name, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ()):
+        letter = words(ax, name, (0, 1), (0, 0), "axes fraction", **bold)
+        letter.set_in_layout(False)
+        for place, across, down in _PLACES:
+            letter.set(ha=across, va=down)
+            letter.set_position(place)
+            box = letter.get_window_extent()
+            if page.x0 <= box.x0 and box.y1 <= page.y1 and not any(box.overlaps(other) for other in boxes):
+                break
+        letter.set_bbox(white(0.3, alpha=0.75))
+
+
+def _without_note(fig: Figure) -> Figure:
+    """Take the line about what is missing off a figure, and the room it had."""
+    for note in [text for text in fig.texts if text.get_gid() == NOTE]:
+        share = _strip(note.get_text().split("\n")) / fig.get_figheight()
+        note.remove()
+        engine = fig.get_layout_engine()
+        assert engine is not None
+        x, y, w, h = engine.get()["rect"]  # type: ignore[index]
+        fig.set_figheight(fig.get_figheight() * (1 - share))
+        engine.set(rect=(x, max(0.0, y - share) / (1 - share), w, h / (1 - share)))  # type: ignore[call-arg]
+        for text in fig.texts:
+            text.set_y((text.get_position()[1] - share) / (1 - share))
+    return fig
 
 
 def paper_figure(place: int) -> Callable[[Callable[[Records, Width], Figure]], Drawing]:
@@ -109,25 +151,35 @@ def small_legend(ax: Axes, handles: Sequence[Any] | None = None, **options: Any)
     ax.legend(**given, **{"loc": "upper center", "borderaxespad": 0.1, "fontsize": 5.2, **options})
 
 
-def canvas(width: Width, height: float, note: str = "") -> Figure:
-    """An empty figure of a column's width; `note` goes into a line of its own at the bottom.
+def canvas(width: Width, height: float, note: str = "", says: str = "") -> Figure:
+    """Return an empty figure of a column's width; `says` and `note` go into lines of their own at the bottom.
 
     Args:
-        height: of what is drawn, in inches; the note is added to it.
+        height: of what is drawn, in inches; the lines are added to it.
+        note: what is missing, which can be left out.
+        says: what a reader needs to understand the picture, which can not.
     """
     if width not in WIDTHS:
         raise InputError(f'Expected width to be "single" or "double", but got {shown(width)}.')
     inches = WIDTHS[width]
-    lines = textwrap.wrap(note, round(24.5 * inches))
-    strip = 0.095 * len(lines) + 0.03 if lines else 0.0
-    fig = Figure((inches, height + strip), layout="constrained")
-    share = strip / (height + strip)
+    lines, fixed = (textwrap.wrap(text, round(24.5 * inches)) for text in (note, says))
+    total = height + _strip(lines) + _strip(fixed)
+    share = 1 - height / total
+    fig = Figure((inches, total), layout="constrained")
     engine = fig.get_layout_engine()
     assert engine is not None
     engine.set(rect=(0, share, 1, 1 - share), w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
+    small = {"fontsize": 5.2, "color": "#555555", "va": "bottom"}
     if lines:
-        fig.text(0.01, 0.012 / (height + strip), "\n".join(lines), fontsize=5.2, color="#555555", va="bottom")
+        fig.text(0.01, 0.012 / total, "\n".join(lines), gid=NOTE, **small)
+    if fixed:
+        fig.text(0.01, (0.012 + _strip(lines)) / total, "\n".join(fixed), **small)
     return fig
+
+
+def _strip(lines: Sequence[str]) -> float:
+    """Return how many inches lines at the bottom take."""
+    return 0.095 * len(lines) + 0.03 if lines else 0.0
 
 
 def grid(fig: Figure, rows: int, columns: int, **options: Any) -> list[list[Axes]]:

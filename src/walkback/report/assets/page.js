@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const runs = new Map(data.runs.map((run) => [run.id, run]));
+  const runs = new Map(); // id -> everything a run shows, once it is unpacked
   const root = document.documentElement;
   const one = (id) => document.getElementById(id);
   const every = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -16,6 +16,20 @@
     return made;
   }
 
+  // -- what is packed -----------------------------------------------------------------------------------------
+
+  async function unpack(id) {
+    const bytes = Uint8Array.from(atob(one(id).textContent), (c) => c.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  // Runs and plotly.js are unpacked once, when they are first needed or the browser has nothing else to do.
+  let ready, plotly, library;
+  const unpacked = () => (ready ??= unpack("runs-data").then((text) => {
+    for (const run of JSON.parse(text)) runs.set(run.id, run);
+  }).catch(() => { one("status").textContent = "Runs can't be shown: this needs a browser of 2023 or newer."; }));
+  const drawing = () => (plotly ??= unpack("plotly").then((text) => { library = text; }));
+
   // -- filter, sort, download ---------------------------------------------------------------------------------
 
   const filters = ["rule", "setting", "verdict"];
@@ -28,12 +42,33 @@
       `${shown(rows)} of ${rows.length} settings and ${shown(sections)} of ${sections.length} runs shown.`;
   }
 
+  // Filters, axes and the column that sorts stand in the address: what a reader sees can be sent to another.
+  const kept = [...filters, "x", "y"];
+  let sorted = "";
+  function keep() {
+    const query = new URLSearchParams(kept.filter((name) => one(name).value && one(name).selectedIndex).map((name) => [name, one(name).value]));
+    if (sorted) query.set("sort", sorted);
+    const text = query.toString();
+    try {
+      history.replaceState(null, "", `${location.pathname}${text ? `?${text}` : ""}${location.hash}`);
+    } catch { /* a page inside another may not change its address */ }
+  }
+
+  function restore() {
+    const query = new URLSearchParams(location.search);
+    for (const name of kept) if ([...one(name).options].some((o) => o.value === query.get(name))) one(name).value = query.get(name);
+    const [key, down] = (query.get("sort") ?? "").split("-");
+    const head = every("#table thead th").find((h) => h.dataset.key === key);
+    if (head) sortBy(head, down === "down");
+  }
+
   function reset() {
     for (const name of filters) one(name).value = "";
     filter();
+    keep();
   }
 
-  for (const name of filters) one(name).addEventListener("change", filter);
+  for (const name of kept) one(name).addEventListener("change", () => { filter(); keep(); });
   one("reset").addEventListener("click", reset);
 
   // What is not known stands last in either direction.
@@ -44,14 +79,16 @@
     return down ? -order : order;
   }
 
-  for (const [column, head] of every("#table thead th").entries()) {
-    head.firstChild.addEventListener("click", () => {
-      const down = head.getAttribute("aria-sort") === "ascending";
-      for (const other of every("#table thead th")) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", down ? "descending" : "ascending");
-      rows.sort((a, b) => compare(a.cells[column].dataset.sort, b.cells[column].dataset.sort, down));
-      rows[0].parentNode.append(...rows);
-    });
+  function sortBy(head, down) {
+    for (const other of every("#table thead [aria-sort]")) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", down ? "descending" : "ascending");
+    rows.sort((a, b) => compare(a.cells[head.cellIndex].dataset.sort, b.cells[head.cellIndex].dataset.sort, down));
+    rows[0].parentNode.append(...rows);
+    sorted = `${head.dataset.key}${down ? "-down" : ""}`;
+  }
+
+  for (const head of every("#table thead th")) {
+    head.firstChild.addEventListener("click", () => { sortBy(head, head.getAttribute("aria-sort") === "ascending"); keep(); });
   }
 
   function download(name, text, type) {
@@ -108,11 +145,12 @@
   function fill(section) {
     const body = section.querySelector(".body");
     const run = runs.get(section.id);
-    if (body.firstChild) return;
+    if (body.firstChild || !run) return;
     const control = run.verdict.word === "control";
     body.append(
       el("p", {}, el("span", { class: "name" }, run.name), " · ", el("a", { href: `#${run.id}` }, "link to this run")),
       ...(run.notes ? [el("p", { class: "notes" }, run.notes)] : []),
+      ...(run.beside ? [el("p", { class: "beside" }, run.beside)] : []),
       ...(control ? [el("p", {}, "A frozen control: what D3 compares with. It claims nothing, so nothing is judged.")] : verdict(run)),
       el("h4", {}, "Per layer"),
       ...(run.layers.rows.length ? [figures(layerPanels(run)), layerTable(run)] : ["not measured"]),
@@ -130,7 +168,7 @@
   }
 
   function verdict(run) {
-    const check = (c) => [c.check, c.title, said(c.result), c.value, c.flags, c.distance];
+    const check = (c) => [c.check, c.title, said(c.result), c.value, c.flags, c.distance, c.todo];
     const frozen = run.control
       ? ["; its frozen control reaches ", el("a", { href: `#${run.control.id}` }, run.control.acc.toFixed(3))]
       : ["; its frozen control is not in the store"];
@@ -140,7 +178,7 @@
       el("p", {}, `Accuracy ${run.acc.toFixed(3)}`, ...frozen, "."),
       el("h4", {}, "Walk-back chain"),
       el("ol", { class: "chain" }, ...run.chain.map(step)),
-      table(["check", "", "result", "value", "flags when", "distance"], run.checks.map(check), "checks"),
+      table(["check", "", "result", "value", "flags when", "distance", "what to do"], run.checks.map(check), "checks"),
       ...(run.remarks.length ? [list(run.remarks)] : []),
     ];
   }
@@ -257,7 +295,7 @@
 
   function figures(panels) {
     return el("div", { class: "panels" }, ...panels.map((panel) => {
-      const plot = el("div", { class: "plot", role: "group", "aria-label": panel.caption });
+      const plot = el("div", { class: panel.tall ? "plot tall" : "plot", role: "group", "aria-label": panel.caption });
       plot.panel = panel;
       waiting.observe(plot);
       return el("figure", {}, el("b", {}, panel.title), plot, panel.quiet ? null : el("figcaption", {}, panel.caption));
@@ -266,27 +304,29 @@
 
   // plotly.js is large: it becomes a script when the first figure is seen, and a figure is drawn when it is seen.
   const waiting = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) draw(entry.target);
+    const seen = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
+    if (seen.length) drawing().then(() => seen.forEach((plot) => draw(plot)));
   }, { rootMargin: "300px" });
 
   function draw(plot, width) {
+    if (!library) return;
     if (!window.Plotly) {
       const script = el("script");
-      script.textContent = one("plotly").textContent;
+      script.textContent = library;
       document.head.append(script);
     }
     waiting.unobserve(plot);
-    const { traces, log, x, lines = [], across } = plot.panel;
+    const { traces, log, logX, x, y, lines = [], across } = plot.panel;
     const ink = css("--ink"), paper = css("--paper"), grid = "rgba(128,128,128,.28)";
-    const colour = (t) => ({ ...t, line: { ...t.line, color: css(t.role) }, marker: { ...t.marker, color: css(t.role) },
+    const colour = (t) => ({ ...t, line: { ...t.line, color: t.fixed ?? css(t.role) }, marker: { ...t.marker, color: t.fixed ?? css(t.role) },
       ...(t.fill ? { fillcolor: "rgba(86,180,233,.3)" } : {}), ...(t.error_x ? { error_x: { ...t.error_x, color: css(t.role) } } : {}) });
     const axis = { gridcolor: grid, zerolinecolor: "rgba(128,128,128,.7)", linecolor: grid, automargin: true, hoverformat: ".4g" };
     const layout = {
       ...(width ? { width } : { autosize: true }),
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { color: ink, size: 11, family: "system-ui, DejaVu Sans, sans-serif" },
       margin: { l: 50, r: 12, t: 30, b: 36 },
-      xaxis: { ...axis, ...(across ? around(traces) : { hoverformat: "d" }), title: { text: x, standoff: 4 }, zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
-      yaxis: { ...axis, ...(log ? decades(traces) : {}), ...(across ? { autorange: "reversed" } : {}) },
+      xaxis: { ...axis, ...(across ? around(traces) : { hoverformat: "d" }), title: { text: x, standoff: 4 }, ...(logX ? { type: "log", exponentformat: "power" } : {}), ...(across || x === "site" || x === "epoch" ? {} : { hoverformat: ".4g" }), zeroline: Boolean(across), ...(x === "site" ? { dtick: 1 } : {}) },
+      yaxis: { ...axis, ...(y ? { title: { text: y } } : {}), ...(log ? decades(traces) : {}), ...(across ? { autorange: "reversed" } : {}) },
       legend: { orientation: "h", x: 0, yref: "container", y: 0, yanchor: "bottom", font: { size: 10 } }, // the toolbar is above
       showlegend: traces.length > 1,
       modebar: { bgcolor: "rgba(0,0,0,0)", color: "rgba(128,128,128,.8)", activecolor: ink },
@@ -300,13 +340,14 @@
     plot.drawn = true;
   }
 
-  const redraw = () => every(".run[open] .plot").filter((plot) => plot.drawn).forEach((plot) => draw(plot));
+  const redraw = () => every(".run[open] .plot, #chart .plot").filter((plot) => plot.drawn).forEach((plot) => draw(plot));
 
   // On paper: light, all figures of the open runs, three beside each other.
   let theme;
   window.addEventListener("beforeprint", () => {
     theme = root.dataset.theme;
     root.dataset.theme = "light";
+    every(".run[open]").forEach(fill);
     every(".run[open] .plot").forEach((plot) => draw(plot, 320));
   });
   window.addEventListener("afterprint", () => {
@@ -317,11 +358,20 @@
 
   // -- opening, links, theme ----------------------------------------------------------------------------------
 
+  // An open run is filled when it comes into sight: a thousand can be opened at once.
+  const closed = new IntersectionObserver((entries) => {
+    const seen = entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target);
+    if (seen.length) unpacked().then(() => seen.forEach((section) => { closed.unobserve(section); fill(section); }));
+  }, { rootMargin: "800px" });
+
   one("list").addEventListener("toggle", (event) => {
-    if (!event.target.matches(".run") || !event.target.open) return;
-    fill(event.target);
-    history.replaceState(null, "", `#${event.target.id}`);
+    if (event.target.matches(".run") && event.target.open) closed.observe(event.target);
   }, true);
+  one("list").addEventListener("click", (event) => {
+    const section = event.target.closest("summary")?.parentNode;
+    if (!section?.matches(".run") || section.open || event.target.matches(".pick")) return;
+    try { history.replaceState(null, "", `${location.search}#${section.id}`); } catch { /* as above */ }
+  });
 
   one("open").addEventListener("click", () => sections.filter((s) => !s.hidden).forEach((s) => { s.open = true; }));
   one("close").addEventListener("click", () => sections.forEach((s) => { s.open = false; }));
@@ -329,17 +379,62 @@
   function follow() {
     const id = decodeURIComponent(location.hash.slice(1));
     if (!id.startsWith("run-")) return;
-    if (!runs.has(id)) {
+    const section = one(id);
+    if (!section) {
       one("status").textContent = `There is no run ${id} on this page.`;
       return;
     }
-    const section = one(id);
     if (section.hidden) reset();
     section.open = true;
-    fill(section);
-    section.scrollIntoView();
-    section.firstElementChild.focus({ preventScroll: true });
+    unpacked().then(() => {
+      fill(section);
+      section.scrollIntoView();
+      section.firstElementChild.focus({ preventScroll: true });
+    });
   }
+
+  // -- several runs in one figure ------------------------------------------------------------------------------
+
+  const MOST = 40;
+  const BY_SITE = { h_norm: "h_norm", g_norm: "g_norm", cosine: "cosine" };
+  const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash"];
+  const LOGS = new Set(["h_norm", "g_norm", "growth"]);
+
+  function overlay() {
+    const picked = sections.filter((s) => s.querySelector(".pick").checked);
+    const chosen = (picked.length ? picked : sections.filter((s) => !s.hidden)).slice(0, MOST).map((s) => runs.get(s.id));
+    const x = one("x"), y = one("y"), text = (select) => select.selectedOptions[0].textContent;
+    const bySite = x.value === "site" || y.value === "cosine";
+    const values = (run) => {
+      if (!bySite) return [run.replay[x.value] ?? [], run.replay[y.value] ?? []];
+      const list = run.per_layer[BY_SITE[y.value]] ?? [];
+      return [list.map((_, site) => site), list];
+    };
+    const settings = new Set(chosen.map((run) => run.setting)).size;
+    const name = (run) => (settings > 1 ? `${run.rule}, ${run.setting}` : run.rule);
+    const groups = [...new Set(chosen.map(name))]; // seeds of one rule and setting look alike
+    const traces = chosen.map((run) => {
+      const [xs, ys] = values(run), group = groups.indexOf(name(run));
+      return { name: name(run), seed: run.seed, x: xs, y: ys, mode: xs.length > 30 ? "lines" : "lines+markers", legendgroup: String(group),
+        showlegend: groups.length > 1 && chosen.find((other) => name(other) === name(run)) === run, hovertemplate: `%{x}, %{y:.4g}<extra>seed ${run.seed}</extra>`,
+        fixed: COLOURS[group % COLOURS.length], marker: { size: 6, symbol: group }, line: { width: 1.8, dash: DASHES[Math.floor(group / COLOURS.length) % DASHES.length] } };
+    }).filter((t) => t.y.some((v) => v !== null));
+    const box = one("chart");
+    if (!traces.length) {
+      box.replaceChildren(el("p", {}, bySite && !BY_SITE[y.value] ? `${text(y)} has no value by site: choose ‖h‖, ‖g‖ or the cosine.` : "None of these runs has it."));
+      return;
+    }
+    const across = bySite ? "site" : text(x);
+    const caption = `${text(y)} by ${across} of ${traces.length} run${traces.length > 1 ? "s" : ""}: ${traces.map((t) => `${t.name}, seed ${t.seed} ends at ${short(t.y.at(-1))}`).join("; ")}.`;
+    box.replaceChildren(figures([{ title: `${text(y)} by ${across}`, caption, quiet: true, x: across, y: text(y), log: LOGS.has(y.value), logX: !bySite && LOGS.has(x.value), traces, tall: true }]));
+  }
+
+  one("overlay").addEventListener("click", () => unpacked().then(overlay));
+  one("clear").addEventListener("click", () => {
+    for (const box of every(".pick")) box.checked = false;
+    one("chart").replaceChildren();
+  });
 
   const system = matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
@@ -356,7 +451,9 @@
   system.addEventListener("change", themed);
   window.addEventListener("hashchange", follow);
   for (const box of every("main .scroll")) box.before(cue(box));
+  restore();
   filter();
   themed();
   follow();
+  (window.requestIdleCallback ?? setTimeout)(() => { unpacked(); drawing(); });
 })();

@@ -15,7 +15,7 @@ from walkback.notes import Note
 from walkback.report.formats.logged_files import Named, count
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import Claim
-from walkback.verdict.editions import decide
+from walkback.verdict.editions import EDITIONS, decide
 from walkback.verdict.findings import Finding, about
 
 
@@ -84,8 +84,9 @@ def fired(
     found: dict[str, int | float | None] = {}
     for epoch, m in epochs:
         # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
-        verdict = decide(m, Claim(), thresholds, edition)
-        for finding in (verdict[name] for name in verdict.names if name not in ("depth", "outcome")):
+        asked = (rule for name, rule in EDITIONS[edition].items() if name not in ("depth", "outcome"))
+        for finding in (rule.of(rule.name, m, thresholds, Claim()) for rule in asked):
+            assert finding is not None  # only D3-outcome may have nothing to say
             if finding.flagged is not None:
                 found.setdefault(finding.check, None)
             if finding.flagged and found[finding.check] is None:

@@ -152,12 +152,13 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     given = parse_row(row, where)
     logged: dict[str, float | None] = dict(given.values)
     scalars = {name: _finite(value) for name, value in logged.items()}
-    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] for name, values in given.per_layer}
+    sites: dict[str, Numbers] = dict(given.per_layer)
     # Name -> where it is not finite: (site, what was logged instead of a list).
     bad: dict[str, list[tuple[int | None, str]]] = {
         name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)]
-        for name, values in given.per_layer
+        for name, values in sites.items()
     }
+    lists = {name: [_finite(v) for v in values] if bad[name] else list(values) for name, values in sites.items()}
     finite = {name for name in ("h_norm", "g_norm") if not bad[name]}
     conditions = plain(given.conditions)
     reasons = {str(k): str(v) for k, v in given.reasons.items()}

@@ -63,7 +63,7 @@ def nonfinite(text: str) -> dict[str, Any]:
 
 def nonfinite_reasons(reasons: Mapping[str, str]) -> list[dict[str, Any]]:
     """The same from the reasons of a training run's row, which has no advisories."""
-    said = [text for name in ("h_norm", "g_norm") for text in str(reasons.get(name, "")).split("; ")]
+    said = [text for name in ("h_norm", "g_norm") if name in reasons for text in str(reasons[name]).split("; ")]
     return [nonfinite(text) for text in said if _NOT_FINITE.match(text)]
 
 
