@@ -18,6 +18,7 @@ from case import CLASSES, Case, Outcome, run
 KEPT: list[object] = []  # a library of operators lasts as long as its object
 LIBRARIES = (
     "hand_built",
+    "hand_built_more",
     "of_transformers",
     "of_timm",
     "of_torchvision",
@@ -25,6 +26,7 @@ LIBRARIES = (
     "of_x_transformers",
     "of_monai",
     "of_geometric",
+    "of_others",
 )
 
 
@@ -96,7 +98,7 @@ def _version(library: str) -> str:
     try:
         return version(library.lower())
     except PackageNotFoundError:
-        return f"torch {torch.__version__}" if library == "hand-built" else ""
+        return f"torch {torch.__version__}" if library.startswith("hand-built") else ""
 
 
 def main() -> None:

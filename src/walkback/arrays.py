@@ -156,7 +156,7 @@ class _Reading:
         if batch.reduction_shown() == other:
             raise InputError(
                 f'Expected grads of batch {index} to be gradients of the {said} of per-sample losses (reduction="{said}"), '
-                f"but logits, labels and the last site show those of the {other}. Pass reduction=\"{other}\"."
+                f'but logits, labels and the last site show those of the {other}. Pass reduction="{other}".'
             )
 
     def _trace(self, batch: _Batch, index: int) -> Trace:
@@ -271,7 +271,9 @@ class _Batch:
         said = given.get("reduction")
         if said is not None:
             _refuse_reduction(said)
-        batch = _Batch(sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said)
+        batch = _Batch(
+            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said
+        )
         batch._refuse_shapes(index)
         return batch
 

@@ -184,10 +184,16 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
             found += columns
     single = [paths for paths in dict.fromkeys(found) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
-        equal = [paths for paths in single if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)]
+        equal = [
+            paths
+            for paths in single
+            if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)
+        ]
         if len(equal) > 1 and len({path for paths in equal for path in paths}) == length * len(equal):
             single.append(tuple(path for row in zip(*equal) for path in row))
-    weights = {paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single}
+    weights = {
+        paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single
+    }
     return sorted(single, key=lambda paths: -weights[paths])
 
 

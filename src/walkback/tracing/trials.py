@@ -63,13 +63,16 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
             inside = frozenset(id(m) for block in tracer.blocks for m in modules_of(block))
             readings.append(Reading(paths, tracer.anatomy, inside, tracer.reader, not tracer.layout.masked))
     whole = [r for r in readings if all(other.modules <= r.modules for other in readings)]
+    readings = [r for r in readings if not any(r.modules < other.modules for other in readings)]
     decoders = [r for r in readings if r.attends]
     if not whole and len(decoders) == 1:  # its encoder is another stream, which it reads beside its own
         return _taken(tracer, decoders[0], x, y, "the decoder that attends to another stack, which is not measured")
     if whole and not (beyond := _beyond(tracer, whole[0], x)):
         return _taken(tracer, whole[0], x, y, "what one batch could be read at, of all candidates")
     if whole:
-        failed.append(f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after")
+        failed.append(
+            f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after"
+        )
     lines = [] if whole else [line for r in readings if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
