@@ -1,12 +1,13 @@
 """More networks built by hand, two or more for each way to go wrong; none was at hand while the reading was written."""
 
-# ruff: noqa: D, E501, E731, N, F811, B023
+# ruff: noqa: D101  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
-import torch, torch.nn.functional as F
-from torch import nn
+import torch
+import torch.nn.functional as F
 from case import Case, mark
+from torch import nn
 
 D, C = (12, 5)
 

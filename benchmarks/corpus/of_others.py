@@ -1,12 +1,12 @@
 """Networks of smaller libraries: mixers, Performer, Linformer, Reformer, Perceiver, TCN, tabular ones, diffusers."""
 
-# ruff: noqa: D, E501, E731, N
+# ruff: noqa: D101, E731
 
 from __future__ import annotations
 
 import torch
-from torch import nn
 from case import Case
+from torch import nn
 
 C = 5
 

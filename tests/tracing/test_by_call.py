@@ -199,5 +199,5 @@ def test_a_stack_that_is_not_the_whole_stream_is_not_taken() -> None:
             a = super().forward(a + b)
             return a, b + a
 
-    with pytest.raises(wb.AnatomyError, match="not the whole stream|several"):
+    with pytest.raises(wb.AnatomyError, match=r"not the whole stream|several"):
         wb.measure(Stages().double(), [batch()])

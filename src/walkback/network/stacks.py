@@ -308,12 +308,12 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
 
 
 def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks of several types in stages, as in MobileNets: all that stands in Sequentials, and nothing else is there."""
+    """Blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
     stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
     blocks = [block for stage in stages for block in stage]
-    if prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages):
-        if all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
-            yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
+    only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
+    if only and all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
+        yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:
