@@ -75,7 +75,9 @@ bench: $(STAMP)
 
 # Networks of other libraries, built tiny and compared with norms by hand; docs/corpus.md is made anew. The libraries come
 # without what they ask for: they would pull another torch.
-CORPUS := vit-pytorch x-transformers timm torchvision monai torch-geometric einops einx frozendict loguru torch-einops-utils rotary-embedding-torch
+CORPUS := vit-pytorch x-transformers timm torchvision monai torch-geometric einops einx frozendict loguru torch-einops-utils rotary-embedding-torch \
+          mlp-mixer-pytorch g-mlp-pytorch conformer performer-pytorch linformer reformer-pytorch perceiver-pytorch pytorch-tcn \
+          rtdl_revisiting_models diffusers axial-positional-embedding local-attention product-key-memory colt5-attention hyper-connections
 corpus: $(STAMP)
 	$(PYTHON) -m venv --system-site-packages $(VENV)/corpus
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(VENV)/corpus/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"

@@ -186,7 +186,9 @@ def test_wrong_options_say_what_is_expected():
 
 
 def test_whose_gradients_they_are_has_to_be_said():
-    with pytest.raises(wb.InputError, match=r'grads of batch 0 are.*nothing says it.*reduction="sum" or reduction="mean"'):
+    with pytest.raises(
+        wb.InputError, match=r'grads of batch 0 are.*nothing says it.*reduction="sum" or reduction="mean"'
+    ):
         wb.diagnose_arrays(traced())
     stated = [{**b, "reduction": "sum"} for b in traced()]
     assert wb.diagnose_arrays(stated).conditions["reduction"] == "sum"

@@ -73,8 +73,8 @@ def diagnose_arrays(
         thresholds: other limits than the published ones.
         edition: "three-check" or "four-diagnostic"; "intrinsic" stays undecided, since it runs the network again.
         reduction: what `grads` are gradients of: the "sum" of per-sample losses, or their "mean" over the batch. It has
-            to be said, here or as `reduction` in the batches: no array shows it, and every ‖g‖ hangs on it. Where logits
-            are a linear map of the last site, they do show it, and another answer is an error.
+            to be said, here or as `reduction` in the batches: no array shows it, and every ‖g‖ hangs on it. Where
+            logits are a linear map of the last site, they do show it, and another answer is an error.
         pairing: as in `diagnose`.
         pool: where states (B, T, d) are read: a token, "mean" or "readout"; by default what the last gradient shows.
 
@@ -147,16 +147,17 @@ class _Reading:
         if said is None or (self._reduction is not None and said != self._reduction):
             what = "nothing says it" if said is None else f"batch {index} says {said} and the call {self._reduction}"
             raise InputError(
-                f"Expected to be told whose gradients grads of batch {index} are, of the sum of per-sample losses or of "
-                f'their mean over the batch, but {what}. Pass reduction="sum" or reduction="mean" (a mean loss, as '
+                f"Expected to be told whose gradients grads of batch {index} are, of the sum of per-sample losses or "
+                f'of their mean over the batch, but {what}. Pass reduction="sum" or reduction="mean" (a mean loss, as '
                 "training code has it, gives gradients that are smaller by the batch size)."
             )
         self._reduction = said
         other = {"sum": "mean", "mean": "sum"}[said]
         if batch.reduction_shown() == other:
             raise InputError(
-                f'Expected grads of batch {index} to be gradients of the {said} of per-sample losses (reduction="{said}"), '
-                f"but logits, labels and the last site show those of the {other}. Pass reduction=\"{other}\"."
+                f"Expected grads of batch {index} to be gradients of the {said} of per-sample losses "
+                f'(reduction="{said}"), but logits, labels and the last site show those of the {other}: pass '
+                f'reduction="{other}".'
             )
 
     def _trace(self, batch: _Batch, index: int) -> Trace:
@@ -271,7 +272,9 @@ class _Batch:
         said = given.get("reduction")
         if said is not None:
             _refuse_reduction(said)
-        batch = _Batch(sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said)
+        batch = _Batch(
+            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said
+        )
         batch._refuse_shapes(index)
         return batch
 

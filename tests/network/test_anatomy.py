@@ -606,9 +606,7 @@ def test_a_lone_block_is_offered_and_shared_layers_are_read_call_by_call():
         wb.Anatomy.of(Again())
     for anatomy in (None, {"blocks": ["groups.0"], "branch": False}, {"blocks": ["groups.0"] * 3}):
         parts = wb.diagnose(Again(), BATCHES, anatomy=anatomy).conditions["anatomy"]
-        assert [row for row in parts if row.startswith("block")] == [
-            f"block {i} groups.0#{i} State" for i in (1, 2, 3)
-        ]
+        assert [row for row in parts if row.startswith("block")] == [f"block {i} groups.0#{i} State" for i in (1, 2, 3)]
 
 
 class Several(State):

@@ -51,7 +51,9 @@ def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
 def by_hand(net: Net, x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
     losses = F.cross_entropy(net(x), y, reduction="none")
     grads = torch.autograd.grad(losses.sum(), net.states)
-    return [h.detach().norm(dim=1).mean().item() for h in net.states], [g.norm(dim=1).mean().item() / 128 for g in grads]
+    return [h.detach().norm(dim=1).mean().item() for h in net.states], [
+        g.norm(dim=1).mean().item() / 128 for g in grads
+    ]
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -78,7 +80,9 @@ def test_sites_of_calls_are_moved_one_by_one(direct: bool) -> None:
         for site in range(4):
             delta = 1e-6 * torch.randn(9, D, generator=torch.Generator().manual_seed(site), dtype=torch.float64)
             change = tracer.replay(x, y, {site: delta}, None) - tracer.replay(x, y, {site: -delta}, None)
-            assert change.tolist() == pytest.approx((2 * delta * trace.grads[site]).sum(1).tolist(), rel=1e-4, abs=1e-13)
+            assert change.tolist() == pytest.approx(
+                (2 * delta * trace.grads[site]).sum(1).tolist(), rel=1e-4, abs=1e-13
+            )
         before = [h.clone() for h in trace.states]
         branches = tracer.branches_at(x, before, None)
         assert all(torch.allclose(h + f, new) for h, f, new in zip(before, branches, before[1:]) if f is not None)
@@ -195,5 +199,5 @@ def test_a_stack_that_is_not_the_whole_stream_is_not_taken() -> None:
             a = super().forward(a + b)
             return a, b + a
 
-    with pytest.raises(wb.AnatomyError, match="not the whole stream|several"):
+    with pytest.raises(wb.AnatomyError, match=r"not the whole stream|several"):
         wb.measure(Stages().double(), [batch()])

@@ -26,7 +26,10 @@ def parts_of(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, site
             raise InputError("Expected sites= or anatomy=, but got both: each says where the network is read.")
         return layers_of(model, sites)
     if isinstance(anatomy, Mapping):
-        known = [*(f.name for f in fields(Anatomy) if f.name not in ("names", "guesses", "by_forward", "share")), "sites"]
+        known = [
+            *(f.name for f in fields(Anatomy) if f.name not in ("names", "guesses", "by_forward", "share")),
+            "sites",
+        ]
         if set(anatomy) - set(known):
             raise InputError(
                 f"Expected anatomy to name {', '.join(known)}, but got {cut(', '.join(map(str, anatomy)))}."

@@ -44,6 +44,6 @@ def cannot_read(model: nn.Module, stacks: list[Stack]) -> str:
         why = f"has {len(equal)} stacks of {len(stacks[0])}, and nothing tells which of them carries the stream"
     return (
         f"Expected a network with one stack of blocks, but {type_name(model)} {why}.\n{tree_of(model, stacks)}\n{saw}\n"
-        "With a batch every candidate is tried. Or name the blocks yourself: Anatomy.of(model, blocks=…), by module, by "
-        "dotted path, or as a list."
+        "With a batch every candidate is tried. Or name the blocks yourself: Anatomy.of(model, blocks=…), by module, "
+        "by dotted path, or as a list."
     )

@@ -10,6 +10,7 @@ from torch import nn
 from walkback.network.values import children_of, named_modules_of, parameters_of
 from walkback.notes import held
 
+
 @dataclass(frozen=True)
 class Share:
     """How much of the weights is in the blocks (None where there are none), and where the others are."""
@@ -37,7 +38,9 @@ def share_of(model: nn.Module, parts: Iterable[nn.Module]) -> Share:
     sizes = {id(p): p.numel() for p in parameters_of(model)}
     inside = {id(p) for part in parts for p in parameters_of(part)}
     blocks = {id(part) for part in parts}
-    holders = {id(m) for _, m in named_modules_of(model) if any(id(below) in blocks for _, below in named_modules_of(m))}
+    holders = {
+        id(m) for _, m in named_modules_of(model) if any(id(below) in blocks for _, below in named_modules_of(m))
+    }
     outside: list[str] = []
 
     def look(path: str, module: nn.Module) -> None:

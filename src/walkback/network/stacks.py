@@ -184,10 +184,16 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
             found += columns
     single = [paths for paths in dict.fromkeys(found) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
-        equal = [paths for paths in single if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)]
+        equal = [
+            paths
+            for paths in single
+            if len(paths) == length and all(_may_be_block(model.get_submodule(p)) for p in paths)
+        ]
         if len(equal) > 1 and len({path for paths in equal for path in paths}) == length * len(equal):
             single.append(tuple(path for row in zip(*equal) for path in row))
-    weights = {paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single}
+    weights = {
+        paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single
+    }
     return sorted(single, key=lambda paths: -weights[paths])
 
 
@@ -302,12 +308,12 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
 
 
 def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks of several types in stages, as in MobileNets: all that stands in Sequentials, and nothing else is there."""
+    """Blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
     stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
     blocks = [block for stage in stages for block in stage]
-    if prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages):
-        if all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
-            yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
+    only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
+    if only and all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
+        yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:

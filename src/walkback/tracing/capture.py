@@ -96,7 +96,9 @@ class Capture:
 
     # -- hooks ---------------------------------------------------------------------------------------
 
-    def before_block(self, turns: Sequence[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def before_block(
+        self, turns: Sequence[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Take down what a block receives, `turns[k]` in its kth call; block 1 may be handed a copy with a gradient."""
         i = turns[min(sum(map(self.calls.count, turns)), len(turns) - 1)]
         self.running.append(i)

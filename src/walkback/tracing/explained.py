@@ -37,8 +37,8 @@ def refuse_own_error(error: Exception, losses: Tensor) -> None:
         return
     raise InputError(
         "Expected the network's backward pass to run in eval mode, in which it is measured, but its own autograd "
-        f"Function raised {cut(f'{type(error).__name__}: {error}', 160)}. Code of reversible blocks keeps random states in "
-        "training mode only: measure an equal network without it."
+        f"Function raised {cut(f'{type(error).__name__}: {error}', 160)}. Code of reversible blocks keeps random "
+        "states in training mode only: measure an equal network without it."
     ) from error
 
 

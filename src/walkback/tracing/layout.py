@@ -234,8 +234,8 @@ def find_branch(capture: Capture, declared: Sequence[Tensor] | None, needed: boo
         changed = "something between them changes the stream (a norm, a scale, a reshape). Name blocks that include it."
         if is_no_chain(capture, misfit - 1):
             changed = (
-                "the next one does not even depend on it. The blocks are no chain (parallel or Siamese towers, branches "
-                "in one list). Name those of one stream, in its order."
+                "the next one does not even depend on it. The blocks are no chain (parallel or Siamese towers, "
+                "branches in one list). Name those of one stream, in its order."
             )
         raise AnatomyError(
             f"Expected {capture.anatomy.called(misfit - 1)} to return the residual branch f or the new state "

@@ -126,7 +126,11 @@ def find_receivers(capture: Capture) -> tuple[tuple[str, ...], int | None] | Non
     the same operations at every block and before the readout.
     """
     depth, read, last = capture.depth, capture.read, capture.streams.get(capture.depth)
-    if depth < 2 or capture.handed_copy or len({h.shape for h in (*capture.given.values(), *capture.made.values())}) > 1:
+    if (
+        depth < 2
+        or capture.handed_copy
+        or len({h.shape for h in (*capture.given.values(), *capture.made.values())}) > 1
+    ):
         return None
     ends: list[tuple[Spot, int | None]] = [(_spot(edge), i) for i, edge in enumerate(capture.tail)]
     if last is not None and read is not None and read.shape == capture.given[0].shape:

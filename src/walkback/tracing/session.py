@@ -332,7 +332,7 @@ class Tracer:
     # -- one pass ------------------------------------------------------------------------------------
 
     def _pass(self, x: Inputs, y: Tensor, weights: Weights) -> Trace:
-        """Run a batch forward and backward; where the first one can't be read as was guessed, try the other candidates."""
+        """Run a batch forward and backward; try other candidates where the first can't be read as was guessed."""
         if not self._may_try or weights is not None:
             return self.read(x, y, weights)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +23,10 @@ class Tail(TorchFunctionMode):
         """Run one call and look at what it made."""
         result = func(*args, **(kwargs or {}))
         capture = self._capture
-        if isinstance(result, Tensor) and result.requires_grad and capture.is_behind and result.is_floating_point():
-            capture.after_operation(result)
+        # Inside an autograd Function gradients are off: what is made there is in no graph.
+        if capture.is_behind and isinstance(result, Tensor) and torch.is_grad_enabled() and result.is_floating_point():
+            with torch._C.DisableTorchFunction():
+                in_graph = result.grad_fn is not None
+            if in_graph:
+                capture.after_operation(result)
         return result

@@ -31,6 +31,7 @@ class Reading:
     anatomy: Anatomy
     modules: frozenset[int]  # ids of the blocks and of all that is in them
     reader: str  # the part that is handed the last site; "" if none is named
+    attends: bool  # its blocks are handed the states of an encoder
 
 
 def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) -> Anatomy:
@@ -60,14 +61,18 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
             failed.append(f"{keyword_of(paths)}: the readout reads past it")
         else:
             inside = frozenset(id(m) for block in tracer.blocks for m in modules_of(block))
-            readings.append(Reading(paths, tracer.anatomy, inside, tracer.reader))
+            readings.append(Reading(paths, tracer.anatomy, inside, tracer.reader, not tracer.layout.masked))
     whole = [r for r in readings if all(other.modules <= r.modules for other in readings)]
+    readings = [r for r in readings if not any(r.modules < other.modules for other in readings)]
+    decoders = [r for r in readings if r.attends]
+    if not whole and len(decoders) == 1:  # its encoder is another stream, which it reads beside its own
+        return _taken(tracer, decoders[0], x, y, "the decoder that attends to another stack, which is not measured")
     if whole and not (beyond := _beyond(tracer, whole[0], x)):
-        line = _line(tracer, whole[0], x, y)
-        said = "the blocks are what one batch could be read at, of all candidates" + f". To name them: {line}" * bool(line)
-        return replace(whole[0].anatomy, guesses=(said, BY_ORDER))
+        return _taken(tracer, whole[0], x, y, "what one batch could be read at, of all candidates")
     if whole:
-        failed.append(f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after")
+        failed.append(
+            f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after"
+        )
     lines = [] if whole else [line for r in readings if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
@@ -77,6 +82,13 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
 def _names(anatomy: Anatomy) -> tuple[str, ...]:
     start = len(anatomy.stems)
     return () if isinstance(anatomy, Layers) else anatomy.names[start : start + len(anatomy.blocks)]
+
+
+def _taken(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor, what: str) -> Anatomy:
+    """Return the anatomy of a reading, with what was guessed, and the line that names it."""
+    line = _line(tracer, reading, x, y)
+    said = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
+    return replace(reading.anatomy, guesses=(said, BY_ORDER))
 
 
 def _line(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor) -> str:
