@@ -225,7 +225,12 @@ def paragraphs(report: Report) -> list[list[str]]:
 
 
 def _about(report: Report) -> tuple[list[str], ...]:
-    return _about_stream(report), _about_gamma(report), dv.depth_lines(report), _about_run(report)
+    return (
+        _about_stream(report),
+        _about_gamma(report),
+        [*dv.depth_lines(report), *dv.seeds_lines(report)],
+        _about_run(report),
+    )
 
 
 def _about_stream(report: Report) -> list[str]:
