@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return (low + high) / 2
 
     def more(self, limit: float) -> dict[str, int]:
-        """Return how many more seeds, samples or draws would decide at the spread seen; one that never would is left out.
+        """Return how many more seeds, samples or draws would decide at this spread; one that never would is left out.
 
         >>> estimate(2.5, seeds=(1.0, 3), samples=(0.01, 1000)).more(2.0)
         {'seeds': 54}
