@@ -78,6 +78,10 @@ def depth(
     strengths: dict[str, list[float]] = {TRAINED: [], RANDOM: []}
     with untouched(bare) as found:
         first = Pair.of(bare, seen, unseen, anatomy)
+        if len(first.compared.labels) < 2:
+            raise InputError(
+                "Expected two or more test samples, since their spread is part of the answer, but got one."
+            )
         anatomy = first.fitted.layers or anatomy  # as a batch showed them
         strengths[TRAINED].append(choose(*first.fitted.head, seed))
         right = first.right("head", strengths[TRAINED][0])
@@ -246,14 +250,19 @@ def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
 def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float, float], dict[str, float]]:
     """Worth in percentage points, its interval, and the two parts of its standard error.
 
-    Samples are paired: what counts is the spread of their differences. Draws are few, so their mean has Student's
-    spread. See `half_width` for how the two are added.
+    Samples are paired: what counts is the spread of their differences. What samples do to single draws makes draws
+    differ too; it is known from the samples, and taken off the spread of draws (two crossed random effects), which has
+    Student's quantile since draws are few. See `half_width` for how the two are added.
     """
     n, k = len(right), len(rivals)
-    differences = right.double() - torch.stack([r.double() for r in rivals]).mean(0)
-    accuracies = torch.tensor([accuracy(r) for r in rivals], dtype=torch.float64)
-    variances = {"samples": float(differences.var()) / n, "draws": float(accuracies.var()) / k}
-    worth, half = 100 * float(differences.mean()), 100 * half_width(variances, {"samples": n, "draws": k})
+    gains = right.double() - torch.stack([r.double() for r in rivals])
+    rest = gains - gains.mean(0) - gains.mean(1, keepdim=True) + gains.mean()
+    own = float(rest.pow(2).sum()) / ((n - 1) * (k - 1)) / (n * k)
+    variances = {
+        "samples": float(gains.mean(0).var()) / n,
+        "draws": max(0.0, float(gains.mean(1).var()) / k - own),
+    }
+    worth, half = 100 * float(gains.mean()), 100 * half_width(variances, {"samples": n, "draws": k})
     return worth, (worth - half, worth + half), {name: 100 * math.sqrt(v) for name, v in variances.items()}
 
 

@@ -88,7 +88,7 @@ class Depth:
         for name, keys in (("samples", ("train", "test")), ("parts", ("samples", "draws"))):
             if not isinstance(given[name], Mapping) or set(given[name]) != set(keys):
                 raise InputError(
-                    f"Expected {name} of {where} to have {' and '.join(keys)}, but got {shown(given[name])}."
+                    f"Expected {where} to have {name} of {' and '.join(keys)}, but got {shown(given[name])}."
                 )
         low, high = given["interval"]
         known = {name: given[name] for name in names if name in given}
