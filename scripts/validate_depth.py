@@ -38,42 +38,43 @@ import walkback as wb
 from walkback.calibration.rows import kept_rows, read_rows
 from walkback.calibration.score import rate
 from walkback.calibration.zoo import NETS, Rescaled, Strength, _fresh, _mixed, _scales, _task
+from walkback.data import Split
 from walkback.network.anatomy import Anatomy
 from walkback.training.worth import SplitBatches, run_depth
 
 FILE, TABLE = "depth-cases.jsonl", "depth-errors.md"
 MARGIN = 2.0  # pp, of the check
-TRAIN, TEST, FRESH, CLASSES = 1500, 1500, 3000, 4
-DRAWS = 16  # of what is known; `wb.depth` makes three of its own
-RIDGES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+TRAIN, TEST, FRESH, CHOICE, CLASSES = 1500, 1500, 3000, 2000, 4
+DRAWS = 12  # of what is known; `wb.depth` makes three of its own
+RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 Batches = list[tuple[Tensor, Tensor]]
 Build = Callable[[], nn.Module]
+Parts = list[Batches]  # to fit readouts on, to choose their ridge on, and fresh ones to compare on
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 
-def known_worth(net: nn.Module, rivals: np.ndarray, train: Batches, fresh: Batches) -> tuple[float, float]:
+def known_worth(net: nn.Module, rivals: np.ndarray, parts: Parts) -> tuple[float, float]:
     """Percentage points that the blocks of a network bring over random ones, and their standard error."""
-    own, _ = reached(net, train, fresh)
+    own = reached(net, parts)
     of_samples = float((own.astype(float) - rivals.mean(0)).var()) / len(own)
     of_draws = float(rivals.mean(1).var(ddof=1)) / len(rivals)
     return 100 * (float(own.mean()) - float(rivals.mean())), 100 * math.sqrt(of_samples + of_draws)
 
 
-def random_blocks(net: nn.Module, build: Build, train: Batches, fresh: Batches, draws: int = DRAWS) -> np.ndarray:
+def random_blocks(net: nn.Module, build: Build, parts: Parts, draws: int = DRAWS) -> np.ndarray:
     """(draws, N) which fresh samples the network gets right with random blocks and a readout fitted to them."""
     paths = [{id(m): p for p, m in net.named_modules()}[id(b)] for b in Anatomy.of(net).blocks]
-    found, ridge = [], None
+    found = []
     for draw in range(draws):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(77_000 + draw)
             other, new = copy.deepcopy(net), build()
         for path in paths:
             other.get_submodule(path).load_state_dict(new.get_submodule(path).state_dict())
-        settle([m for path in paths for m in other.get_submodule(path).modules()], other, train)
-        right, ridge = reached(other.eval(), train, fresh, ridge)
-        found.append(right)
+        settle([m for path in paths for m in other.get_submodule(path).modules()], other, parts[0])
+        found.append(reached(other.eval(), parts))
     return np.stack(found)
 
 
@@ -90,34 +91,29 @@ def settle(modules: Iterable[nn.Module], net: nn.Module, train: Batches) -> None
         norm.eval()
 
 
-def reached(net: nn.Module, train: Batches, fresh: Batches, ridge: float | None = None) -> tuple[np.ndarray, float]:
+def reached(net: nn.Module, parts: Parts) -> np.ndarray:
     """(N,) which fresh samples a readout gets right that was fitted in SciPy to what the last linear map reads.
 
-    Its ridge, the second answer, is chosen on a fifth of the training samples, the last ones, where it is not given.
+    `parts`: samples to fit on, others to choose the ridge on, by accuracy, and the fresh ones.
     """
     head = [m for m in net.modules() if isinstance(m, nn.Linear)][-1]
-    seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _m, args: seen.append(args[0].detach()))
-    with torch.no_grad():
-        for x, _ in (*train, *fresh):
-            net(x)
-    hook.remove()
-    rows = [h[:, -1] if h.ndim == 3 else h for h in seen]
-    a, b = (torch.cat(part).double().numpy() for part in (rows[: len(train)], rows[len(train) :]))
-    y, labels = (torch.cat([y for _, y in part]).numpy() for part in (train, fresh))
-    cut, classes = 4 * len(a) // 5, int(max(y.max(), labels.max())) + 1
-    if ridge is None:
-        fitted = {r: softmax_regression(a[:cut], y[:cut], r, classes)(a[cut:]) for r in RIDGES}
-        ridge = min(fitted, key=lambda r: held_out(fitted[r], y[cut:]))
-    return softmax_regression(a, y, ridge, classes)(b).argmax(1) == labels, ridge
-
-
-def held_out(logits: np.ndarray, y: np.ndarray) -> float:
-    return float((logsumexp(logits, 1) - logits[np.arange(len(y)), y]).mean())
+    rows: list[np.ndarray] = []
+    for part in parts:
+        seen: list[Tensor] = []
+        hook = head.register_forward_pre_hook(lambda _m, args, seen=seen: seen.append(args[0].detach()))
+        with torch.no_grad():
+            _ = [net(x) for x, _ in part]
+        hook.remove()
+        rows.append(torch.cat([h[:, -1] if h.ndim == 3 else h for h in seen]).double().numpy())
+    labels = [torch.cat([y for _, y in part]).numpy() for part in parts]
+    classes = max(int(y.max()) for y in labels) + 1
+    fitted = [softmax_regression(rows[0], labels[0], ridge, classes) for ridge in RIDGES]
+    best = max(fitted, key=lambda predicts: float((predicts(rows[1]) == labels[1]).mean()))
+    return best(rows[2]) == labels[2]
 
 
 def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Fit a readout in NumPy and SciPy, sharing no code with the package, and return what makes logits."""
+    """Fit a readout in NumPy and SciPy, sharing no code with the package, and return what predicts classes."""
     mean, std = x.mean(0), x.std(0) + 1e-9
     rows, onehot = (x - mean) / std, np.eye(classes)[y]
 
@@ -131,7 +127,7 @@ def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int)
 
     start = np.zeros(classes * (x.shape[1] + 1))
     flat = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
-    return lambda other: (other - mean) / std @ flat[:-classes].reshape(classes, -1).T + flat[-classes:]
+    return lambda other: ((other - mean) / std @ flat[:-classes].reshape(classes, -1).T + flat[-classes:]).argmax(1)
 
 
 def row(name: str, source: str, network: str, known: tuple[float, float], found: wb.Depth) -> dict[str, Any]:
@@ -155,22 +151,23 @@ def constructed(number: int, name: str) -> dict[str, Any]:
     net = copy.deepcopy(_mixed(kind, mix, 0)).float().eval()
     scales = _scales(Strength(growth=10 ** draw.uniform(0, 3), shrink=10 ** draw.uniform(0, 4)), 3)
     parts = [(x[:n].float(), y[:n]) for (x, y), n in ((task["train"], TRAIN), (task["test"], TEST))]
-    known = known_worth(net, _zoo_rivals(kind), parts[:1], _zoo_fresh())
+    known = known_worth(net, _zoo_rivals(kind), _zoo_parts())
     return row(name, "zoo", kind, known, wb.depth(Rescaled(net, scales).eval(), parts[:1], parts[1:], seed=number))
 
 
-def _zoo_fresh() -> Batches:
-    x, y = _task()["fresh"]
-    return [(x[:FRESH].float(), y[:FRESH])]
+def _zoo_parts() -> Parts:
+    (x, y), (other, labels) = _task()["train"], _task()["fresh"]
+    ends = ((x[:TRAIN], y[:TRAIN]), (other[FRESH : FRESH + CHOICE], labels[FRESH : FRESH + CHOICE]),
+            (other[:FRESH], labels[:FRESH]))  # fmt: skip
+    return [[(a.float(), b)] for a, b in ends]
 
 
 @lru_cache
 def _zoo_rivals(kind: str) -> np.ndarray:
     """Those of one stem: all specimens of a family have it."""
-    x, y = _task()["train"]
     net = copy.deepcopy(_mixed(kind, 0.0, 0)).float().eval()
     draws = iter(range(9000, 9000 + DRAWS))
-    return random_blocks(net, lambda: _fresh(kind, next(draws)).float(), [(x[:TRAIN].float(), y[:TRAIN])], _zoo_fresh())
+    return random_blocks(net, lambda: _fresh(kind, next(draws)).float(), _zoo_parts())
 
 
 # -- the papers' networks and Hugging Face's ---------------------------------------------------------------------------
@@ -240,7 +237,8 @@ NETWORKS: dict[str, tuple[Build, Callable[[int, int], tuple[Tensor, Tensor]]]] =
 def real(network: str, seed: int, train: bool, name: str) -> dict[str, Any]:
     """A network untrained, or trained: Adam, lr 3e-3, for 15 epochs of even seeds and 2 of odd ones."""
     build, task = NETWORKS[network]
-    fit, test, fresh = (batched(*task(n, 10 * seed + i)) for i, n in enumerate((TRAIN, TEST, FRESH)))
+    sizes = (TRAIN, TEST, FRESH, CHOICE)
+    fit, test, fresh, choice = (batched(*task(n, 10 * seed + i)) for i, n in enumerate(sizes))
     torch.manual_seed(seed)
     net = build()
     if train:
@@ -248,7 +246,8 @@ def real(network: str, seed: int, train: bool, name: str) -> dict[str, Any]:
     # Three passes with a momentum of 0.1 would leave batch norms at a quarter of what the samples have.
     settle(net.eval().modules(), net, fit)
     found = wb.depth(net, fit, test, build=build, seed=1000 * seed)
-    known = known_worth(net, random_blocks(net, build, fit, fresh), fit, fresh)
+    parts = [fit, choice, fresh]
+    known = known_worth(net, random_blocks(net, build, parts), parts)
     return row(name, "trained" if train else "untrained", network, known, found)
 
 
@@ -275,11 +274,13 @@ def of_run(path: Path, root: Path | None, most: int, name: str) -> dict[str, Any
     bundle = wb.load_bundle(path)
     data = wb.data.load(bundle.spec["data"], wb.data.root_of(bundle.spec["data"], root))
     device = torch.device("cpu")
-    train = list(SplitBatches(data, type(data.train)(data.train.x[-most:], data.train.y[-most:]), device))
-    fresh = list(SplitBatches(data, data.test, device))
+    x, y = data.train.x, data.train.y
+    cut = len(x) - len(x) // 10  # the ridge is chosen on the last tenth
+    splits = [Split(x[:cut][-most:], y[:cut][-most:]), Split(x[cut:], y[cut:]), data.test]
+    parts = [list(SplitBatches(data, split, device)) for split in splits]
     found = run_depth(bundle, data)
     net = bundle.model().eval()
-    known = known_worth(net, random_blocks(net, bundle.untrained, train, fresh, 4), train, fresh)
+    known = known_worth(net, random_blocks(net, bundle.untrained, parts, 4), parts)
     words = f"{bundle.spec['net']}, {bundle.spec['data']}, {bundle.spec['rule']}, {bundle.spec['epochs']} epochs"
     return row(name, "runs", words, known, found)
 
