@@ -7,6 +7,9 @@ import copy
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from scipy.optimize import minimize
+from scipy.special import logsumexp
 from torch import Tensor, nn
 
 import walkback as wb
@@ -120,6 +123,36 @@ def test_a_fitted_readout_predicts_as_one_of_plain_descent() -> None:
     assert (found == softmax_regression(x, y, 1e-2)(x)).mean() > 0.995
 
 
+def test_the_ridge_is_the_one_of_least_cross_entropy_on_held_out_samples() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(300, 40))
+    y = (x[:, 0] + 0.8 * rng.normal(size=300) > 0).astype(int) + (x[:, 1] > 1)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(5)).numpy()
+    out, kept = order[:30], order[30:]
+    losses = []
+    for strength in STRENGTHS:
+        logits = by_scipy(x[kept], y[kept], strength)(x[out])
+        losses.append(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(30), y[out]]))
+    assert choose(torch.tensor(x), torch.tensor(y), 5) == STRENGTHS[int(np.argmin(losses))]
+
+
+def by_scipy(x: np.ndarray, y: np.ndarray, strength: float):
+    """Logits by SciPy's minimiser."""
+    classes, mean, std = y.max() + 1, x.mean(0), x.std(0, ddof=1)
+    rows = (x - mean) / std
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        w, b = flat[:-classes].reshape(classes, -1), flat[-classes:]
+        logits = rows @ w.T + b
+        error = np.exp(logits - logsumexp(logits, 1, keepdims=True)) - np.eye(classes)[y]
+        slope = np.concatenate([(error.T @ rows / len(x) + 2 * strength * w).ravel(), error.mean(0)])
+        value = np.mean(logsumexp(logits, 1) - logits[np.arange(len(x)), y]) + strength * (w**2).sum()
+        return value, slope
+
+    flat = minimize(loss, np.zeros(classes * (x.shape[1] + 1)), jac=True, method="L-BFGS-B", options={"ftol": 1e-13}).x
+    return lambda other: (other - mean) / std @ flat[:-classes].reshape(classes, -1).T + flat[-classes:]
+
+
 def test_the_ridge_is_chosen_on_held_out_samples_and_noise_gets_the_strongest() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(400, 60, dtype=torch.float64, generator=generator), torch.randint(2, (400,), generator=generator)
@@ -127,29 +160,21 @@ def test_the_ridge_is_chosen_on_held_out_samples_and_noise_gets_the_strongest() 
     assert choose(torch.zeros(400, 3, dtype=torch.float64), y, 0) == max(STRENGTHS)
 
 
-def test_the_interval_covers() -> None:
-    """95 % intervals of a known worth, over test samples and draws: 90 to 98 % hold it."""
-    rng, held, worth = np.random.default_rng(0), 0, 0.10
-    for _ in range(400):
-        n, k = 500, 3
-        easy = rng.uniform(size=n)
-        right = torch.tensor(easy < 0.6)
-        levels = 0.5 + rng.normal(scale=0.02, size=k)
-        rivals = [torch.tensor(easy < level) for level in levels]
-        low, high = _worth(right, rivals)[1]
-        held += low <= 100 * worth <= high
-    assert 0.90 <= held / 400 <= 0.98, held / 400
-
-
 def test_the_two_parts_of_the_error_are_those_of_their_sources() -> None:
     right = torch.tensor([True, True, False, True] * 25)
     same = [right.clone(), right.clone()]
     assert _worth(right, same)[2] == {"samples": 0.0, "draws": 0.0}
-    rivals = [torch.zeros(100, dtype=torch.bool), torch.tensor([True, False] * 50)]
-    parts = _worth(right, rivals)[2]
-    assert parts["draws"] == pytest.approx(100 * np.std([0.0, 0.5], ddof=1) / 2**0.5)
-    differences = right.double().numpy() - np.mean([r.numpy() for r in rivals], 0)
-    assert parts["samples"] == pytest.approx(100 * np.std(differences, ddof=1) / 10)
+    rivals = [torch.zeros(100, dtype=torch.bool), torch.tensor([True, False] * 50), right]
+    value, interval, parts = _worth(right, rivals)
+    gains = np.stack([right.numpy().astype(float) - r.numpy() for r in rivals])
+    # Mean squares of two crossed random effects with one number per cell, from their sums.
+    rest = gains - gains.mean(0) - gains.mean(1, keepdims=True) + gains.mean()
+    between = 100 * np.var(gains.mean(1), ddof=1)
+    noise = (rest**2).sum() / (99 * 2)
+    assert parts["draws"] == pytest.approx(100 * np.sqrt((between - noise) / 100 / 3))
+    assert parts["samples"] == pytest.approx(100 * np.std(gains.mean(0), ddof=1) / 10)
+    half = np.hypot(stats.norm.ppf(0.975) * parts["samples"], stats.t.ppf(0.975, 2) * parts["draws"])
+    assert interval == pytest.approx((value - half, value + half))
 
 
 # -- other networks ------------------------------------------------------------------------------------------------
@@ -220,6 +245,7 @@ class Own(nn.Module):
         ({"draws": 1}, "draws >= 2"),
         ({"train": []}, "one of them is empty"),
         ({"test": []}, "one of them is empty"),
+        ({"test": [(TEST[0][0][:1], TEST[0][1][:1])]}, "two or more test samples"),
     ],
 )
 def test_a_wrong_call_is_a_clear_error(trained: nn.Module, change: dict, words: str) -> None:

@@ -63,22 +63,24 @@ class Calibration:
         return {name: (of, n) for name, (of, n) in found.items() if n}
 
     def worst(self) -> str:
-        """Return the lowest sensitivity or specificity of an edition on the claims of a group of at least ten."""
+        """Return the lowest sensitivity or specificity of all, and that of an edition, on at least ten networks."""
         found = [
-            (value, which, s.check, group, n)
+            (value, f"{s.check} has a {which} of {_rate(value)} on {n} {group}", s)
             for group, (of, _) in self.groups().items()
             for s in of
-            if s.question == "claim" and s.check in EDITIONS
             for which, value, n in (
                 ("sensitivity", s.sensitivity, s.hits + s.misses),
                 ("specificity", s.specificity, s.passes + s.alarms),
             )
             if value is not None and n >= 10
         ]
-        if not found:
+        of_editions = [one for one in found if one[2].question == "claim" and one[2].check in EDITIONS]
+        if not of_editions:
             return "Too few networks for a rate of any edition."
-        value, which, edition, group, n = min(found, key=lambda one: one[0])
-        return f"The worst figure: {edition} has a {which} of {_rate(value)} on {n} {group}."
+        # Of equal ones the one that is known best to be so low.
+        lowest, edition = (min(some, key=lambda one: (one[0][0], one[0][2])) for some in (found, of_editions))
+        asked = f"asked for {lowest[2].question}"
+        return f"The worst figure: {lowest[1]}, {asked}. The worst of an edition: {edition[1]}, asked for a claim."
 
     def to_markdown(self) -> str:
         """The worst figure, a table of each group, and what is asked in them."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from tabulate import tabulate
 
+from walkback.measures.depth import _worth
 from walkback.measures.nulls import student
 from walkback.measures.stream import LogErrors
 from walkback.verdict.statistics import mean_ratio, paired_margin
@@ -75,6 +76,14 @@ def norm(draw: Draw, samples: int, sigma: float) -> Interval:
     return log(values.mean()) - half, log(values.mean()) + half
 
 
+def worth(draw: Draw, draws: int, spread: float, samples: int = 1000) -> Interval:
+    """Return the interval of D3-outcome for blocks that are worth 20 pp, over draws that differ by `spread`."""
+    easy = draw.uniform(-0.3, 0.3, samples)
+    right = torch.from_numpy(draw.rand(samples) < 0.6 + easy)
+    levels = 0.4 + draw.normal(0, spread, draws)
+    return _worth(right, [torch.from_numpy(draw.rand(samples) < level + easy / 2) for level in levels])[1]
+
+
 def over_seeds(draw: Draw, seeds: int, spread: float, error: float) -> Interval:
     """Return the interval of the logarithm of a geometric mean over seeds, all measured on the same samples."""
     shared = draw.normal(0, error)
@@ -92,6 +101,11 @@ WORLDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
     ("D3, 3 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 3, 0.01, 0.3), 20.0),
     ("D3, 3 seeds", "they differ by about 5 pp"): (lambda d: gains(d, 3, 0.05, 0.3), 20.0),
     ("D3, 6 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 6, 0.01, 0.3), 20.0),
+    ("D3-outcome, 2 draws", "they differ by about 1 pp"): (lambda d: worth(d, 2, 0.01), 20.0),
+    ("D3-outcome, 3 draws", "alike"): (lambda d: worth(d, 3, 0.0), 20.0),
+    ("D3-outcome, 3 draws", "they differ by about 1 pp"): (lambda d: worth(d, 3, 0.01), 20.0),
+    ("D3-outcome, 3 draws", "they differ by about 5 pp"): (lambda d: worth(d, 3, 0.05), 20.0),
+    ("D3-outcome, 8 draws", "they differ by about 5 pp"): (lambda d: worth(d, 8, 0.05), 20.0),
     ("D1, over samples", "1,024 log-normal norms, σ = 0.5"): (lambda d: ratio(d, 1024, 0.5), log(2)),
     ("D1, over samples", "256 log-normal norms, σ = 1"): (lambda d: ratio(d, 256, 1.0), log(2)),
     ("D2, over samples", "1,024 log-normal norms, σ = 1"): (lambda d: norm(d, 1024, 1.0), 0.0),

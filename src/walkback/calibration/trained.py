@@ -96,7 +96,6 @@ def row_of(spec: RunSpec) -> dict[str, Any]:
         off=_worst(reported, truth),
         rounded=_worst(plain, truth),
         gain=worth.worth_pp,
-        gain_interval=list(worth.interval),
         drifts=_drifts(exact),
         spec=spec.model_dump(exclude_defaults=True),
     )

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, cut
-from walkback.measures.nulls import student
+from walkback.measures.intervals import half_width
 from walkback.measures.readout import Rows, accuracy, choose, score
 from walkback.measures.vectors import pool_at, readers, site_vectors
 from walkback.measures.worth import RANDOM, TRAINED, Depth
@@ -78,6 +78,10 @@ def depth(
     strengths: dict[str, list[float]] = {TRAINED: [], RANDOM: []}
     with untouched(bare) as found:
         first = Pair.of(bare, seen, unseen, anatomy)
+        if len(first.compared.labels) < 2:
+            raise InputError(
+                "Expected two or more test samples, since their spread is part of the answer, but got one."
+            )
         anatomy = first.fitted.layers or anatomy  # as a batch showed them
         strengths[TRAINED].append(choose(*first.fitted.head, seed))
         right = first.right("head", strengths[TRAINED][0])
@@ -94,7 +98,9 @@ def depth(
             strengths[RANDOM].append(choose(*drawn.fitted.head, seed))
             rivals.append(drawn.right("head", strengths[RANDOM][-1]))
             for site in every:
-                probes[RANDOM][site] += accuracy(drawn.right(site, strengths[TRAINED][0])) / draws
+                same = torch.equal(drawn.fitted.at(site), first.fitted.at(site))  # what the stem alone makes
+                probe = probes[TRAINED][site] if same else accuracy(drawn.right(site, strengths[RANDOM][-1]))
+                probes[RANDOM][site] += probe / draws
             found.rewind()
         without, why = _without(bare, seen, unseen, anatomy, first, strengths[TRAINED][0])
     pixels, no_pixels = _pixels(seen, unseen, seed)
@@ -248,18 +254,20 @@ def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
 def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float, float], dict[str, float]]:
     """Worth in percentage points, its interval, and the two parts of its standard error.
 
-    Samples are paired: what counts is the spread of their differences. Draws are few, so their mean has Student's
-    spread; the two variances add up, with Welch and Satterthwaite's degrees of freedom.
+    Samples are paired: what counts is the spread of their differences. What samples do to single draws makes draws
+    differ too; it is known from the samples, and taken off the spread of draws (two crossed random effects), which has
+    Student's quantile since draws are few. See `half_width` for how the two are added.
     """
     n, k = len(right), len(rivals)
-    differences = right.double() - torch.stack([r.double() for r in rivals]).mean(0)
-    accuracies = torch.tensor([accuracy(r) for r in rivals], dtype=torch.float64)
-    of_samples, of_draws = float(differences.var()) / n, float(accuracies.var()) / k
-    total = of_samples + of_draws
-    freedom = total**2 / (of_samples**2 / (n - 1) + of_draws**2 / (k - 1)) if total else n - 1
-    worth, half = 100 * float(differences.mean()), 100 * student(max(1, round(freedom))) * math.sqrt(total)
-    parts = {"samples": 100 * math.sqrt(of_samples), "draws": 100 * math.sqrt(of_draws)}
-    return worth, (worth - half, worth + half), parts
+    gains = right.double() - torch.stack([r.double() for r in rivals])
+    rest = gains - gains.mean(0) - gains.mean(1, keepdim=True) + gains.mean()
+    own = float(rest.pow(2).sum()) / ((n - 1) * (k - 1)) / (n * k)
+    variances = {
+        "samples": float(gains.mean(0).var()) / n,
+        "draws": max(0.0, float(gains.mean(1).var()) / k - own),
+    }
+    worth, half = 100 * float(gains.mean()), 100 * half_width(variances, {"samples": n, "draws": k})
+    return worth, (worth - half, worth + half), {name: 100 * math.sqrt(v) for name, v in variances.items()}
 
 
 # -- blocks drawn anew, and left out -----------------------------------------------------------------------------------

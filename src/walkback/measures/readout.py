@@ -74,9 +74,15 @@ def fit(x: Tensor, y: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
     >>> fit(x, torch.tensor([0, 0, 1, 1]), 1e-4)(torch.tensor([[-5.0], [9.0]]))
     tensor([0, 1])
     """
+    logits = _fit_logits(x, y, strength, int(y.max()) + 1)
+    return lambda other: logits(other).argmax(1)
+
+
+def _fit_logits(x: Tensor, y: Tensor, strength: float, classes: int) -> Callable[[Tensor], Tensor]:
+    """Fit a readout of so many classes, and return what makes logits (N, C) of other features."""
     mean, std = _moments(x)
     kind = torch.float32 if x.numel() > LARGE else torch.float64
-    classes, count = int(y.max()) + 1, len(x)
+    count = len(x)
 
     def standardised(rows: Tensor) -> Tensor:
         return (rows.double() - mean) / std
@@ -110,7 +116,7 @@ def fit(x: Tensor, y: Tensor, strength: float) -> Callable[[Tensor], Tensor]:
     with torch.enable_grad():
         solver.step(loss)  # type: ignore[arg-type]
     final, shift = weight.detach(), bias.detach()
-    return lambda other: torch.cat([F.linear(turned(rows), final, shift).argmax(1) for rows in _split(other)])
+    return lambda other: torch.cat([F.linear(turned(rows), final, shift) for rows in _split(other)])
 
 
 def _split(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -139,13 +145,20 @@ def _axes(parts: Iterator[Tensor], width: int, count: int, strength: float) -> T
 
 
 def choose(x: Tensor, y: Tensor, seed: int) -> float:
-    """Return the ridge that predicts held-out training samples best; of equal ones the strongest."""
+    """Return the ridge under which held-out training samples have the least cross-entropy; of equal ones the strongest.
+
+    Not the one with the best accuracy: of a few hundred samples that is mostly chance, and where all are right it says
+    nothing.
+    """
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:CHOOSE]
     out, kept = order.split([held := max(1, int(HELD_OUT * len(order))), len(order) - held])
     if not len(kept):
         raise InputError(f"Expected training samples to fit a readout on and some to choose its ridge, but got {held}.")
-    found = {s: accuracy(fit(x[kept], y[kept], s)(x[out]) == y[out]) for s in STRENGTHS}
-    return max(found, key=lambda s: (found[s], s))
+    classes = int(y.max()) + 1
+    losses = {
+        s: float(F.cross_entropy(_fit_logits(x[kept], y[kept], s, classes)(x[out]).double(), y[out])) for s in STRENGTHS
+    }
+    return min(losses, key=lambda s: (losses[s], -s))
 
 
 def score(x: Tensor, y: Tensor, other: Tensor, labels: Tensor, strength: float) -> Tensor:

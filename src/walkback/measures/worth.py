@@ -11,6 +11,7 @@ from typing import Any
 from walkback.errors import InputError, shown
 
 TRAINED, RANDOM = "trained", "re-randomised"
+WITHIN_DRAWS = "one of the random draws does as well: this may be the luck of a draw, not training"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,11 @@ class Depth:
         """The mean accuracy with random blocks."""
         return sum(self.rerandomised) / len(self.rerandomised)
 
+    @property
+    def within_draws(self) -> bool:
+        """Are the trained blocks better than random ones on average, but not better than the best draw of them?"""
+        return self.random < self.trained <= max(self.rerandomised)
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: what `of` reads."""
         return {**asdict(self), "interval": list(self.interval), "rerandomised": list(self.rerandomised)}
@@ -79,6 +85,11 @@ class Depth:
         two = isinstance(given["interval"], (list, tuple)) and len(given["interval"]) == 2
         if not plain or not two or not _many(given["rerandomised"]):
             raise InputError(f"Expected {where} to have finite numbers and an interval of two, but got {shown(data)}.")
+        for name, keys in (("samples", ("train", "test")), ("parts", ("samples", "draws"))):
+            if not isinstance(given[name], Mapping) or set(given[name]) != set(keys):
+                raise InputError(
+                    f"Expected {where} to have {name} of {' and '.join(keys)}, but got {shown(given[name])}."
+                )
         low, high = given["interval"]
         known = {name: given[name] for name in names if name in given}
         return Depth(**{**known, "interval": (low, high), "rerandomised": tuple(given["rerandomised"])})
@@ -94,6 +105,8 @@ class Depth:
         lines += [f"{name:15} " + " ".join(f"{a:6.3f}" for a in values) for name, values in self.by_depth.items()]
         if self.without is not None:
             lines.append("without block " + " " * 9 + " ".join(f"{a:6.3f}" for a in self.without))
+        if self.within_draws:
+            lines.insert(2, WITHIN_DRAWS)
         floors = [("stem alone", self.without_all), ("inputs alone", self.pixels)]
         return "\n".join([*lines, *(f"{name}: {a:.3f}" for name, a in floors if a is not None)])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from walkback.measures.worth import RANDOM, TRAINED, Depth
+from walkback.measures.worth import RANDOM, TRAINED, WITHIN_DRAWS, Depth
 from walkback.report.numbers import NONE
 from walkback.verdict.findings import DEPTH, about
 
@@ -72,9 +72,20 @@ def depth_lines(report: Report) -> list[str]:
     floors = (("stem alone", found.without_all, "without_all"), ("inputs alone", found.pixels, "pixels"))
     alone = [f"{name} {a:.3f}" for name, a, _ in floors if a is not None]
     alone += [f"{name} not measured: {found.reasons.get(key, 'no reason')}" for name, a, key in floors if a is None]
-    return [
+    lines = [
         f"trained blocks are worth {found.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]: accuracy {found.trained:.3f} "
         f"with them, {found.random:.3f} with random ones ({len(found.rerandomised)} draws); {', '.join(alone)}",
         f"all readouts refitted on {count['train']} training samples, compared on {count['test']} test samples; "
         f"standard error {found.parts['samples']:.2f} pp from samples, {found.parts['draws']:.2f} pp from draws",
+    ]
+    return [*lines, WITHIN_DRAWS] if found.within_draws else lines
+
+
+def seeds_lines(report: Report) -> list[str]:
+    """Return by which rule several seeds were judged, and the two parts of the error of D3; [] of one seed."""
+    found = [f for f in report.findings if f["title"] == DEPTH[0] and "seeds" in (f.get("parts") or {})]
+    return [
+        f"{f['check']} of several seeds: the 95 % interval of their mean decides, as fixed beforehand; standard error "
+        + ", ".join(f"{error:.2f} pp from {name}" for name, error in f["parts"].items())
+        for f in found
     ]

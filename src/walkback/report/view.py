@@ -235,7 +235,8 @@ def paragraphs(report: Report) -> list[list[str]]:
 
 
 def _about(report: Report) -> tuple[list[str], ...]:
-    return _about_stream(report), _about_gamma(report), dv.depth_lines(report), run_lines(report)
+    depth = [*dv.depth_lines(report), *dv.seeds_lines(report)]
+    return _about_stream(report), _about_gamma(report), depth, run_lines(report)
 
 
 def _about_stream(report: Report) -> list[str]:

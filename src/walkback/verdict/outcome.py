@@ -9,7 +9,7 @@ from walkback.measures.measurements import Measurements
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import OUTCOME, Claim
 from walkback.verdict.findings import Finding
-from walkback.verdict.statistics import mean_gain
+from walkback.verdict.statistics import Estimate, mean_gain
 
 TITLE = "depth outcome"
 
@@ -22,17 +22,20 @@ def depth_outcome(check: str, _: Measurements, t: DiagnosticThresholds, claim: C
     """
     if claim.depth is None:
         return None
-    limit, worth, interval = t.frozen_acc_margin_pp, claim.depth.worth_pp, claim.depth.interval
+    limit, d = t.frozen_acc_margin_pp, claim.depth
+    counts = {"samples": d.samples["test"], "draws": len(d.rerandomised)}
+    parts = {name: error for name, error in d.parts.items() if counts.get(name, 0) > 1}
+    of = Estimate(d.worth_pp, d.interval, parts, counts)
     frozen = claim.frozen if claim.bp_frozen is None else claim.bp_frozen
     gain = None if claim.bp is None or frozen is None else mean_gain(claim.bp, frozen)
-    flagged, why, cause = worth < limit, "", ""
+    flagged, why, cause, more = of.value < limit, "", "", None
     if gain is not None and gain < limit:
         why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
         flagged, cause = None, "task"
-    elif interval[0] < limit <= interval[1]:
-        why = f"the 95 % interval {interval[0]:+.1f}…{interval[1]:+.1f} pp straddles the margin of {limit:g} pp"
-        flagged, cause = None, "straddles"
-    return Finding(check, TITLE, worth, limit, f"< {limit:g} pp", flagged, why, interval, cause)
+    elif of.straddles(limit):
+        flagged, why, cause, more = None, of.undecided(limit, "pp"), "straddles", of.more(limit)
+    when = f"< {limit:g} pp"
+    return Finding(check, TITLE, of.value, limit, when, flagged, why, of.interval, cause, of.parts, of.p(limit), more)
 
 
 def one_decides(found: Mapping[str, Finding], primary: str) -> tuple[dict[str, Finding], str]:

@@ -14,19 +14,20 @@ from typing import NamedTuple
 import numpy as np
 
 from walkback.errors import InputError, shown
+from walkback.measures.intervals import NORMAL as NORMAL
+from walkback.measures.intervals import half_width
 from walkback.measures.measurements import Measurements
 from walkback.measures.over_sites import student
 from walkback.verdict.claim import Accuracy, Correct, accuracies
 
-MOST = 1000  # more seeds than that are not proposed
-NORMAL = 1.959963984540054  # samples are hundreds: their means are normal
+MOST = 1000  # more seeds, or draws, than that are not proposed
 
 
 class Estimate(NamedTuple):
     """A number with its 95 % interval, None where there is nothing to take one from.
 
-    `parts` are the standard errors that make it, by where they come from: "seeds", "samples". `counts` says of how many
-    of each.
+    `parts` are the standard errors that make it, by where they come from: "seeds", "samples", "draws" of blocks.
+    `counts` says of how many of each.
     """
 
     value: float
@@ -56,7 +57,7 @@ class Estimate(NamedTuple):
         return (low + high) / 2
 
     def more(self, limit: float) -> dict[str, int]:
-        """Return how many more seeds, or samples, would decide at the spread seen; one that never would is left out.
+        """Return how many more seeds, samples or draws would decide at this spread; one that never would is left out.
 
         >>> estimate(2.5, seeds=(1.0, 3), samples=(0.01, 1000)).more(2.0)
         {'seeds': 54}
@@ -66,7 +67,7 @@ class Estimate(NamedTuple):
             n = self.counts[what]
             # Doubling, then halving: the half-width falls with n.
             few, many = n, 2 * n
-            most = MOST if what == "seeds" else 10**9
+            most = 10**9 if what == "samples" else MOST
             while many < 2 * most and not self._decided(limit, what, many):
                 few, many = many, 2 * many
             if many >= 2 * most:
@@ -94,37 +95,16 @@ class Estimate(NamedTuple):
         return f"{text} ({self.what_decides(limit)})"
 
     def what_decides(self, limit: float) -> str:
-        """Say how many more seeds or samples would decide."""
+        """Say how many more seeds, samples or draws would decide."""
         found = self.more(limit)
         words = [f"{n:,} more {name if n > 1 else name[:-1]}" for name, n in found.items()]
         if not words:
-            return "more seeds or samples alone would not decide it"
+            return f"more {' or '.join(self.parts) or 'seeds or samples'} alone would not decide it"
         return f"at this spread {' or '.join(words)} would decide it"
 
 
 def _unit(unit: str) -> str:
     return f" {unit}" if unit == "pp" else unit
-
-
-def half_width(variances: Mapping[str, float], counts: Mapping[str, int], level: float = 0.05) -> float:
-    """Return half of an interval, 95 % unless told, whose variance is a sum, each part estimated from so many numbers.
-
-    The half-widths that each would have alone are added as squares (Cochran's way). Welch and Satterthwaite's degrees
-    of freedom are too many where few seeds happen to agree: such intervals of two seeds cover 78 % and not 95 %.
-
-    >>> round(half_width({"seeds": 1.0}, {"seeds": 3}), 2)
-    4.3
-    """
-    times = {k: _quantile(k, counts[k], level) for k in variances}
-    return sqrt(sum(times[k] ** 2 * v for k, v in variances.items()))
-
-
-def _quantile(part: str, count: int, level: float) -> float:
-    from scipy.special import ndtri, stdtrit  # not scipy.stats, which takes a second to load
-
-    if part == "samples":
-        return NORMAL if level == 0.05 else float(-ndtri(level / 2))
-    return float(-stdtrit(count - 1, level / 2))
 
 
 def estimate(

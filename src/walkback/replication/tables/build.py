@@ -30,7 +30,8 @@ AGREES = "agrees?"  # among the notes: here stands what the column means for the
 DEPTH = (
     "D3 is the gain over the matched control (same network, data, epochs, seed; stem by the same rule, blocks frozen) "
     "with its 95 % interval: the spread over seeds and the error of the finite test set, from paired predictions; it "
-    "is undecided where the interval straddles the 2 pp margin. It is the primary control, named before any run. "
+    "is undecided where the interval straddles the 2 pp margin; (+n seeds): so many more would decide it at the spread "
+    "seen. It is the primary control, named before any run. "
     "Beside it the gain over the control whose stem is trained by BP, usually the stronger one"
 )
 VERDICT = RULE
@@ -225,9 +226,11 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
     finding, paired = (j.depth, j.paired[0]) if stem == "rule" else (j.depth_bp, j.paired[1])
     if finding is None or finding.value is None:
         return Cell(NONE)
-    raw = {"value": finding.value, "interval": finding.interval, "flagged": finding.flagged, "reason": finding.reason}
+    names = ("value", "interval", "parts", "flagged", "reason", "more")
+    raw = {name: getattr(finding, name) for name in names}
+    more = "".join(f" (+{n:,} {name})" for name, n in (finding.more or {}).items())
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
-    text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{some}"
+    text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})
 
 

@@ -128,13 +128,13 @@ class _Checked(_Exact):
     ] = False
     parts: Annotated[
         dict[str, float] | None,
-        Field(description="Standard errors from seeds and from samples; of a norm those of its logarithm."),
+        Field(description="Standard errors from seeds, samples and draws of blocks; of a norm those of its logarithm."),
     ] = None
     p: Annotated[
         Fraction | None, Field(description="How likely a value so far from the limit would be at the limit.")
     ] = None
     more: Annotated[
-        dict[str, int] | None, Field(description="How many more seeds, or samples, would decide at this spread.")
+        dict[str, int] | None, Field(description="How many more seeds, samples or draws would decide at this spread.")
     ] = None
 
     @model_validator(mode="after")
