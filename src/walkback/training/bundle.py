@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
-from walkback.files import encoded, write_together
+from walkback.files import complete, encoded, make_folder, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
 from walkback.registry import call_entry, check_trusted, modules_named
@@ -34,10 +35,11 @@ from walkback.training.spec import SCHEMA as SCHEMA
 from walkback.training.spec import RunSpec
 from walkback.training.spec import run_fields as run_fields
 from walkback.training.spec import schema_of as schema_of
-from walkback.training.sums import SUMS, check_sums, sums_text
+from walkback.training.sums import SUMS, check_sums, read_sums, sums_text
 from walkback.verdict.files import read_table
 
 MOST = 2**24  # of a size that a spec may ask for
+OPTIONAL = ("trajectory.jsonl", "report.json")
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,8 @@ def save_bundle(
         files["report.json"] = encoded(report.to_json() + "\n")
     sums = {SUMS: encoded(sums_text("", files))}  # first: files of two bundles are never taken for one
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_together(path, {**sums, "trajectory.jsonl": None, "report.json": None, **files})
+        make_folder(path)
+        write_together(path, {**sums, **dict.fromkeys(OPTIONAL), **files})
     except OSError as error:
         raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
     return load_bundle(path, modules_named(spec.get("net"), spec.get("rule"), spec.get("data")))
@@ -221,6 +223,7 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
     'bp'
     """
     path, trust = Path(path), _names(trust)
+    _completed(path)
     if not (path / "spec.json").is_file():
         raise FormatError(
             f"Expected a bundle at {path}, a folder with spec.json and weights.safetensors, but there is no spec.json."
@@ -245,6 +248,14 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
             raise FormatError(f"Expected tensors named net.* or aux.* in {path}, but got {name}.")
         parts[kind][rest] = tensor
     return Bundle(path, _checked(spec, path / "spec.json"), parts["net"], parts["aux"], trust)
+
+
+def _completed(path: Path) -> None:
+    """Do what a killed `save_bundle` left undone over an older bundle; the sums of a run are of its training."""
+    sums = read_sums(path)
+    if sums is not None and not sums["spec"]:
+        with suppress(OSError):  # of a place that can't be written the sums tell
+            complete(path, sums["sha256"], [name for name in OPTIONAL if name not in sums["sha256"]])
 
 
 def _names(trust: Iterable[str]) -> frozenset[str]:

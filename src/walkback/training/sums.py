@@ -47,7 +47,8 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
         return None
     table: Any = read_table(path)
     sums = table.get("sha256") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
-    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in (table.get("spec"), *sums.values())):
+    named = isinstance(sums, dict) and all(Path(name).name == name for name in sums)  # of this folder
+    if not named or not all(isinstance(v, str) for v in (table.get("spec"), *sums.values())):
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, with a sum for each file.")
     return table
 

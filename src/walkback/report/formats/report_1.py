@@ -106,13 +106,15 @@ Document = model("Document", _Exact, _FIELDS)
 
 
 def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
+    """Return a report/1 as report/2, but for `readings`. Its numbers, flags and failed checks are those of the file."""
     given = {k: v for k, v in data.items() if k != "advisories"}
     facts = notes(data["advisories"])
     remark = str(given.get("notes") or "")
-    facts["notes"] = [*([{"code": "remark", "values": {"text": remark}}] if remark else []), *facts["notes"]]
-    findings = [{**f, "cause": _cause(f)} for f in given["findings"] if isinstance(f, Mapping)]
-    return {**given, **facts, "schema": "walkback.report/2", "findings": findings, **_readings(given, facts, findings)}
+    said = [*([{"code": "remark", "site": None, "values": {"text": remark}}] if remark else []), *facts["notes"]]
+    facts["notes"] = [{**note, "text": str(note["values"].get("text") or note["code"])} for note in said]
+    findings = [{**f, "cause": _cause(f)} if isinstance(f, Mapping) else f for f in given["findings"]]
+    open_ = {"verdict": "undecided", "clamped_readable": None, "unclamped_exact": None}
+    return {**given, **facts, "schema": "walkback.report/2", "findings": findings, **open_}
 
 
 def _cause(finding: Mapping[str, Any]) -> str:
@@ -125,10 +127,11 @@ def _cause(finding: Mapping[str, Any]) -> str:
     return "not-given" if re.fullmatch("no .* (was|were) given", reason) else "not-measured"
 
 
-def _readings(given: Mapping[str, Any], facts: Mapping[str, Any], findings: list[dict[str, Any]]) -> dict[str, Any]:
-    """The three words, and the two facts that `measurement_valid` was one word for."""
+def readings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the three words, and the two facts that `measurement_valid` was one word for, of a converted report."""
+    findings = given["findings"]
     open_ = any(f.get("flagged") is None for f in findings if f.get("title") != "direction stability")
-    broken = bool(facts["nonfinite"] or facts["altered"])
+    broken = bool(given["nonfinite"] or given["altered"])
     values, limits = given["values"], given["thresholds"]
     deepest, error = values.get("g_norm_deepest"), values.get("cosine_error")
     floors = [f["limit"] for f in findings if f.get("title") == "reference validity"]  # with the dtype's own in it
