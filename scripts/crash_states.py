@@ -41,7 +41,7 @@ class Recorder:
 
     def place(self, path: Any) -> str | None:
         """Return a path below the root, or None."""
-        full = Path(os.path.abspath(os.fspath(path)))
+        full = Path(path).absolute()
         return str(full.relative_to(self.root)) if full.is_relative_to(self.root) else None
 
     def change(self, **names: int | None) -> None:
@@ -71,7 +71,7 @@ def recorded(root: Path) -> Iterator[Recorder]:
 
     def synced(handle: int) -> None:
         real["fsync"](handle)
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        path = Path(f"/proc/self/fd/{handle}").readlink()
         place = found.place(path)
         if place is not None and path.is_dir():
             found.calls.append(Call("sync", place))

@@ -8,6 +8,7 @@ a reader does not like is a WalkbackError, by name; anything else, more than 5 s
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import random
@@ -52,13 +53,13 @@ def mutated(value: Any, draw: random.Random) -> Any:
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         places = list(_places(value))
         if not places:
-            return draw.choice(VALUES)
+            return copy.deepcopy(draw.choice(VALUES))
         of, key = draw.choice(places)
         match draw.randrange(8):
             case 0:
                 del of[key]
             case 1 if isinstance(of, list):
-                of.insert(key, draw.choice(VALUES))
+                of.insert(key, copy.deepcopy(draw.choice(VALUES)))
             case 1:
                 of[draw.choice(["", "schema", "h_norm_99999999", "__class__", "per_layer", "x\x1b", key.upper()])] = of[
                     key
@@ -70,7 +71,7 @@ def mutated(value: Any, draw: random.Random) -> Any:
             case 3 if isinstance(of[key], (int, float)):
                 of[key] = draw.choice((-of[key], of[key] * 1e6, of[key] * 1e-6, str(of[key]), [of[key]]))
             case _:
-                of[key] = draw.choice(VALUES)
+                of[key] = copy.deepcopy(draw.choice(VALUES))
     return value
 
 
@@ -209,8 +210,9 @@ def bundle(folder: Path, draw: random.Random) -> None:
 
 
 def plan(folder: Path, draw: random.Random) -> None:
-    text = b'name = "mine"\ntitle = "t"\n[[grid]]\nrule = ["bp", "dfa"]\nseed = [1, 2]\nepochs = 3\n[grid.net_options]\nwidth = [8]\n'
-    (folder / "plan.toml").write_bytes(broken(text, draw))
+    grid = ("[[grid]]", 'rule = ["bp", "dfa"]', "seed = [1, 2]", "epochs = 3", "[grid.net_options]", "width = [8]")
+    text = "\n".join(('name = "mine"', 'title = "t"', *grid))
+    (folder / "plan.toml").write_bytes(broken(text.encode(), draw))
     str(wb.audit.plan(folder / "plan.toml"))
 
 

@@ -1,4 +1,4 @@
-"""Whatever state of the disk POSIX lets a power cut leave, the run, the bundle or the file is the old or the new one."""
+"""Whatever state of the disk POSIX lets a power cut leave: the run, bundle or file is the old or the new one."""
 
 from __future__ import annotations
 

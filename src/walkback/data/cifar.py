@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,25 +60,46 @@ def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.n
     channels, height, width = part.shape
     images, labels = [], []
     for path in paths:
-        try:
-            table = pq.read_table(path, columns=["img", label_column]).combine_chunks()
-            labels.append(table[label_column].to_numpy())
-            pictures = [cell["bytes"] for cell in table["img"].to_pylist()]
-        except (OSError, KeyError, TypeError, ValueError) as error:  # pyarrow's errors are OSErrors or ValueErrors
-            raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
-        for row, picture in enumerate(pictures):
-            try:
-                image = Image.open(io.BytesIO(picture), formats=("PNG", "JPEG"))
-                if image.size != (width, height):  # before decoding: a small file can hold a huge picture
-                    raise damaged(f"{path}, row {row}", f"{width}×{height} pixels", "×".join(map(str, image.size)))
-                images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
-            except FormatError:
-                raise
-            except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error
-                raise damaged(f"{path}, row {row}", "a PNG or JPEG", f"{type(error).__name__}: {error}") from None
+        for pictures, names in _batches(path, part, label_column, pq):
+            labels.append(names)
+            for picture in pictures:
+                row = len(images)
+                try:
+                    image = Image.open(io.BytesIO(picture), formats=("PNG", "JPEG"))
+                    if image.size != (width, height):  # before decoding: a small file can hold a huge picture
+                        raise damaged(f"{path}, row {row}", f"{width}×{height} pixels", "×".join(map(str, image.size)))
+                    images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
+                except FormatError:
+                    raise
+                except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error
+                    raise damaged(f"{path}, row {row}", "a PNG or JPEG", f"{type(error).__name__}: {error}") from None
     if not images:
         raise damaged(paths[0], f"{part.size} rows", "none")
     return np.stack(images).reshape(-1, height, width, channels).transpose(0, 3, 1, 2), np.concatenate(labels)
+
+
+def _batches(path: Path, part: Part, label_column: str, pq: Any) -> Iterator[tuple[list[bytes], np.ndarray]]:
+    """Yield pictures and labels of a parquet file, a few at a time.
+
+    What repeats is stored once and read once, and sizes are looked at first: a small file can hold gigabytes.
+    """
+    raw = int(np.prod(part.shape))
+    try:
+        file = pq.ParquetFile(path, read_dictionary=["img.bytes"])
+        rows, groups = file.metadata.num_rows, range(file.num_row_groups)
+        inside = sum(file.metadata.row_group(i).total_byte_size for i in groups)
+        if rows > part.size or inside > 2 * raw * part.size + 2**20:  # a PNG is hardly larger than its pixels
+            raise damaged(path, f"at most {part.size} pictures of {raw} bytes", f"{rows} rows, {inside} bytes in all")
+        for batch in file.iter_batches(256, columns=["img", label_column]):
+            pictures = batch["img"].field("bytes")
+            longest = max((len(picture) for picture in pictures.dictionary.to_pylist()), default=0)
+            if longest > 16 * raw + 2**12:
+                raise damaged(path, f"pictures of about {raw} bytes", f"one of {longest}")
+            yield pictures.to_pylist(), batch[label_column].to_numpy(zero_copy_only=False)
+    except FormatError:
+        raise
+    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:  # pyarrow's errors are among them
+        raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
 
 
 def _cifar(

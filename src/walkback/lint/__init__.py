@@ -195,7 +195,7 @@ def _read(path: Path) -> Source | Problem:
         SyntaxError,
         LookupError,
         RecursionError,
-    ) as error:  # of an encoding, of JSON
+    ) as error:
         return Problem(str(path), None, f"can't be read: {error}")
     starts, line = [], 1
     for number, code in cells:

@@ -90,7 +90,8 @@ class Depth:
 
     def _nonsense(self) -> str:
         """Say what can't be true of these numbers together; "" where nothing is wrong."""
-        shares = [self.trained, *self.rerandomised, *(self.without or ()), *sum(self.by_depth.values(), [])]
+        shares = [self.trained, *self.rerandomised, *(self.without or ())]
+        shares += [share for site in self.by_depth.values() for share in site]
         if not self.rerandomised or TRAINED not in self.by_depth or not {"train", "test"} <= set(self.samples):
             return "it has no draws, no sites or no numbers of samples"
         if not all(0 <= share <= 1 for share in (*shares, self.without_all or 0.0, self.pixels or 0.0)):

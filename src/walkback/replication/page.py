@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import json
 import shlex
 from collections import Counter
@@ -28,7 +26,7 @@ from walkback.report.html import asset, templates
 from walkback.report.longtable import longtable
 from walkback.report.panels import site_panels
 from walkback.report.report import Report
-from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
+from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
 from walkback.report.view import distance, mark, pairs, view
 from walkback.training.spec import RunSpec, control_spec
 from walkback.verdict.chain import DEPTH_STEP
@@ -278,11 +276,7 @@ _SHARES = (0.095, 0.128, 0.03, 0.105, 0.085, 0.1, 0.1, 0.057, 0.08, 0.11, 0.11)
 def _csv(settings: Iterable[dict[str, Any]]) -> list[str]:
     """The table as numbers: its head and one line per row."""
     rows = [_csv_row(s) for s in settings]
-    # A spreadsheet would run a text that starts like a formula.
-    cells = [[f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for v in row.values()] for row in rows]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\0").writerows([list(row) for row in rows[:1]] + cells)
-    return text.getvalue().split("\0")[:-1]
+    return csv_text([*(list(row) for row in rows[:1]), *(list(row.values()) for row in rows)], "\0").split("\0")[:-1]
 
 
 def _csv_row(s: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from walkback.errors import visible
 from walkback.report import view
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def report_text(report: Report) -> str:
         " · ".join(f"{question}: {answer}" for question, answer in report.answers()),
         report.verdict_line,
     ]
-    return "\n".join(parts)
+    return visible("\n".join(parts))
 
 
 def table_text(table: Table) -> str:
@@ -38,7 +39,7 @@ def table_text(table: Table) -> str:
     for head, lines in (("Notes", table.notes), ("Missing", table.missing)):
         if lines:
             parts += ["", head, *(f"  - {line}" for line in lines)]
-    return "\n".join(line.rstrip() for part in parts for line in part.split("\n"))
+    return visible("\n".join(line.rstrip() for part in parts for line in part.split("\n")))
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isclose, isfinite
 from numbers import Real
@@ -24,7 +25,7 @@ from walkback.measures.over_sites import (
     growth,
     mean,
 )
-from walkback.measures.quantities import ENDS, LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
+from walkback.measures.quantities import ENDS, LOGGED_SCALARS, NAME, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1, report_2
 
@@ -326,6 +327,9 @@ def _refuse_nonsense(given: Row, where: str) -> None:
     """Raise where numbers can't be true: an interval that ends before it begins, a count below 1."""
     if why := crossed({**dict(given.per_layer), **dict(given.values)}, ENDS):
         raise InputError(f"Expected intervals in {where} that do not end before they begin, but {why}.")
+    for name in (*given.aggregates, *given.controls):
+        if not re.fullmatch(NAME, str(name)):
+            raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
     for name in _COUNTS:
         count = given.conditions.get(name)
         if count is not None and (isinstance(count, bool) or not isinstance(count, Real) or not count >= 1):

@@ -7,6 +7,7 @@ those of the table of quantities.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from math import isinf
 from typing import Annotated, Any, Literal, TypeVar
@@ -16,13 +17,23 @@ from typing_extensions import TypeAliasType
 
 from walkback.errors import FormatError, shown
 from walkback.measures.over_sites import crossed
-from walkback.measures.quantities import ENDS, PER_SITE, SCALARS, Quantity
+from walkback.measures.quantities import ENDS, NAME, PER_SITE, SCALARS, Quantity
+from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
 
 SCHEMA = "walkback.report/2"
 
 T = TypeVar("T")
+
+
+def _words(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise ValueError("a name should be words")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_words)]
 Many = Annotated[list[T], Strict(False)]  # a tuple will do
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -245,8 +256,8 @@ class Document(_Exact):
     bp_acc: Accuracy = None
     values: _Values  # type: ignore[valid-type]
     per_layer: _PerLayer  # type: ignore[valid-type]
-    aggregates: dict[str, float | None] = _told("Γ in the orders of averaging in use.")
-    controls: dict[str, Many[float | None] | None]
+    aggregates: dict[Name, float | None] = _told("Γ in the orders of averaging in use.")
+    controls: dict[Name, Many[float | None] | None]
     depth: _Depth | None = _told(
         "What the trained blocks are worth, from one checkpoint; null where it was not measured.", default=None
     )
@@ -266,8 +277,11 @@ class Document(_Exact):
             raise ValueError("lists in per_layer should have one length, an entry per site")
         if why := crossed({**lists, **values}, ENDS):
             raise ValueError(f"an interval should not end before it begins: {why}")
-        if not any(f.title in _DEPTH for f in self.findings if not f.beside):
-            raise ValueError(f"findings should have one of {' or '.join(_DEPTH)}")
+        if self.depth is not None:
+            Depth.of(self.depth.model_dump(), "depth")
+        titles = {f.title for f in self.findings if not f.beside}
+        if not titles & set(_DEPTH) or not titles >= {"scale stability", "reference validity"}:
+            raise ValueError("findings should have scale stability, reference validity and depth")
         return self
 
 
@@ -326,6 +340,10 @@ def read_report(data: object, where: str = "the report") -> dict[str, Any]:
             f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
             "Numbers that are not a report go through walkback.judge."
         )
+    try:
+        json.dumps(data, allow_nan=False, default=str)
+    except (ValueError, RecursionError):  # also where any value may stand
+        raise FormatError(f"Expected {where} to hold finite numbers, not nested too deep, but it does not.") from None
     older = schema == report_1.SCHEMA
     if older:
         _check(report_1.Document, data, where)
