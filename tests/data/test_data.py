@@ -699,7 +699,7 @@ def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_it_is_read(
         for _ in range(4):
             out.write_table(table)
     assert (tmp_path / "x.parquet").stat().st_size < 10**4
-    with pytest.raises(wb.FormatError, match="one of 1000000"):
+    with pytest.raises(FormatError, match="one of 1000000"):
         read_parquet([tmp_path / "x.parquet"], Part(10_000, 10, (3, 32, 32)), "label")
-    with pytest.raises(wb.FormatError, match="at most 100 pictures of 3072 bytes, but found 200 rows"):
+    with pytest.raises(FormatError, match="at most 100 pictures of 3072 bytes, but found 200 rows"):
         read_parquet([tmp_path / "x.parquet"], Part(100, 10, (3, 32, 32)), "label")

@@ -92,7 +92,8 @@ def _batches(path: Path, part: Part, label_column: str, pq: Any) -> Iterator[tup
             raise damaged(path, f"at most {part.size} pictures of {raw} bytes", f"{rows} rows, {inside} bytes in all")
         for batch in file.iter_batches(256, columns=["img", label_column]):
             pictures = batch["img"].field("bytes")
-            longest = max((len(picture) for picture in pictures.dictionary.to_pylist()), default=0)
+            stored = getattr(pictures, "dictionary", pictures).to_pylist()  # a column without one has no dictionary
+            longest = max((len(picture) for picture in stored if picture is not None), default=0)
             if longest > 16 * raw + 2**12:
                 raise damaged(path, f"pictures of about {raw} bytes", f"one of {longest}")
             yield pictures.to_pylist(), batch[label_column].to_numpy(zero_copy_only=False)

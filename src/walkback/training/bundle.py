@@ -85,13 +85,27 @@ class Bundle:
             where = self.path / "spec.json"
             raise FormatError(f"Expected {where} to name its network under `net`, but got {shown(net)}.")
         self.check_trusted("net")
-        if "input_shape" in self.spec:  # a run of ours: the network is built for its data
-            model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
-        else:
-            model = call_entry(net, **options)
+        try:
+            if "input_shape" in self.spec:  # a run of ours: the network is built for its data
+                self._check_sizes(options)
+                model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
+            else:
+                model = call_entry(net, **options)
+        except (RuntimeError, MemoryError) as error:  # what torch says where there is no room
+            raise FormatError(f"Expected to build {net} of {self.path}, but: {shown(error, 300)}.") from None
         if not isinstance(model, nn.Module):
             raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
         return model
+
+    def _check_sizes(self, options: Mapping[str, Any]) -> None:
+        """Refuse a width or depth that the weights beside it can't have: building it could take all memory there is."""
+        largest = max([len(self.weights), *(size for tensor in self.weights.values() for size in tensor.shape)])
+        for name, value in options.items():
+            if isinstance(value, int) and value > largest:
+                raise FormatError(
+                    f"Expected {name} in {self.path / 'spec.json'} to fit the weights beside it, {largest} at most, "
+                    f"but got {shown(value)}."
+                )
 
     def check_trusted(self, field: str) -> None:
         """Refuse a field of the spec that names a `module:function` of a module that is not in `trust`."""

@@ -325,7 +325,9 @@ _COUNTS = ("batches", "samples", "distinct_samples", "stability_group", "test_sa
 
 def _refuse_nonsense(given: Row, where: str) -> None:
     """Raise where numbers can't be true: an interval that ends before it begins, a count below 1."""
-    if why := crossed({**dict(given.per_layer), **dict(given.values)}, ENDS):
+    lists, values = vars(given.per_layer), vars(given.values)
+    ends = {name: lists[name] if name in lists else values[name] for pair in ENDS for name in pair}
+    if any(ends.values()) and (why := crossed(ends, ENDS)):
         raise InputError(f"Expected intervals in {where} that do not end before they begin, but {why}.")
     for name in (*given.aggregates, *given.controls):
         if not re.fullmatch(NAME, str(name)):
