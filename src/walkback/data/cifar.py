@@ -14,6 +14,8 @@ from walkback.data.pickled import read_arrays
 from walkback.data.source import Layout, Part, Source, damaged
 from walkback.errors import FormatError, InputError
 
+AT_ONCE = 64 * 2**20  # bytes of pictures that are unpacked at a time
+
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
@@ -79,27 +81,30 @@ def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.n
 
 
 def _batches(path: Path, part: Part, label_column: str, pq: Any) -> Iterator[tuple[list[bytes], np.ndarray]]:
-    """Yield pictures and labels of a parquet file, a few at a time.
+    """Yield pictures and labels of a parquet file, so few at a time that they fit into memory.
 
-    What repeats is stored once and read once, and sizes are looked at first: a small file can hold gigabytes.
+    What repeats is stored once in such a file, so that a small one can hold gigabytes: sizes are looked at first.
     """
     raw = int(np.prod(part.shape))
     try:
-        file = pq.ParquetFile(path, read_dictionary=["img.bytes"])
-        rows, groups = file.metadata.num_rows, range(file.num_row_groups)
-        inside = sum(file.metadata.row_group(i).total_byte_size for i in groups)
-        if rows > part.size or inside > 2 * raw * part.size + 2**20:  # a PNG is hardly larger than its pixels
-            raise damaged(path, f"at most {part.size} pictures of {raw} bytes", f"{rows} rows, {inside} bytes in all")
-        for batch in file.iter_batches(256, columns=["img", label_column]):
-            pictures = batch["img"].field("bytes")
-            stored = getattr(pictures, "dictionary", pictures).to_pylist()  # a column without one has no dictionary
-            longest = max((len(picture) for picture in stored if picture is not None), default=0)
-            if longest > 16 * raw + 2**12:
-                raise damaged(path, f"pictures of about {raw} bytes", f"one of {longest}")
-            yield pictures.to_pylist(), batch[label_column].to_numpy(zero_copy_only=False)
+        file = pq.ParquetFile(path)
+        rows = file.metadata.num_rows
+        sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+        if rows > part.size or sum(sizes) > 2 * raw * part.size + 2**20:  # a PNG is hardly larger than its pixels
+            found = f"{rows} rows, {sum(sizes)} bytes in all"
+            raise damaged(path, f"at most {part.size} pictures of {raw} bytes", found)
+        for group, size in enumerate(sizes):
+            at_once = max(1, min(256, AT_ONCE // max(size, 1)))  # no picture is larger than all of its group
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=["img", label_column]):
+                pictures = batch["img"].field("bytes").to_pylist()
+                longest = max((len(picture) for picture in pictures if picture is not None), default=0)
+                if longest > 16 * raw + 2**12:
+                    raise damaged(path, f"pictures of about {raw} bytes", f"one of {longest}")
+                yield pictures, batch[label_column].to_numpy(zero_copy_only=False)
     except FormatError:
         raise
-    except (OSError, LookupError, TypeError, ValueError, AttributeError) as error:  # pyarrow's errors are among them
+    # pyarrow's errors are among these; what is no struct has no fields.
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
         raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
 
 

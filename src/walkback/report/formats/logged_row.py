@@ -157,13 +157,14 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     [3e-09, 4e-09]
     """
     given = parse_row(row, where)
-    logged: dict[str, float | None] = dict(given.values)
+    logged: dict[str, float | None] = dict(vars(given.values))
+    sites: dict[str, list[float | None]] = vars(given.per_layer)  # most are empty: a log has a few of them
     scalars = {name: _finite(value) for name, value in logged.items()}
-    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] for name, values in given.per_layer}
+    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] if values else [] for name, values in sites.items()}
     # Name -> where it is not finite: (site, what was logged instead of a list).
     bad: dict[str, list[tuple[int | None, str]]] = {
-        name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)]
-        for name, values in given.per_layer
+        name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)] if values else []
+        for name, values in sites.items()
     }
     finite = {name for name in ("h_norm", "g_norm") if not bad[name]}
     conditions = plain(given.conditions)
