@@ -28,7 +28,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests" / "helpers"))
 
 import walkback as wb  # noqa: E402
-from made_runs import EXPLODED, HEALTHY, row, write_run  # noqa: E402
+from made_runs import EXPLODED, HEALTHY, row, write_run  # noqa: E402  # pyright: ignore[reportMissingImports]
 from walkback.errors import WalkbackError  # noqa: E402
 from walkback.training.spec import RunSpec, control_spec  # noqa: E402
 
@@ -125,7 +125,7 @@ def rendered(report: wb.Report) -> None:
 
     str(report), report.to_markdown(), report.to_latex(), report.to_html(), junit(report, ["D1"]), gate(report, ["D2"])
     section(report)
-    wb.Report.from_json(report.to_json()) if hasattr(wb.Report, "from_json") else json.loads(report.to_json())
+    assert wb.Report.from_dict(json.loads(report.to_json())).to_json() == report.to_json()
 
 
 def judge(folder: Path, draw: random.Random) -> None:

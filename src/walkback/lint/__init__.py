@@ -98,7 +98,7 @@ def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> L
     wanted = selected(select)
     files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
     for file in files.values():
-        source = _read(file)
+        source, found = _read(file), []
         try:
             found = [] if isinstance(source, Problem) else list(look(source, wanted))
         except RecursionError:  # in one file: those of the others are kept

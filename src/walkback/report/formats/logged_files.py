@@ -179,7 +179,12 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
 
 def count(value: Any) -> Any:
     """Return a finite number as it is, whole ones as int; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    if not isfinite(number):
+        return None
     return int(number) if number.is_integer() else number

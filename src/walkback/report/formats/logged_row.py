@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isclose, isfinite
-from numbers import Real
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -334,8 +333,8 @@ def _refuse_nonsense(given: Row, where: str) -> None:
         if not re.fullmatch(NAME, str(name)):
             raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
     for name in _COUNTS:
-        count = given.conditions.get(name)
-        if count is not None and (isinstance(count, bool) or not isinstance(count, Real) or not count >= 1):
+        count = plain(given.conditions.get(name))
+        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or not count >= 1):
             raise InputError(f"Expected conditions.{name} in {where} to be 1 or more, but got {shown(count)}.")
 
 
