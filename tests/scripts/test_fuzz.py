@@ -28,6 +28,8 @@ ONCE = {
     "report:196": "KeyError: 'scale stability'",
     "report:208": "an error with control characters",
     "report:267": "Out of range float values are not JSON compliant: nan",
+    "report:2781": "invalid literal for int() with base 10: ''",
+    "judge:1524": "int too large to convert to float",
     "thresholds:39": "an error with control characters",
 }
 

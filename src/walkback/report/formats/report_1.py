@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 SCHEMA = "walkback.report/1"
 
 _ALTERED = "the network's own backward pass is not the derivative of its loss"
-_HOW = re.compile(r" \(finite differences disagree by ([\d.]+)%, limit ([\d.]+)%; sites ([\d, ]+|all together)\)")
+_HOW = re.compile(r" \(finite differences disagree by (\d+\.?\d*)%, limit (\d+\.?\d*)%; sites ([\d, ]+|all together)\)")
 _UNCHECKED = "the forward pass has something that can alter its gradient, and this could not be checked"
 _BP_ITSELF = "the credit is the BP gradient bit for bit at every site"
-_NOT_FINITE = re.compile(r"(state|gradient) not finite\b(?: at site (\d+))?(?:, first in batch (\d+))?")
+_NOT_FINITE = re.compile(r"(state|gradient) not finite\b(?: at site (\d{1,9}))?(?:, first in batch (\d{1,9}))?")
 _STAGES = "the stream changes shape; growth is taken within stages"
 # What judging says anew from the numbers.
 _RENEWED = re.compile(
@@ -77,7 +77,7 @@ def _altered(text: str) -> dict[str, Any]:
     if how is None:
         return {"error": None, "limit": None, "sites": []}
     error, limit, sites = how.groups()
-    listed = [int(site) for site in sites.split(",")] if sites != "all together" else []
+    listed = [int(site) for site in re.findall(r"\d{1,9}", sites)]
     return {"error": float(error) / 100, "limit": float(limit) / 100, "sites": listed}
 
 
