@@ -61,7 +61,8 @@ def write_together(folder: Path, files: Mapping[str, bytes | None]) -> None:
                     scratch.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-    _take_names(folder, others, [name for name, data in files.items() if data is None])
+    if len(files) > 1:
+        _take_names(folder, others, [name for name, data in files.items() if data is None])
 
 
 def _take_names(folder: Path, staged: Iterable[tuple[Path, Path]], removed: Sequence[str]) -> None:

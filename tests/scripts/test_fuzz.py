@@ -30,6 +30,8 @@ ONCE = {
     "report:267": "Out of range float values are not JSON compliant: nan",
     "report:2781": "invalid literal for int() with base 10: ''",
     "judge:1524": "int too large to convert to float",
+    "plan:221": "maximum recursion depth exceeded",
+    "pickle:1937": "840 MiB for places of objects that are not there",
     "thresholds:39": "an error with control characters",
 }
 
