@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # what is imported is compiled once, then, and not all of it at installation
 
-.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench corpus evidence test-floors test-light clean
+.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench torture corpus evidence test-floors test-light clean
 
 # The demo needs the core alone, some 30 packages; what tests, docs and figures need is installed over it.
 demo: $(CORED)
@@ -88,6 +88,11 @@ evidence: $(STAMP)
 	$(BIN)/walkback evidence all --from results --out results/tables
 	$(BIN)/python scripts/draw_results.py
 	$(BIN)/python scripts/tries.py
+
+# Signals, kills, full disks, power cuts, damaged files; `make torture TORTURE="--signals 600 --damaged 20000"`, or
+# `TORTURE="--only power --power 1000"`. The small counts of the default take some ten minutes.
+torture: $(STAMP)
+	PYTHONPATH=src $(BIN)/python scripts/torture.py $(TORTURE)
 
 # The core's tests with the lowest versions that pyproject.toml promises, or with FLOORS=newest on any Python.
 FLOORS ?= lowest

@@ -23,6 +23,10 @@ class WalkbackError(Exception):
     True
     """
 
+    def __str__(self) -> str:
+        """Return what is wrong, with control codes of quoted files written out."""
+        return visible(super().__str__())
+
 
 class InputError(WalkbackError, ValueError):
     """What the user handed in can't be measured: batches, labels, accuracies, thresholds."""
@@ -64,6 +68,20 @@ def cut(text: str, width: int = 80) -> str:
     """
     text = " ".join(line.strip() for line in text.splitlines())
     return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+# What moves a terminal's cursor, colours it or turns its text around; line ends and tabs stay.
+_CONTROL = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n not in (9, 10)}
+_CONTROL |= {n: f"\\u{n:04x}" for n in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)}
+
+
+def visible(text: str) -> str:
+    r"""Return text with every control code written out, so that a name from a file can't command a terminal.
+
+    >>> print(visible("red \x1b[31m"))
+    red \x1b[31m
+    """
+    return text.translate(_CONTROL)
 
 
 def _quoted(value: Any, room: int) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -28,7 +29,7 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     """
     path = Path(path)
     data = encoded(content) if isinstance(content, str) else content
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     target = Path(os.path.realpath(path))  # a link stays, what it points to is replaced
     if target.exists() and not target.is_file() and not target.is_dir():
         with target.open("wb") as file:
@@ -41,23 +42,49 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
 def write_together(folder: Path, files: Mapping[str, bytes | None]) -> None:
     """Write the files of a folder, by name: all are on disk before the first takes its name. None removes one.
 
-    A full disk or a kill while they are written leaves the folder as it was.
+    A full disk or a kill while they are written leaves the folder as it was. Later only the first is sure to be the
+    new one: where it holds the sums of the others, `complete` does the rest.
     """
     staged: dict[Path, Path] = {}
     try:
         for name, data in files.items():
             if data is not None:
                 staged[folder / name] = _staged(folder / name, data)
-        for target in list(staged):
-            staged[target].replace(target)
-            del staged[target]
-    finally:
-        for scratch in staged.values():
-            with suppress(OSError):
-                scratch.unlink(missing_ok=True)
-    for name in (name for name, data in files.items() if data is None):
-        (folder / name).unlink(missing_ok=True)
+        if len(files) > 1:
+            sync_folder(folder)
+        (target, scratch), *others = staged.items()
+        scratch.replace(target)
+    except BaseException:
+        if any(scratch.exists() for scratch in [*staged.values()][:1]):
+            for scratch in staged.values():
+                with suppress(OSError):
+                    scratch.unlink(missing_ok=True)
+        raise
     sync_folder(folder)
+    if len(files) > 1:
+        _take_names(folder, others, [name for name, data in files.items() if data is None])
+
+
+def _take_names(folder: Path, staged: Iterable[tuple[Path, Path]], removed: Sequence[str]) -> None:
+    for name in removed:
+        (folder / name).unlink(missing_ok=True)
+    if removed:
+        sync_folder(folder)  # before the last scratch file, which tells that something is left to do, is gone
+    for target, scratch in staged:
+        try:
+            scratch.replace(target)
+        except FileNotFoundError:  # a reader was faster: see `complete`
+            if not target.exists():
+                raise
+    sync_folder(folder)
+
+
+def complete(folder: Path, sums: Mapping[str, str], removed: Sequence[str]) -> None:
+    """Do what a killed `write_together` left undone, told by the sums of its files; else change nothing."""
+    left = [(folder / name, scratch) for name in sums for scratch in folder.glob(f"{name}.*{LEFT_OVER}")]
+    left = [(target, s) for target, s in left if s.is_file() and not s.is_symlink() and sha256(s) == sums[target.name]]
+    if left:
+        _take_names(folder, left, removed)
 
 
 def _staged(target: Path, data: bytes) -> Path:
@@ -79,9 +106,13 @@ def _staged(target: Path, data: bytes) -> Path:
 
 
 def append_to(path: Path) -> TextIO:
-    """Open a text file to write at its end, made if missing; a link of that name is refused, not followed."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8", buffering=1)
+    """Open a text file to write at its end, made if missing; a link, pipe or device of that name is refused."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    number = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+    return os.fdopen(number, "a", encoding="utf-8", buffering=1)
 
 
 def encoded(text: str) -> bytes:
@@ -89,14 +120,29 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each on disk under its name."""
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in missing:
+        sync_folder(path.parent)
+
+
+# What file systems answer that can't sync a folder, and Windows, which does not open one.
+_CANT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM, errno.EISDIR, errno.EROFS}
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on disk before anything that relies on them is done."""
-    with suppress(OSError):  # some file systems can't, and Windows does not open folders
+    try:
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
         finally:
             os.close(number)
+    except OSError as error:
+        if error.errno not in _CANT_SYNC:
+            raise
 
 
 def sha256(content: str | bytes | Path) -> str:

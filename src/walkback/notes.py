@@ -45,7 +45,7 @@ class Note:
         note = Note(code, site, values)
         try:
             note.text  # noqa: B018
-        except (LookupError, TypeError, ValueError, AttributeError):  # a code, or values, that no sentence here knows
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):  # not of this version
             return Note("said", site, {"code": code, "text": str(data.get("text", code))})
         return note
 
@@ -388,6 +388,9 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "rows are not in ascending order of {unit} (first {first}, last {last}): sorted before they were judged"
     ),
     "older-norms": "the {kinds} norms judged are those of {row}: no later row has any",
+    "training-mode": "measured in mode {mode}: dropout and batch statistics are in these numbers; take eval mode",
+    "large-batch": "gradient norms were multiplied by {factor:.3g}, for a mean loss over {batch:g} samples, as logged",
+    "missing-sites": "sites without a number: {told}; what is judged of them is as logged and can't be checked",
     "torn-line": "the last line of {file} is incomplete, as a run that was killed leaves it: left out",
     "zero-credit-epochs": lambda note: (
         f"the credit was zero for every sample in {note.values['epochs']} of {note.values['of']} epochs of training at "
@@ -400,5 +403,6 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
 RENEWED = frozenset(
     ("said-anew", "other-accuracy", "constant-norm", "bp-direction", "bp-against", "bp-nearly", "other-thresholds",
      "no-spread", "below-chance", "reference-under-floor", "concentrated", "editions-differ", "clamp-decides",
-     "depth-differs", "shifted-pairing", "controls", "remark", "nonfinite", "altered-backward", "unchecked-backward")
+     "depth-differs", "shifted-pairing", "controls", "training-mode", "large-batch",
+     "remark", "nonfinite", "altered-backward", "unchecked-backward")
 )  # fmt: skip

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
+from walkback.errors import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -42,6 +44,7 @@ def say(text: str, alarm: bool = False) -> None:
         if _quiet.get():
             return
         console = Console(file=sys.stderr)
+    text = visible(text)
     text = text.replace("‖", "|") if console.options.ascii_only else text
     console.print(text, style="bold red" if alarm else None, highlight=False, markup=False, soft_wrap=True)
 

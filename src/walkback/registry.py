@@ -10,7 +10,6 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
-from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import iter_modules
@@ -169,8 +168,10 @@ def _refuse_unless(fits: Callable[[Any], bool], expected: str, values: Mapping[s
             raise InputError(f"Expected {name} to be {expected}, but got {shown(value)}.")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+def is_number(value: Any) -> bool:
+    """Return whether it is a finite number; a whole one of hundreds of digits is none that a float holds."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and bool(abs(value) <= sys.float_info.max)  # type: ignore[operator]
 
 
 def whole_numbers(least: int = 1, /, **values: Any) -> None:
@@ -189,12 +190,12 @@ def whole_numbers(least: int = 1, /, **values: Any) -> None:
 
 def positive(**values: Any) -> None:
     """Refuse what is not a finite number above 0."""
-    _refuse_unless(lambda v: _is_number(v) and v > 0, "a finite number > 0", values)
+    _refuse_unless(lambda v: is_number(v) and v > 0, "a finite number > 0", values)
 
 
 def not_negative(**values: Any) -> None:
     """Refuse what is not a finite number of at least 0."""
-    _refuse_unless(lambda v: _is_number(v) and v >= 0, "a finite number >= 0", values)
+    _refuse_unless(lambda v: is_number(v) and v >= 0, "a finite number >= 0", values)
 
 
 def true_or_false(**values: Any) -> None:

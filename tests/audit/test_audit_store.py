@@ -352,7 +352,8 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sync(handle)
 
-    for allowed in range(9):  # spec, two checkpoints with their progress, machine, trajectory, weights, report
+    # Folders are synced too: spec, two checkpoints with their progress, machine, trajectory, weights, sums, report.
+    for allowed in range(20):
         out = Path(shutil.copytree(runs, tmp_path / f"runs{allowed}"))
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)
@@ -398,7 +399,8 @@ def test_a_really_full_disk(small_disk: tuple[Path, int], whole: Path, tmp_path:
     out, limit = small_disk
     if not limit:
         shutil.copytree(whole / SPEC.name, out / SPEC.name)
-        (out / "ballast").write_bytes(b"0" * (64 * 1024 - sum(f.stat().st_size for f in out.rglob("*")) - 16384))
+        pages = sum(-(-f.stat().st_size // 4096) for f in out.rglob("*") if f.is_file())
+        (out / "ballast").write_bytes(b"0" * (64 * 1024 - 4096 * (pages + 4)))
     call = [sys.executable, "-c", FILL, str(out), str(limit)]
     done = subprocess.run(call, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -529,18 +531,18 @@ def paused(out: Path, writes: int) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_path: Path, whole: Path) -> None:
-    cases = [(signal.SIGTERM, 3, "checkpoint.safetensors.tmp"), (signal.SIGKILL, 7, "weights.safetensors.tmp")]
+    cases = [(signal.SIGTERM, 4, "checkpoint.safetensors.*.tmp"), (signal.SIGKILL, 16, "weights.safetensors.*.tmp")]
     processes = [paused(tmp_path / number.name, writes) for number, writes, _ in cases]
     for process, (number, _, half) in zip(processes, cases, strict=True):
         place = tmp_path / number.name / SPEC.name
         with process:
             assert process.stdout is not None
             assert process.stdout.readline() == "in the middle\n"
-            assert (place / half).exists()
+            assert list(place.glob(half))
             assert held(place), "the lock is not there while it trains"
             process.send_signal(number)
             assert process.wait(PATIENCE) == -number
-        assert (place / half).exists(), "the signal came too late to test anything"
+        assert list(place.glob(half)), "the signal came too late to test anything"
         assert not held(place), "the lock outlived its owner"
         assert store.state(place.parent, SPEC).kind == "begun"
         assert content(run(place.parent).path) == content(whole / SPEC.name)

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import secrets
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -206,3 +207,17 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "walkback.audit.executors.ray")
     with pytest.raises(InputError, match=r"pip install 'walkback\[ray\]'"):
         executor("ray")
+
+
+def test_ray_does_not_take_over_what_sigterm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's handler ends the process with a code of its own; `audit` says how to go on and exits as documented."""
+    import ray
+
+    from walkback.audit.executors import ray as executor
+    from walkback.audit.run import sigterm_interrupts
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda *_, **__: signal.signal(signal.SIGTERM, lambda *_: sys.exit(15)))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with sigterm_interrupts(), executor._connected(None, 1), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)

@@ -704,3 +704,35 @@ def test_split_and_dataset_are_plain_values() -> None:
     assert data.prepare(split.x).dtype == torch.float32
     with pytest.raises(AttributeError):
         data.classes = 3  # type: ignore[misc]
+
+
+def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    """One picture of zeros, ten thousand times: a file of kilobytes, and ten gigabytes of pictures."""
+    from walkback.data.cifar import read_parquet
+    from walkback.data.source import Part
+
+    kind = pa.struct([("bytes", pa.binary())])
+    table = pa.table({"img": pa.array([{"bytes": bytes(10**6)}] * 50, type=kind), "label": [0] * 50})
+    with pq.ParquetWriter(tmp_path / "x.parquet", table.schema, compression="zstd") as out:
+        for _ in range(4):
+            out.write_table(table)
+    assert (tmp_path / "x.parquet").stat().st_size < 10**4
+    with pytest.raises(FormatError, match="one of 1000000"):
+        read_parquet([tmp_path / "x.parquet"], Part(10_000, 10, (3, 32, 32)), "label")
+    with pytest.raises(FormatError, match="at most 100 pictures of 3072 bytes, but found 200 rows"):
+        read_parquet([tmp_path / "x.parquet"], Part(100, 10, (3, 32, 32)), "label")
+
+
+def test_a_pickle_can_not_ask_for_places_without_end(tmp_path: Path) -> None:
+    far = b"\x80\x02]r" + (10**8).to_bytes(4, "little") + b"."
+    (tmp_path / "far").write_bytes(far)
+    with pytest.raises(FormatError, match="object number 100000000 in 9 bytes"):
+        read_arrays(tmp_path / "far")
+    doubled: list = []
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    (tmp_path / "doubled").write_bytes(pickle.dumps(doubled))
+    found, depth = read_arrays(tmp_path / "doubled"), 0
+    while found:
+        found, depth = found[1], depth + 1
+    assert depth == 60

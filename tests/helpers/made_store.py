@@ -18,7 +18,7 @@ EPOCHS = 12
 BP = RunSpec(rule="bp", epochs=EPOCHS, seed=0)
 DFA = RunSpec(rule="dfa", epochs=EPOCHS, seed=0)
 FA = RunSpec(rule="fa", epochs=EPOCHS, seed=0)
-OTHER = RunSpec(rule=f"mine:{ATTACK}", epochs=EPOCHS, seed=0, optimiser={"lr": 8e-3})
+OTHER = RunSpec(rule=f"mine:{ATTACK}".replace("/", ""), epochs=EPOCHS, seed=0, optimiser={"lr": 8e-3})
 
 
 def seeded(spec: RunSpec, seed: int) -> RunSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -281,3 +282,14 @@ def test_saving_again_leaves_nothing_of_what_was_there(tmp_path):
     assert first.trajectory() == [{"epoch": 1, "note": "a\u2028b"}]
     again = wb.save_bundle(tmp_path / "b", net, spec)
     assert (again.trajectory(), again.report()) == ([], None)
+
+
+@pytest.mark.parametrize("name", ["width", "depth"])
+def test_a_network_that_its_weights_can_not_fill_is_not_built(name, tmp_path):
+    shutil.copytree(wb.selftest.BUNDLES / "bp", tmp_path / "b")
+    (tmp_path / "b" / "sums.json").unlink(missing_ok=True)
+    spec = json.loads((tmp_path / "b" / "spec.json").read_text())
+    spec["net_options"][name] = 2**23
+    (tmp_path / "b" / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(wb.FormatError, match=f"Expected {name} in .* to fit the weights beside it"):
+        wb.load_bundle(tmp_path / "b").model()

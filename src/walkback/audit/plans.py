@@ -203,7 +203,7 @@ def plan(name: str | Path) -> Plan:
         raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {shown(str(name))}.{hint}")
     try:
         return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8-sig")), {}, where=f"{path}: ")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"Expected to read the plan {path}, but: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise FormatError(f"Expected {path} to be TOML, but: {error}.") from None

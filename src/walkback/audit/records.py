@@ -215,7 +215,7 @@ def _folder(folder: str | Path) -> Path:
 def read_beside(folder: Path, spec: RunSpec) -> Records:
     """The finished runs of a store that judge one of this spec: of its rule and of BP on its network and data."""
     runs = []
-    for path in sorted(folder.glob("*/spec.json")):
+    for path in (path for path in sorted(folder.glob("*/spec.json")) if path.is_file()):
         try:
             fields = read_table(path)
             if not isinstance(fields, dict) or fields.get("rule") not in (spec.rule, "bp"):

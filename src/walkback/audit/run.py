@@ -16,7 +16,7 @@ from walkback.audit.cost import kind
 from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted
 from walkback.audit.plans import plan as find_plan
-from walkback.errors import InputError, WalkbackError
+from walkback.errors import InputError, WalkbackError, visible
 from walkback.training.setup import build, usable
 from walkback.training.spec import RunSpec
 
@@ -343,7 +343,7 @@ def _told(board: _Board, event: Event) -> str:
     line = board.lines[event.spec]
     numbers = "  ".join(f"{k} {v}" for k, v in zip(_HEADS, _numbers(line)) if v)
     why = f": {event.detail.splitlines()[0]}" if event.detail else ""
-    return f"{event.kind:8}  {event.spec.name}{why}  {numbers}  ({board.summary()})"
+    return visible(f"{event.kind:8}  {event.spec.name}{why}  {numbers}  ({board.summary()})")
 
 
 _HEADS = ("epoch", "acc", "‖h_L‖", "‖g_L‖")

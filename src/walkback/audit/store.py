@@ -65,6 +65,8 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     """
     folder = Path(store) / spec.name
     try:
+        if not (folder / PROGRESS).is_file():
+            raise FileNotFoundError(folder / PROGRESS)
         found = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         try:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from walkback.errors import FormatError
+from walkback.files import append_to, make_folder
 from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS
 from walkback.notes import Note
@@ -66,8 +67,8 @@ def kept_rows(path: Path | None, wanted: Iterable[tuple[str, Callable[[], Row]]]
         if name not in known:
             known[name] = make()
             if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8") as file:
+                make_folder(path.parent)
+                with append_to(path) as file:
                     file.write(json.dumps(known[name], allow_nan=False) + "\n")
         yield known[name]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from walkback.errors import WalkbackError
+from walkback.errors import WalkbackError, visible
 from walkback.registry import modules_of
 from walkback.version import __version__
 
@@ -56,7 +56,7 @@ def run(tokens: Sequence[str]) -> int:
             text = "Expected torch to be installed, which this command measures with, but it is not: pip install torch."
         for note in getattr(error, "__notes__", []):
             text += f" {note}"
-        print(f"error: {text}", file=sys.stderr)
+        print(visible(f"error: {text}"), file=sys.stderr)
         if not isinstance(error, WalkbackError) or error.__cause__ is not None:
             print("Set WALKBACK_TRACEBACK=1 to see where it comes from.", file=sys.stderr)
         return USAGE

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from walkback.errors import InputError, shown
+from walkback.errors import InputError, shown, visible
 from walkback.files import write_whole
 
 if TYPE_CHECKING:
@@ -27,14 +28,15 @@ def answer(thing: Any, as_json: bool) -> None:
 def print_json(value: Any) -> None:
     """Print JSON, in ASCII where the terminal is not UTF-8."""
     utf8 = _encoding().lower().replace("-", "") == "utf8"
-    print_text(json.dumps(value, indent=2, ensure_ascii=not utf8, allow_nan=False))
+    text = json.dumps(value, indent=2, ensure_ascii=not utf8, allow_nan=False)
+    print_text(re.sub(r"[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]", lambda c: f"\\u{ord(c[0]):04x}", text))
 
 
 def print_text(text: str) -> None:
     """Print, also where the terminal has no ‖ or Γ, and where the reader (`| head`) has left."""
     encoding = _encoding()
     try:
-        print(text.encode(encoding, "replace").decode(encoding), flush=True)
+        print(visible(text).encode(encoding, "replace").decode(encoding), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush on exit
 
@@ -45,7 +47,7 @@ def _encoding() -> str:
 
 def warn(text: str) -> None:
     """Print a line on standard error."""
-    print(text, file=sys.stderr)
+    print(visible(text), file=sys.stderr)
 
 
 def write(path: Path, text: str) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from walkback.data.pickled import read_arrays
 from walkback.data.source import Layout, Part, Source, damaged
 from walkback.errors import FormatError, InputError
+
+AT_ONCE = 64 * 2**20  # bytes of pictures that are unpacked at a time
 
 
 def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,25 +62,50 @@ def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.n
     channels, height, width = part.shape
     images, labels = [], []
     for path in paths:
-        try:
-            table = pq.read_table(path, columns=["img", label_column]).combine_chunks()
-            labels.append(table[label_column].to_numpy())
-            pictures = [cell["bytes"] for cell in table["img"].to_pylist()]
-        except (OSError, KeyError, TypeError, ValueError) as error:  # pyarrow's errors are OSErrors or ValueErrors
-            raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
-        for row, picture in enumerate(pictures):
-            try:
-                image = Image.open(io.BytesIO(picture), formats=("PNG", "JPEG"))
-                if image.size != (width, height):  # before decoding: a small file can hold a huge picture
-                    raise damaged(f"{path}, row {row}", f"{width}×{height} pixels", "×".join(map(str, image.size)))
-                images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
-            except FormatError:
-                raise
-            except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error
-                raise damaged(f"{path}, row {row}", "a PNG or JPEG", f"{type(error).__name__}: {error}") from None
+        for pictures, names in _batches(path, part, label_column, pq):
+            labels.append(names)
+            for picture in pictures:
+                row = len(images)
+                try:
+                    image = Image.open(io.BytesIO(picture), formats=("PNG", "JPEG"))
+                    if image.size != (width, height):  # before decoding: a small file can hold a huge picture
+                        raise damaged(f"{path}, row {row}", f"{width}×{height} pixels", "×".join(map(str, image.size)))
+                    images.append(np.asarray(image.convert("RGB" if channels == 3 else "L")))
+                except FormatError:
+                    raise
+                except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error
+                    raise damaged(f"{path}, row {row}", "a PNG or JPEG", f"{type(error).__name__}: {error}") from None
     if not images:
         raise damaged(paths[0], f"{part.size} rows", "none")
     return np.stack(images).reshape(-1, height, width, channels).transpose(0, 3, 1, 2), np.concatenate(labels)
+
+
+def _batches(path: Path, part: Part, label_column: str, pq: Any) -> Iterator[tuple[list[bytes], np.ndarray]]:
+    """Yield pictures and labels of a parquet file, so few at a time that they fit into memory.
+
+    What repeats is stored once in such a file, so that a small one can hold gigabytes: sizes are looked at first.
+    """
+    raw = int(np.prod(part.shape))
+    try:
+        file = pq.ParquetFile(path)
+        rows = file.metadata.num_rows
+        sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+        if rows > part.size or sum(sizes) > 2 * raw * part.size + 2**20:  # a PNG is hardly larger than its pixels
+            found = f"{rows} rows, {sum(sizes)} bytes in all"
+            raise damaged(path, f"at most {part.size} pictures of {raw} bytes", found)
+        for group, size in enumerate(sizes):
+            at_once = max(1, min(256, AT_ONCE // max(size, 1)))  # no picture is larger than all of its group
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=["img", label_column]):
+                pictures = batch["img"].field("bytes").to_pylist()
+                longest = max((len(picture) for picture in pictures if picture is not None), default=0)
+                if longest > 16 * raw + 2**12:
+                    raise damaged(path, f"pictures of about {raw} bytes", f"one of {longest}")
+                yield pictures, batch[label_column].to_numpy(zero_copy_only=False)
+    except FormatError:
+        raise
+    # pyarrow's errors are among these; what is no struct has no fields.
+    except (OSError, LookupError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        raise damaged(path, f"the columns img and {label_column}", f"{type(error).__name__}: {error}") from None
 
 
 def _cifar(

@@ -7,7 +7,9 @@ thing itself (also not by NumPy's: a crafted dtype can make NumPy take bytes for
 
 from __future__ import annotations
 
+import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -23,8 +25,9 @@ _NUMERIC = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 def read_arrays(path: Path) -> Any:
     """Return what a pickled file holds: dicts, lists, strings (bytes where Python 2 wrote them), numbers and arrays."""
     try:
-        with path.open("rb") as file:
-            return _plain(_Unpickler(file, encoding="bytes").load())
+        data = path.read_bytes()
+        _check_memo(data)
+        return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load(), {})
     except _Refused as refusal:
         raise FormatError(
             f"{path}: expected a pickle of arrays, lists and dicts, but it asks for {refusal}, which could run code. "
@@ -35,6 +38,13 @@ def read_arrays(path: Path) -> Any:
             f"{path}: expected a pickle of arrays, lists and dicts, but it is damaged "
             f"({type(error).__name__}: {error}). Get a fresh copy of the data set."
         ) from None
+
+
+def _check_memo(data: bytes) -> None:
+    """Refuse a number of a remembered object beyond all there can be: as many places would be made for it."""
+    for code, number, _ in pickletools.genops(data):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and number is not None and number > len(data):
+            raise ValueError(f"object number {number} in {len(data)} bytes")
 
 
 class _Refused(Exception):
@@ -117,16 +127,22 @@ class _Array:
         self.value = np.frombuffer(data, kind).reshape(shape, order="F" if fortran else "C")
 
 
-def _plain(value: Any) -> Any:
-    """Stand-ins out, arrays in, through lists, tuples and dicts."""
+def _plain(value: Any, seen: dict[int, Any]) -> Any:
+    """Stand-ins out, arrays in, through lists, tuples and dicts; what stands in many places is looked at once."""
+    if id(value) not in seen:
+        seen[id(value)] = _looked_at(value, seen)
+    return seen[id(value)]
+
+
+def _looked_at(value: Any, seen: dict[int, Any]) -> Any:
     if isinstance(value, _Array):
         if value.value is None:
             raise ValueError("an array without contents")
         return value.value
     if isinstance(value, dict):
-        return {_plain(k): _plain(v) for k, v in value.items()}
+        return {_plain(k, seen): _plain(v, seen) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(v) for v in value)
+        return type(value)(_plain(v, seen) for v in value)
     if isinstance(value, (_Name, _Dtype)):
         raise _Refused("a class or function as a value")
     return value

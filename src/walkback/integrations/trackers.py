@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from walkback.errors import InputError
+from walkback.files import write_whole
 from walkback.integrations.optional import library
 from walkback.report.frame import site_table
 from walkback.report.panels import limits_of, site_panels
@@ -98,6 +99,4 @@ def _summary(report: Report) -> dict[str, Any]:
 
 
 def _files(report: Report, folder: Path) -> list[Path]:
-    page = folder / "report.html"
-    page.write_text(report.to_html(), encoding="utf-8")
-    return [report.save(folder / "report.json"), page]
+    return [report.save(folder / "report.json"), write_whole(folder / "report.html", report.to_html())]

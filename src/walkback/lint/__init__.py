@@ -21,6 +21,7 @@ from walkback.pitfalls.script import Script
 __all__ = ["Finding", "Linted", "lint"]
 
 SUFFIXES = (".py", ".ipynb")
+LARGEST = 20 * 10**6  # bytes of a script or notebook
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
 _IGNORE = re.compile(r"#\s*walkback:\s*ignore(?:\[([\w\s,]*)\])?")
 _MAGIC = re.compile(r"^(\s*)[%!?].*$", re.DOTALL)
@@ -97,11 +98,17 @@ def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> L
     wanted = selected(select)
     files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
     for file in files.values():
-        source = _read(file)
+        source, found = _read(file), []
+        try:
+            found = [] if isinstance(source, Problem) else list(look(source, wanted))
+        except RecursionError:  # in one file: those of the others are kept
+            source = Problem(
+                str(file), None, "too deep to be looked at: an expression or chain of names of this length"
+            )
         if isinstance(source, Problem):
             problems.append(source)
         else:
-            findings += sorted(look(source, wanted), key=lambda f: (f.cell or 0, f.line, f.code))
+            findings += sorted(found, key=lambda f: (f.cell or 0, f.line, f.code))
     return Linted(len(files), tuple(findings), tuple(problems))
 
 
@@ -171,13 +178,24 @@ def _read(path: Path) -> Source | Problem:
     """Parse a .py or .ipynb file."""
     cells: list[tuple[int, str]] = []
     try:
+        if not path.is_file():
+            return Problem(str(path), None, "can't be read: a pipe, a device or a link that leads nowhere, not a file")
+        if path.stat().st_size > LARGEST:
+            return Problem(str(path), None, f"can't be read: over {LARGEST // 10**6} MB, which no script is")
         if path.suffix == ".ipynb":
             cells = _cells(path)
             text = "\n".join(code for _, code in cells)
         else:
             with tokenize.open(path) as file:
                 text = file.read()
-    except (OSError, ValueError, SyntaxError, LookupError) as error:  # a wrong encoding is any of the last three
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        SyntaxError,
+        LookupError,
+        RecursionError,
+    ) as error:
         return Problem(str(path), None, f"can't be read: {error}")
     starts, line = [], 1
     for number, code in cells:
@@ -192,7 +210,7 @@ def _read(path: Path) -> Source | Problem:
         cell, at = Source(path, ast.Module([], []), {}, tuple(starts)).place(error.lineno or 1)
         where = "" if cell is None else f" in cell {cell}"
         return Problem(str(path), at, f"not Python{where}: {error.msg}")
-    except (ValueError, RecursionError, tokenize.TokenError) as error:  # null bytes; absurd nesting
+    except (ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:  # null bytes; absurd nesting
         return Problem(str(path), None, f"not Python: {error}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -102,6 +102,21 @@ def cosine_error(disagreement: Numbers, shift: Numbers) -> tuple[float | None, i
     both = enumerate(zip(disagreement, shift or [None] * len(disagreement)))
     known = [(abs(v), site) for site, pair in both for v in pair if v is not None]
     return max(known, key=lambda one: one[0]) if known else (None, None)
+
+
+def crossed(numbers: Mapping[str, Any], ends: Iterable[tuple[str, str]]) -> str:
+    """Return which interval ends before it begins, at which site; "" where none does.
+
+    >>> crossed({"null_low": [0.0, 0.2], "null_high": [0.1, 0.1]}, [("null_low", "null_high")])
+    'null_low is 0.2 and null_high 0.1 at site 1'
+    """
+    for low, high in ends:
+        a, b = (numbers.get(name) for name in (low, high))
+        sites = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))
+        for site, (x, y) in enumerate(zip(a, b) if sites else [(a, b)]):
+            if x is not None and y is not None and x > y:
+                return f"{low} is {x:g} and {high} {y:g}" + (f" at site {site}" if sites else "")
+    return ""
 
 
 def student(freedom: float) -> float:

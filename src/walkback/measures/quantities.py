@@ -133,6 +133,10 @@ PROBE_LISTS = tuple(q.name for q in PER_SITE if q.accumulator == "probe")
 SHIFTED = ("cosine_above", "cosine_below", "gradient_next")
 NULLS = tuple(q.name for q in PER_SITE if q.accumulator in ("interval", "null"))
 PRECISION = tuple(q.name for q in PER_SITE if q.precision)
+# What a report may call more of them, as orders of averaging: words, which no page takes for a tag or a link.
+NAME = r"^[\w .,+()-]{1,80}$"
+# The two ends of each interval and band.
+ENDS = tuple((low, low[:-3] + "high") for low in QUANTITIES if low.endswith("_low"))
 # What a row of logged numbers may give: the rest is judged anew.
 LOGGED_SCALARS = (*SCALAR_FIELDS, "g_norm_deepest")
 # What the row of an epoch holds.

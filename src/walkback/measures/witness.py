@@ -56,8 +56,9 @@ class Witness:
             self._span += float(span) * len(labels)
         classes = self._classes(logits, labels)
         if classes is not None:
-            self._labels.append(classes.cpu())
             self._kinds = logits.shape[1]
+            small = next(t for t in (torch.uint8, torch.int16, torch.int32) if self._kinds - 1 <= torch.iinfo(t).max)
+            self._labels.append(classes.to("cpu", small))  # every label is kept: a byte of each, or two
             self._right += int((logits.argmax(1) == classes).sum())
 
     def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:

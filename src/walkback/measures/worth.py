@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from math import isfinite
-from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from walkback.errors import InputError, shown
 
@@ -40,6 +40,8 @@ class Depth:
     >>> Depth.of(found.to_dict()) == found
     True
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(allow_inf_nan=False)
 
     worth_pp: float
     interval: tuple[float, float]
@@ -80,19 +82,36 @@ class Depth:
         if missing := [name for name in needed if name not in given]:
             got = f"no {missing[0]}" if given else shown(data)
             raise InputError(f"Expected {where} to be what walkback.depth returned, but got {got}.")
-        numbers = (given["worth_pp"], given["trained"], *_many(given["interval"]), *_many(given["rerandomised"]))
-        plain = all(isinstance(n, Real) and not isinstance(n, bool) and isfinite(n) for n in numbers)
-        two = isinstance(given["interval"], (list, tuple)) and len(given["interval"]) == 2
-        if not plain or not two or not _many(given["rerandomised"]):
-            raise InputError(f"Expected {where} to have finite numbers and an interval of two, but got {shown(data)}.")
-        for name, keys in (("samples", ("train", "test")), ("parts", ("samples", "draws"))):
-            if not isinstance(given[name], Mapping) or set(given[name]) != set(keys):
-                raise InputError(
-                    f"Expected {where} to have {name} of {' and '.join(keys)}, but got {shown(given[name])}."
-                )
-        low, high = given["interval"]
-        known = {name: given[name] for name in names if name in given}
-        return Depth(**{**known, "interval": (low, high), "rerandomised": tuple(given["rerandomised"])})
+        try:
+            found = TypeAdapter(Depth).validate_python({name: given[name] for name in names if name in given})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            place = ".".join(map(str, wrong["loc"]))
+            raise InputError(
+                f"Expected {where}.{place}: {wrong['msg'].lower()}, got {shown(wrong['input'])}."
+            ) from None
+        if why := found._nonsense():
+            raise InputError(f"Expected {where} to be what walkback.depth returned, but {why}.")
+        return found
+
+    def _nonsense(self) -> str:
+        """Say what can't be true of these numbers together; "" where nothing is wrong."""
+        shares = [self.trained, *self.rerandomised, *(self.without or ())]
+        shares += [share for site in self.by_depth.values() for share in site]
+        if not self.rerandomised or TRAINED not in self.by_depth or not {"train", "test"} <= set(self.samples):
+            return "it has no draws, no sites or no numbers of samples"
+        if set(self.parts) != {"samples", "draws"}:
+            return f"its parts are {shown(sorted(self.parts))} where they should be of samples and draws"
+        if not all(0 <= share <= 1 for share in (*shares, self.without_all or 0.0, self.pixels or 0.0)):
+            return "an accuracy in it is not between 0 and 1"
+        if min(self.samples.values()) < 1:
+            return f"it is of {min(self.samples.values())} samples"
+        if self.interval[0] > self.interval[1]:
+            return f"its interval ends, {self.interval[1]:g}, before it begins, {self.interval[0]:g}"
+        gain = 100 * (self.trained - self.random)
+        return (
+            "" if abs(gain - self.worth_pp) < 0.1 else f"worth_pp is {self.worth_pp:g} where accuracies give {gain:g}"
+        )
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -109,7 +128,3 @@ class Depth:
             lines.insert(2, WITHIN_DRAWS)
         floors = [("stem alone", self.without_all), ("inputs alone", self.pixels)]
         return "\n".join([*lines, *(f"{name}: {a:.3f}" for name, a in floors if a is not None)])
-
-
-def _many(values: object) -> tuple[Any, ...]:
-    return tuple(values) if isinstance(values, (list, tuple)) else (values,)

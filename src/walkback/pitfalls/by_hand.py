@@ -10,6 +10,7 @@ from walkback.pitfalls.script import Script, argument, keyword, last, literal, m
 
 LEAST = 1e-12  # a smaller ε is far under any gradient that is measured
 MOST = 1e-2
+DEEPEST = 6  # products and names in a denominator that are followed; each may double what there is to look at
 _ALIGNS = re.compile(r"align|grad|gamma|credit|feedback", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DIRECTION = ("dot", "acos", "arccos", "matmul", "einsum", "inner")
@@ -81,26 +82,25 @@ def is_norm(script: Script, node: ast.AST, depth: int = 3) -> bool:
     return of is not None and depth > 0 and is_norm(script, of, depth - 1)
 
 
-def _norms(script: Script, node: ast.AST) -> int:
+def _norms(script: Script, node: ast.AST, depth: int = DEEPEST) -> int:
     """Return how many norms are multiplied."""
     node = follow(script, node)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        return _norms(script, node.left) + _norms(script, node.right)
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return max(_norms(script, node.left), _norms(script, node.right))  # (‖a‖ + ε)(‖b‖ + ε)
-    if _is_floor(script, node):
-        return _norms(script, _inner(script, node))
+    if depth and isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add)):
+        left, right = (_norms(script, side, depth - 1) for side in (node.left, node.right))
+        return left + right if isinstance(node.op, ast.Mult) else max(left, right)  # (‖a‖ + ε)(‖b‖ + ε)
+    if depth and _is_floor(script, node):
+        return _norms(script, _inner(script, node), depth - 1)
     return int(is_norm(script, node))
 
 
-def _floor(script: Script, node: ast.AST) -> float | None:
+def _floor(script: Script, node: ast.AST, depth: int = DEEPEST) -> float | None:
     """Return the ε in a denominator: added to it, to a norm in it, or what it is clamped to."""
     epsilon = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         epsilon = value_of(script, node.right)
         epsilon = value_of(script, node.left) if epsilon is None else epsilon
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        sides = (_floor(script, follow(script, side)) for side in (node.left, node.right))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and depth:
+        sides = (_floor(script, follow(script, side), depth - 1) for side in (node.left, node.right))
         return next((side for side in sides if side is not None), None)
     elif isinstance(node, ast.Call) and _is_floor(script, node):
         name = method(node)

@@ -200,6 +200,7 @@ class Kinds:
         self.script, self._kind = script, kind
         self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
         self._open: list[Assigned] = []
+        self._known: dict[Assigned, bool] = {}  # each is asked once: x1 = x0 + x0, x2 = x1 + x1, … doubles otherwise
 
     def holds(self, node: ast.AST) -> bool:
         """Return whether a node holds it; where the kind has no answer, what passes a value on is looked through."""
@@ -219,10 +220,13 @@ class Kinds:
         if not before:
             return None
         last = max(before, key=lambda a: a.seen)
+        if last in self._known:
+            return self._known[last]
         line, self.line = self.line, last.made
         self._open.append(last)
         try:
-            return self.holds(last.value)
+            self._known[last] = self.holds(last.value)
+            return self._known[last]
         finally:
             self._open.pop()
             self.line = line

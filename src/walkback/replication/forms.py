@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from walkback.errors import FormatError
 from walkback.files import write_whole
 from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.report.latex import document
-from walkback.report.table import Table, number
+from walkback.report.table import Table, csv_text, number
 from walkback.verdict.checks import DiagnosticThresholds
 
 # Columns in which more (1) or less (-1) is better. A cosine is not among them: it is the claim, not the quality.
@@ -80,14 +78,12 @@ def to_csv(table: Table) -> str:
     """The rows as read, then mean and std of every measured column in full, and the columns in which a row is best."""
     measured = [h for h in table.columns if any(isinstance(row[h], dict) and "mean" in row[h] for row in table.data)]
     marked = best(table)
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow([*table.columns, *(f"{h}, {part}" for h in measured for part in ("mean", "std")), "best in"])
+    rows = [[*table.columns, *(f"{h}, {part}" for h in measured for part in ("mean", "std")), "best in"]]
     for i, (row, data) in enumerate(zip(table.rows, table.data)):
         cells = [data[h] if isinstance(data[h], dict) else {} for h in measured]
         numbers = [cell.get(part) for cell in cells for part in ("mean", "std")]
-        out.writerow([*row, *numbers, "; ".join(table.columns[c] for r, c in sorted(marked) if r == i)])
-    return text.getvalue()
+        rows.append([*row, *numbers, "; ".join(table.columns[c] for r, c in sorted(marked) if r == i)])
+    return csv_text(rows)
 
 
 def save_tables(records: Records, folder: str | Path, names: Iterable[str] = tuple(TABLES)) -> tuple[Path, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +10,7 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, Judged, setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
 from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
-from walkback.report.table import NONE, Stat, Table, number, spread, stat, table
+from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
 from walkback.report.view import distance, mark
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import Finding
@@ -183,11 +181,7 @@ SHARES = (0.1, 0.14, 0.03, 0.115, 0.115, 0.115, 0.11, 0.085, 0.1, 0.09)
 def csv_lines(settings: Iterable[dict[str, Any]]) -> list[str]:
     """Return the table as numbers: its head and one line per row."""
     rows = [_csv_row(s) for s in settings]
-    # A spreadsheet would run a text that starts like a formula.
-    cells = [[f"'{v}" if isinstance(v, str) and v[:1] in tuple("=+-@") else v for v in row.values()] for row in rows]
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\0").writerows([list(row) for row in rows[:1]] + cells)
-    return text.getvalue().split("\0")[:-1]
+    return csv_text([*(list(row) for row in rows[:1]), *(list(row.values()) for row in rows)], "\0").split("\0")[:-1]
 
 
 def _csv_row(s: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import pairwise
-from math import ceil, floor, log10
+from math import ceil, floor, isfinite, log10
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -129,7 +129,7 @@ def panel(
 
 
 def _scaled(value: float | None, log: bool) -> float | None:
-    if value is None or (log and value <= 0):
+    if value is None or not isfinite(value) or (log and value <= 0):  # a limit times a norm may overflow
         return None
     return log10(value) if log else value
 

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
+from walkback.errors import visible
 from walkback.measures.quantities import PER_SITE
 from walkback.report import view
 from walkback.report.depth_view import depth_table
@@ -47,7 +48,7 @@ _TEX |= {
 
 def tex(text: str) -> str:
     """Return text that any LaTeX engine sets as it is; a paragraph break would end a caption."""
-    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+    return "".join(_TEX.get(c, c) for c in visible(" ".join(text.split())))
 
 
 # A number with a sign or an exponent, which LaTeX sets well only in mathematics.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from walkback.errors import visible
 from walkback.report import view
 
 if TYPE_CHECKING:
@@ -13,9 +14,22 @@ if TYPE_CHECKING:
     from walkback.report.table import Table
 
 
+_LINK = re.compile(r"\[(?![-+−.\d])")  # but for the brackets of an interval
+
+
+def harmless(text: str) -> str:
+    r"""Return a line whose names and remarks make no tag, link or picture; its emphasis stays.
+
+    >>> print(harmless("dfa <img src=x> [x](y) at 0.3 [0.2, 0.4] < 1"))
+    dfa \<img src=x> \[x](y) at 0.3 [0.2, 0.4] < 1
+    """
+    text = visible(" ".join(text.split())).replace("\\", "\\\\")
+    return _LINK.sub(r"\\[", re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text))
+
+
 def escape(text: str) -> str:
     """Return text that Markdown shows as it is, also in a table."""
-    text = re.sub(r"([\\|*`<])", r"\\\1", " ".join(text.split()))
+    text = _LINK.sub(r"\\[", re.sub(r"([\\|*`<])", r"\\\1", " ".join(visible(text).split())))
     return re.sub(r"(?<![^\W_])_|_(?![^\W_])", r"\\_", text)
 
 
@@ -45,15 +59,15 @@ def report_markdown(report: Report) -> str:
     """Return the report, its verdict in the last line."""
     grids = view.tables(report)
     parts = [
-        f"### {view.title(report)}",
-        view.remark(report),
-        view.conditions_line(report),
-        view.weights_line(report),
+        f"### {harmless(view.title(report))}",
+        harmless(view.remark(report)),
+        harmless(view.conditions_line(report)),
+        harmless(view.weights_line(report)),
         *(grid(head, rows, left=view.stands_left(head)) for head, rows in grids),
-        "\n".join(f"- {line.strip()}" for lines in view.paragraphs(report) for line in lines),
-        "\n".join(f"{s['step']}. **{view.asked(s['title'])}** {s['text']}." for s in report.chain),
+        "\n".join(f"- {harmless(line)}" for lines in view.paragraphs(report) for line in lines),
+        "\n".join(f"{s['step']}. **{harmless(view.asked(s['title']))}** {harmless(s['text'])}." for s in report.chain),
         " ".join(f"{question.capitalize()}: {answer}." for question, answer in report.answers()),
-        f"**{report.verdict_line}**",
+        f"**{harmless(report.verdict_line)}**",
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import log10
+from math import isinf, log10
 
 NONE = "–"
 NOT_MEASURED = "not measured"  # the reason of what nobody asked for
@@ -17,6 +17,8 @@ def number(value: float, kind: str) -> str:
     >>> number(999.4, "norm"), number(-999.7, "norm"), number(1000.4, "norm")
     ('999', '-1000', '1000')
     """
+    if isinf(value):
+        return "∞" if value > 0 else "-∞"
     if kind in _KINDS:
         return format(value, _KINDS[kind])
     if value == 0 or -1.5 <= log10(abs(value)) < 4:

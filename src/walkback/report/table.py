@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite, sqrt
@@ -15,7 +16,7 @@ from walkback.report.markdown import table_markdown
 from walkback.report.numbers import NONE, number
 from walkback.report.text import table_text
 
-__all__ = ["NONE", "Cell", "Stat", "Table", "markdown", "number", "spread", "stat", "table"]
+__all__ = ["NONE", "Cell", "Stat", "Table", "csv_text", "markdown", "number", "spread", "stat", "table"]
 
 
 class Cell(NamedTuple):
@@ -124,13 +125,27 @@ class Table:
 
     def to_csv(self) -> str:
         """Return the rows as read, with a head, commas and quotes as RFC 4180 has them."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.columns, *self.rows])
-        return text.getvalue().rstrip("\n")
+        return csv_text([self.columns, *self.rows]).rstrip("\n")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         return _plain(asdict(self))
+
+
+# A spreadsheet runs what begins so; a figure with a sign, as +0.3 ± 0.1 or -4.0 pp [-5, -3], stays as it is.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!$|\s|[\d.](?!.*([|!=@'\"&]|[A-Za-z]\()))")
+
+
+def csv_text(rows: Iterable[Sequence[Any]], end: str = "\n") -> str:
+    r"""Return rows as RFC 4180 has them; texts that a spreadsheet would run as formulas begin with an apostrophe.
+
+    >>> csv_text([["=1+1", "+0.3 ± 0.1", 2]])
+    "'=1+1,+0.3 ± 0.1,2\n"
+    """
+    text = io.StringIO()
+    safe = [[f"'{v}" if isinstance(v, str) and _FORMULA.match(v) else v for v in row] for row in rows]
+    csv.writer(text, lineterminator=end).writerows(safe)
+    return text.getvalue()
 
 
 def table(

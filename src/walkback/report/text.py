@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
+from walkback.errors import visible
 from walkback.measures.quantities import PER_SITE
 from walkback.report import advice, view
 
@@ -33,9 +34,12 @@ def report_text(report: Report) -> str:
         ["What to do next", *steps] if steps else [],
         [*map(_wrap, view.run_lines(report)), *notes],
         [_wrap(asked), *map(_wrap, filter(None, [view.remark(report)]))],
-        [_wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose.")],
+        [
+            _wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose."),
+            *map(_wrap, filter(None, [view.weights_line(report)])),
+        ],
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part)
+    return visible("\n\n".join("\n".join(part) for part in parts if part))
 
 
 def details_text(report: Report) -> str:
@@ -53,7 +57,7 @@ def details_text(report: Report) -> str:
         " · ".join(f"{question}: {answer}" for question, answer in report.answers()),
         report.verdict_line,
     ]
-    return "\n".join(parts)
+    return visible("\n".join(parts))
 
 
 def _chain(report: Report, width: int) -> list[str]:
@@ -69,7 +73,7 @@ def table_text(table: Table) -> str:
     for head, lines in (("Notes", table.notes), ("Missing", table.missing)):
         if lines:
             parts += ["", head, *(f"  - {line}" for line in lines)]
-    return "\n".join(line.rstrip() for part in parts for line in part.split("\n"))
+    return visible("\n".join(line.rstrip() for part in parts for line in part.split("\n")))
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -336,7 +336,7 @@ def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
     elif about(finding) == "stability":  # a cosine: its sign makes a factor meaningless
         unit, apart = "", [f"{abs(v - limit):.2f}" for v in ends]
     else:
-        unit, apart = "×", ["∞" if v <= 0 else number(max(v / limit, limit / v), "norm") for v in ends]
+        unit, apart = "×", ["∞" if min(v, limit) <= 0 else number(max(v / limit, limit / v), "norm") for v in ends]
     where = number(limit, "norm").replace("-", "−") + (" pp" if unit == " pp" else "")
     if len(set(sides)) == 2:
         return f"{apart[0]}{unit} below to {apart[1]}{unit} above {where}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
-from walkback.files import encoded, write_together
+from walkback.files import complete, encoded, make_folder, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
 from walkback.registry import call_entry, check_trusted, modules_named
@@ -34,10 +35,11 @@ from walkback.training.spec import SCHEMA as SCHEMA
 from walkback.training.spec import RunSpec
 from walkback.training.spec import run_fields as run_fields
 from walkback.training.spec import schema_of as schema_of
-from walkback.training.sums import SUMS, check_sums, sums_text
+from walkback.training.sums import SUMS, check_sums, read_sums, sums_text
 from walkback.verdict.files import read_table
 
 MOST = 2**24  # of a size that a spec may ask for
+OPTIONAL = ("trajectory.jsonl", "report.json")
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,27 @@ class Bundle:
             where = self.path / "spec.json"
             raise FormatError(f"Expected {where} to name its network under `net`, but got {shown(net)}.")
         self.check_trusted("net")
-        if "input_shape" in self.spec:  # a run of ours: the network is built for its data
-            model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
-        else:
-            model = call_entry(net, **options)
+        try:
+            if "input_shape" in self.spec:  # a run of ours: the network is built for its data
+                self._check_sizes(options)
+                model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
+            else:
+                model = call_entry(net, **options)
+        except (RuntimeError, MemoryError) as error:  # what torch says where there is no room
+            raise FormatError(f"Expected to build {net} of {self.path}, but: {shown(error, 300)}.") from None
         if not isinstance(model, nn.Module):
             raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
         return model
+
+    def _check_sizes(self, options: Mapping[str, Any]) -> None:
+        """Refuse a width or depth that the weights beside it can't have: building it could take all memory there is."""
+        largest = max([len(self.weights), *(size for tensor in self.weights.values() for size in tensor.shape)])
+        for name, value in options.items():
+            if isinstance(value, int) and value > largest:
+                raise FormatError(
+                    f"Expected {name} in {self.path / 'spec.json'} to fit the weights beside it, {largest} at most, "
+                    f"but got {shown(value)}."
+                )
 
     def check_trusted(self, field: str) -> None:
         """Refuse a field of the spec that names a `module:function` of a module that is not in `trust`."""
@@ -172,8 +188,8 @@ def save_bundle(
         files["report.json"] = encoded(report.to_json() + "\n")
     sums = {SUMS: encoded(sums_text("", files))}  # first: files of two bundles are never taken for one
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        write_together(path, {**sums, "trajectory.jsonl": None, "report.json": None, **files})
+        make_folder(path)
+        write_together(path, {**sums, **dict.fromkeys(OPTIONAL), **files})
     except OSError as error:
         raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
     return load_bundle(path, modules_named(spec.get("net"), spec.get("rule"), spec.get("data")))
@@ -221,6 +237,7 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
     'bp'
     """
     path, trust = Path(path), _names(trust)
+    _completed(path)
     if not (path / "spec.json").is_file():
         raise FormatError(
             f"Expected a bundle at {path}, a folder with spec.json and weights.safetensors, but there is no spec.json."
@@ -245,6 +262,14 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
             raise FormatError(f"Expected tensors named net.* or aux.* in {path}, but got {name}.")
         parts[kind][rest] = tensor
     return Bundle(path, _checked(spec, path / "spec.json"), parts["net"], parts["aux"], trust)
+
+
+def _completed(path: Path) -> None:
+    """Do what a killed `save_bundle` left undone over an older bundle; the sums of a run are of its training."""
+    sums = read_sums(path)
+    if sums is not None and not sums["spec"]:
+        with suppress(OSError):  # of a place that can't be written the sums tell
+            complete(path, sums["sha256"], [name for name in OPTIONAL if name not in sums["sha256"]])
 
 
 def _names(trust: Iterable[str]) -> frozenset[str]:

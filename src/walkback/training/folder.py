@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import secrets
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +21,7 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from walkback.errors import FormatError, WalkbackError, shown
-from walkback.files import LEFT_OVER, write_whole
+from walkback.files import LEFT_OVER, make_folder, write_whole
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
@@ -66,7 +68,8 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
     Waits while another one is in, or with `wait` False raises BusyError.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        _check_locks(folder)
         lock = FileLock((folder / LOCK).absolute(), is_singleton=True)  # the same object for whoever comes in again
         try:
             lock.acquire(blocking=False)
@@ -83,6 +86,45 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
         yield
     finally:
         lock.release()
+
+
+_LOCKS: set[int] = set()  # the file systems whose locks were tried and hold
+
+
+def _check_locks(folder: Path) -> None:
+    """Refuse a file system that has no locks, or that gives one lock to two owners: runs would write over each other.
+
+    A lock by the presence of a file is no way out: that of an owner who died on another machine would stay for ever.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows, whose locks are another thing
+        return
+    if (device := folder.stat().st_dev) in _LOCKS:
+        return
+    probe = folder / f"{LOCK}.{secrets.token_hex(8)}{LEFT_OVER}"
+    first = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        second = os.open(probe, os.O_RDWR)
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                why = "it gives one lock to two owners"
+            except BlockingIOError:
+                _LOCKS.add(device)
+                return
+        except OSError as error:
+            why = f"it has none ({error.strerror})"
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+        probe.unlink(missing_ok=True)
+    raise FormatError(
+        f"Expected the file system of {folder} to have locks (flock), so that two processes do not train one run, but "
+        f"{why}. Give a store on another one, such as a local disk, or mount this one with locks."
+    )
 
 
 def held(folder: Path) -> bool:
@@ -141,7 +183,7 @@ def finished(folder: Path, spec: RunSpec) -> bool:
     file of a finished run is missing or cut short.
     """
     _same_spec(folder, spec)
-    present = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    present = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
     if "report.json" not in present:
         last = sorted({"weights.safetensors", "trajectory.jsonl"} & present)  # written after the last epoch
         if last and CHECKPOINT not in present:
@@ -173,7 +215,7 @@ def finished(folder: Path, spec: RunSpec) -> bool:
 
 def _same_spec(folder: Path, spec: RunSpec) -> None:
     path = folder / "spec.json"
-    if not path.exists():
+    if not path.is_file():  # a pipe would be waited for
         return
     try:
         found: Any = read_table(path)

@@ -168,6 +168,8 @@ def _resume(run: setup.Run, folder: Path) -> int:
     path = folder / CHECKPOINT
     if not path.exists():
         return 0
+    if not path.is_file():
+        raise ValueError("it is a folder, pipe or device")
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("schema", SCHEMA) != SCHEMA:

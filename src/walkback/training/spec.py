@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -72,6 +73,13 @@ class RunSpec(_Frozen):
     net_options: dict[str, Any] = Field(default_factory=dict)
     rule_options: dict[str, Any] = Field(default_factory=dict)
     optimiser: Optimiser = Field(default_factory=Optimiser)
+
+    @field_validator("net", "data", "rule")
+    @classmethod
+    def _no_path(cls, name: str) -> str:
+        if not name.isprintable() or "/" in name or os.sep in name:  # the run's folder is named after it
+            raise ValueError("a name without slashes and control characters")
+        return name
 
     @field_validator("net_options", "rule_options")
     @classmethod

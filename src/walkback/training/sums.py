@@ -47,7 +47,8 @@ def read_sums(folder: Path) -> dict[str, Any] | None:
         return None
     table: Any = read_table(path)
     sums = table.get("sha256") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
-    if not isinstance(sums, dict) or not all(isinstance(v, str) for v in (table.get("spec"), *sums.values())):
+    texts = [table.get("spec"), *sums.values()] if isinstance(sums, dict) else [None]
+    if not all(isinstance(text, str) for text in texts) or any(Path(name).name != name for name in sums or ()):
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, with a sum for each file.")
     return table
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
-from numbers import Real
 from sys import float_info
 
 from walkback.errors import InputError, shown
 from walkback.measures.dtypes import SMALLEST, dtype_name
 from walkback.measures.measurements import Measurements, comparable
 from walkback.measures.over_sites import block_growth, cosine_error, growth
+from walkback.registry import is_number
 from walkback.verdict.claim import Accuracy, Claim, Correct
 from walkback.verdict.doubt import in_doubt
 from walkback.verdict.files import Stored
@@ -45,7 +44,7 @@ class DiagnosticThresholds(Stored):
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+            if not is_number(value):
                 raise InputError(f"Expected {name} to be a finite number, but got {shown(value)}.")
             object.__setattr__(self, name, float(value))  # NumPy's scalars too: they don't go into JSON
         for name in ("g_norm_floor", "h_norm_explosion_ratio", "cosine_error_limit"):

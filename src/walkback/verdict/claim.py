@@ -163,7 +163,7 @@ def accuracies(name: str, value: Any) -> list[float]:
     for v in values:
         try:
             number = None if isinstance(v, (str, bytes, bool)) else float(v)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = None
         if number is None or not 0.0 <= number <= 1.0:
             per_cent = number is not None and 1.0 < number <= 100.0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -94,13 +96,26 @@ def _connected(address: str | None, cpus: int) -> Iterator[Any]:
         if ray.is_initialized():
             raise InputError("Expected a process that is not connected to Ray yet: call ray.shutdown() first.")
         try:
-            if address:
-                _connect(address, lambda: ray.init(address, **quiet))
-            else:
-                ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
+            with _own_sigterm():
+                if address:
+                    _connect(address, lambda: ray.init(address, **quiet))
+                else:
+                    ray.init("local", num_cpus=cpus, include_dashboard=False, **quiet)
             yield ray
         finally:
             ray.shutdown()  # of a cluster that we did not start this ends our connection, no more
+
+
+@contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Keep what SIGTERM does: Ray, when it connects, has it end the process with a code of its own."""
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if ours and before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _connect(address: str, init: Callable[[], Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_columns import of_method, read_columns
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
-from walkback.report.formats.logged_files import BLANK, Named, jsonl_rows, named_rows, position, standing
+from walkback.report.formats.logged_files import BLANK, Named, count, jsonl_rows, named_rows, position, standing
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
@@ -142,7 +141,7 @@ def _shallow(numbers: Any) -> Iterator[None]:
 
 def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
     value = next((row[s] for s in ACCURACIES["headline_acc"] if row.get(s) is not None), None)
-    return float(value) if isinstance(value, Real) else None
+    return count(value)
 
 
 def _claim(row: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Claim:

@@ -16,7 +16,9 @@ Named = tuple[Mapping[str, Any], str]
 
 PREFIX = "walkback/"
 _LISTS = [q.name for q in PER_SITE]
-_SITE = re.compile(r"(\w+?)[_./\[]?(\d+)\]?")
+_SITE = re.compile(r"(\w+?)[_./\[]?(\d{1,9})\]?")
+# Columns may skip sites, but not so many that a name of a few letters fills the memory.
+SPARSE = 128
 # Facts about a row that are no numbers of it, and what Walkback's own metrics say beside them.
 _FACTS = {"epoch", "step", "total_epochs", "total_steps", "schema", "method", "notes", "advisories", "nonfinite",
           "altered", "doubted", "edition", "thresholds", "verdict", "failed", "at", "seed", "run_id"}  # fmt: skip
@@ -58,6 +60,29 @@ def methods(rows: Sequence[Named]) -> list[str]:
     return list(dict.fromkeys(str(row["method"]) for row, _ in rows if row.get("method") not in (None, "")))
 
 
+def site_of(column: str) -> tuple[str, int] | None:
+    """Return the quantity and the site of a column; None of one that is not of a site.
+
+    >>> site_of("h_norm_3"), site_of("epoch")
+    (('h_norm', 3), None)
+    """
+    found = _SITE.fullmatch(column)
+    return (found[1], int(found[2])) if found is not None and found[1] in _LISTS else None
+
+
+def over_sites(sites: Mapping[str, Mapping[int, Any]], least: int = 0) -> dict[str, list[Any]]:
+    """Return one list per quantity from its values by site, of at least `least` sites; None where a site has none."""
+    for name, at in sites.items():
+        if max(at) >= SPARSE * len(at):
+            end = f"{name}_last"
+            hint = f" Where only the last site was logged, call it {end}." if end in _ENDS else ""
+            raise InputError(
+                f"Expected a column for every site, or for one in {SPARSE} of them, but {name} has a column for site "
+                f"{max(at)} and {len(at)} in all.{hint}"
+            )
+    return {name: [at.get(i) for i in range(max(least, max(at) + 1))] for name, at in sites.items()}
+
+
 def of_method(rows: Sequence[Named], method: str) -> list[Named]:
     """Return the rows of one method, where a log has one row, or several, for each of many.
 
@@ -95,11 +120,10 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     unused: list[str] = []
     for column, value in row.items():
         name = str(column).removeprefix(PREFIX)
-        site = _SITE.fullmatch(name)
         if name in KNOWN:
             made.setdefault(name, value)
-        elif site is not None and site[1] in _LISTS:
-            sites.setdefault(site[1], {})[int(site[2])] = value
+        elif (site := site_of(name)) is not None:
+            sites.setdefault(site[0], {})[site[1]] = value
         elif name.startswith("flagged/") and str(column) != name:
             continue  # what a Watch found of these numbers, which are judged again
         else:
@@ -108,7 +132,7 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if sites:
         # Walkback logs no metric for what is None, as a cosine with the next site is at the last one.
         whole = max(max(at) for at in sites.values()) + 1 if any(str(c).startswith(PREFIX) for c in row) else 0
-        lists = {name: [at.get(i) for i in range(max(whole, max(at) + 1))] for name, at in sites.items()}
+        lists = over_sites(sites, whole)
         given = made.get("per_layer")
         made["per_layer"] = {**lists, **given} if isinstance(given, Mapping) else lists
     first, last = made.pop("h_norm_first", None), made.pop("h_norm_last", None)

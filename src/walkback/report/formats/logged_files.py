@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import FormatError, InputError, shown
-from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
+from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
+from walkback.report.formats.logged_columns import over_sites, site_of
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
 from walkback.verdict.files import read_table
 
@@ -139,28 +140,25 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         raise FormatError(
             f"Expected the columns of {path} to have names of their own, but {shown(twice)} stands twice."
         )
+    sites = [site_of(column) for column in header]
     for n, cells in table[1:]:
         if len(cells) != len(header):
             raise FormatError(
                 f"Expected line {n} of {path} to have as many cells as the header, {len(header)}, but it has "
                 f"{len(cells)}."
             )
-        row: dict[str, Any] = {"per_layer": {}}
-        for name, cell in zip(header, cells):
-            site = re.fullmatch(r"(\w+?)[_.\[]?(\d+)\]?", name)
-            listed = site is not None and site[1] in _LISTS
-            value = _cell(cell, name, path, n, text_allowed=not listed and name not in _NUMBERS)
-            if site is not None and listed:
-                values = row["per_layer"].setdefault(site[1], [])
-                values.extend([None] * (int(site[2]) + 1 - len(values)))
-                values[int(site[2])] = value
+        row: dict[str, Any] = {}
+        lists: dict[str, dict[int, Any]] = {}
+        for name, site, cell in zip(header, sites, cells):
+            value = _cell(cell, name, path, n, text_allowed=site is None and name not in _NUMBERS)
+            if site is not None:
+                lists.setdefault(site[0], {})[site[1]] = value
             else:
                 row[name] = count(value) if name in _COUNTS and count(value) is not None else value
-        rows.append(row)
+        rows.append({"per_layer": over_sites(lists), **row})
     return rows
 
 
-_LISTS = [q.name for q in PER_SITE]
 _COUNTS = ("epoch", "step", "total_epochs", "total_steps")
 _NUMBERS = {*LOGGED_SCALARS, "g_norm_batch_size", *_COUNTS, *(name for names in ACCURACIES.values() for name in names)}
 
@@ -181,7 +179,12 @@ def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> 
 
 def count(value: Any) -> Any:
     """Return a finite number as it is, whole ones as int; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return None
+    if not isfinite(number):
+        return None
     return int(number) if number.is_integer() else number

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from math import inf, isclose, isfinite
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import isclose, isfinite
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from walkback.errors import InputError, shown
+from walkback.errors import InputError, cut, shown
 from walkback.measures.dtypes import SMALLEST, dtype_name
 from walkback.measures.measurements import Measurements, by_layer, comparable, stream_shapes
 from walkback.measures.over_sites import (
@@ -18,11 +19,12 @@ from walkback.measures.over_sites import (
     averaged,
     block_growth,
     concentration,
+    crossed,
     deep_sites,
     growth,
     mean,
 )
-from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
+from walkback.measures.quantities import ENDS, LOGGED_SCALARS, NAME, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1, report_2
 
@@ -36,6 +38,8 @@ ACCURACIES = {
 }
 # Conditions that may stand at the top of a row, where a column of a table puts them.
 CONDITIONS = ("g_norm_batch_size", "dtype")
+# Samples that a mean loss can be over; a norm that is multiplied by more says nothing.
+LARGE_BATCH, LARGEST_BATCH = 2**16, 2**24
 _PARTS = {"per_layer": [q.name for q in PER_SITE], "values": LOGGED_SCALARS, "conditions": CONDITIONS}
 
 
@@ -124,7 +128,9 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
     if isinstance(parts["conditions"], Mapping):
         parts["g_norm_batch_size"] = parts["conditions"].get("g_norm_batch_size")
     try:
-        return Row.model_validate(parts)
+        given = Row.model_validate(parts)
+        _refuse_nonsense(given, where)
+        return given
     except ValidationError as error:
         wrong: Any = error.errors()[0]
     part, *rest = wrong["loc"]
@@ -150,15 +156,15 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     [3e-09, 4e-09]
     """
     given = parse_row(row, where)
-    logged: dict[str, float | None] = dict(given.values)
+    logged: dict[str, float | None] = dict(vars(given.values))
+    sites: dict[str, list[float | None]] = vars(given.per_layer)  # most are empty: a log has a few of them
     scalars = {name: _finite(value) for name, value in logged.items()}
-    sites: dict[str, Numbers] = dict(given.per_layer)
+    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] if values else [] for name, values in sites.items()}
     # Name -> where it is not finite: (site, what was logged instead of a list).
     bad: dict[str, list[tuple[int | None, str]]] = {
-        name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)]
+        name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)] if values else []
         for name, values in sites.items()
     }
-    lists = {name: [_finite(v) for v in values] if bad[name] else list(values) for name, values in sites.items()}
     finite = {name for name in ("h_norm", "g_norm") if not bad[name]}
     conditions = plain(given.conditions)
     reasons = {str(k): str(v) for k, v in given.reasons.items()}
@@ -167,16 +173,17 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     sizes = comparable(lists["h_norm_all"] or h, conditions)  # what growth is taken of
     derived, derived_total, why = growth(*sizes)
     of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
+    of_lists |= (anew := _of_cosines(cosine, conditions))
     if shapes is None and report_1.changes_shape(reasons):  # shapes that the row does not tell
         of_lists |= {"growth": None, "growth_total": None}
     elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
         least = max(block_growth(*sizes).values(), default=0.0)
         of_lists["growth"] = least if least > logged["growth"] else None
-    for name, of in (("growth", "h_norm"), ("growth_total", "h_norm"), ("g_norm_deepest", "g_norm")):
+    for name, of in _DERIVED.items():
         number, beside = logged[name], of_lists[name]
         if number is not None and beside is not None:
             _same(name, number, of, beside, where)
-        elif number is not None and not isfinite(number) and of in finite:
+        elif number is not None and not isfinite(number) and of in finite and of != "cosine":
             bad[of].append((None, f"{name} = {number}"))
     if not g and scalars["g_norm_deepest"] is not None:  # only the last site's was logged
         g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
@@ -191,13 +198,9 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         scalars |= {"growth": derived, "growth_total": derived_total if total is None else total}
         if derived is None:
             reasons["growth"] = why
-    anew = {
-        "gamma": mean(averaged(cosine, by_layer(conditions))),
-        "gamma_concentration": concentration(averaged(cosine, by_layer(conditions))),
-        "deep_cosine": mean([cosine[site] for site in deep_sites(cosine)]) if cosine else None,
-    }
     scalars |= {name: value for name, value in anew.items() if scalars[name] is None}
     facts = _facts(row, reasons, where)
+    facts["notes"] += tuple(_doubts(row, given, conditions))
     at = [(kind, *one) for name, kind in (("h_norm", "state"), ("g_norm", "gradient")) for one in bad[name]]
     facts["nonfinite"] = (*(_nonfinite(*one) for one in at), *facts["nonfinite"])
     batch = given.g_norm_batch_size or PUBLISHED_BATCH
@@ -220,12 +223,42 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     )
 
 
+# Scalars that the numbers per site beside them decide.
+_DERIVED = {"growth": "h_norm", "growth_total": "h_norm", "g_norm_deepest": "g_norm"}
+_DERIVED |= dict.fromkeys(("gamma", "gamma_concentration", "deep_cosine"), "cosine")
+
+
+def _of_cosines(cosine: Numbers, conditions: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what cosines per site give of the whole network."""
+    known = averaged(cosine, by_layer(conditions))
+    deep = mean([cosine[site] for site in deep_sites(cosine)]) if cosine else None
+    return {"gamma": mean(known), "gamma_concentration": concentration(known), "deep_cosine": deep}
+
+
+def _doubts(row: Mapping[str, Any], given: Row, conditions: Mapping[str, Any]) -> Iterator[Note]:
+    """Yield what makes numbers doubtful that can be judged: training mode, an absurd batch, sites without a number."""
+    mode, batch = conditions.get("mode"), conditions.get("g_norm_logged_batch_size") or given.g_norm_batch_size
+    if mode is not None and mode != "eval":
+        yield Note("training-mode", None, {"mode": cut(str(mode), 40)})
+    if isinstance(batch, (int, float)) and batch > LARGE_BATCH:
+        yield Note("large-batch", None, {"batch": batch, "factor": batch / PUBLISHED_BATCH})
+    if row.get("schema") is None:  # a report says in its reasons why
+        lists = {name: getattr(given.per_layer, name) for name in ("h_norm", "g_norm", "cosine")}
+        bare = {name: [i for i, v in enumerate(numbers) if v is None] for name, numbers in lists.items()}
+        some = {n: sites for n, sites in bare.items() if 0 < len(sites) < len(lists[n]) and n not in given.reasons}
+        if some:
+            told = (
+                f"{name} at {', '.join(map(str, sites[:8]))}{', …' * (len(sites) > 8)}" for name, sites in some.items()
+            )
+            yield Note("missing-sites", None, {"told": "; ".join(told), "sites": some})
+
+
 def _of_published_batch(g: Numbers, batch: float | None, conditions: dict[str, Any], where: str) -> Numbers:
     """Return gradient norms as those of a mean loss over the published batch; the logged one goes to `conditions`."""
     if batch is None or batch == PUBLISHED_BATCH:
         return g
-    if not 1 <= batch < inf:
-        raise InputError(f"Expected g_norm_batch_size in {where} to be at least 1, but got {batch:g}.")
+    if not 1 <= batch <= LARGEST_BATCH:
+        raise InputError(f"Expected g_norm_batch_size in {where} to be 1 to {LARGEST_BATCH}, but got {batch:g}.")
     conditions |= {"g_norm_batch_size": PUBLISHED_BATCH, "g_norm_logged_batch_size": batch}
     return [None if x is None else x * batch / PUBLISHED_BATCH for x in g]
 
@@ -250,9 +283,9 @@ def _refuse_unusable(
 
 def _same(name: str, number: float, of: str, derived: float, where: str) -> None:
     """Refuse a number that is not what the list beside it gives: which of them is right can't be told."""
-    if isclose(number, derived, rel_tol=1e-3):
+    if isclose(number, derived, rel_tol=1e-3, abs_tol=1e-3 if of == "cosine" else 0.0):
         return
-    shapes = "" if of == "g_norm" else " Where the stream changes shape, say so in conditions.state_shapes."
+    shapes = "" if of != "h_norm" else " Where the stream changes shape, say so in conditions.state_shapes."
     raise InputError(
         f"Expected {name} in {where} to be that of {of} beside it, {derived:.6g}, but got {number:.6g}. Log both from "
         f"the same network and samples, or only one of them.{shapes}"
@@ -285,6 +318,24 @@ def plain(value: Any, level: int = 0) -> Any:
     if isinstance(value, float):
         return value if isfinite(value) else None
     return value if value is None or isinstance(value, (str, int)) else str(value)
+
+
+_COUNTS = ("batches", "samples", "distinct_samples", "stability_group", "test_samples")
+
+
+def _refuse_nonsense(given: Row, where: str) -> None:
+    """Raise where numbers can't be true: an interval that ends before it begins, a count below 1."""
+    lists, values = vars(given.per_layer), vars(given.values)
+    ends = {name: lists[name] if name in lists else values[name] for pair in ENDS for name in pair}
+    if any(ends.values()) and (why := crossed(ends, ENDS)):
+        raise InputError(f"Expected intervals in {where} that do not end before they begin, but {why}.")
+    for name in (*given.aggregates, *given.controls):
+        if not re.fullmatch(NAME, str(name)):
+            raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
+    for name in _COUNTS:
+        count = plain(given.conditions.get(name))
+        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or not count >= 1):
+            raise InputError(f"Expected conditions.{name} in {where} to be 1 or more, but got {shown(count)}.")
 
 
 # -- what is said beside them --------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 SCHEMA = "walkback.report/1"
 
 _ALTERED = "the network's own backward pass is not the derivative of its loss"
-_HOW = re.compile(r" \(finite differences disagree by ([\d.]+)%, limit ([\d.]+)%; sites ([\d, ]+|all together)\)")
+_HOW = re.compile(r" \(finite differences disagree by (\d+\.?\d*)%, limit (\d+\.?\d*)%; sites ([\d, ]+|all together)\)")
 _UNCHECKED = "the forward pass has something that can alter its gradient, and this could not be checked"
 _BP_ITSELF = "the credit is the BP gradient bit for bit at every site"
-_NOT_FINITE = re.compile(r"(state|gradient) not finite\b(?: at site (\d+))?(?:, first in batch (\d+))?")
+_NOT_FINITE = re.compile(r"(state|gradient) not finite\b(?: at site (\d{1,9}))?(?:, first in batch (\d{1,9}))?")
 _STAGES = "the stream changes shape; growth is taken within stages"
 # What judging says anew from the numbers.
 _RENEWED = re.compile(
@@ -77,7 +77,7 @@ def _altered(text: str) -> dict[str, Any]:
     if how is None:
         return {"error": None, "limit": None, "sites": []}
     error, limit, sites = how.groups()
-    listed = [int(site) for site in sites.split(",")] if sites != "all together" else []
+    listed = [int(site) for site in re.findall(r"\d{1,9}", sites)]
     return {"error": float(error) / 100, "limit": float(limit) / 100, "sites": listed}
 
 
@@ -106,13 +106,15 @@ Document = model("Document", _Exact, _FIELDS)
 
 
 def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report/1 as report/2. Its numbers, flags and failed checks are those of the file."""
+    """Return a report/1 as report/2, but for `readings`. Its numbers, flags and failed checks are those of the file."""
     given = {k: v for k, v in data.items() if k != "advisories"}
     facts = notes(data["advisories"])
     remark = str(given.get("notes") or "")
-    facts["notes"] = [*([{"code": "remark", "values": {"text": remark}}] if remark else []), *facts["notes"]]
-    findings = [{**f, "cause": _cause(f)} for f in given["findings"] if isinstance(f, Mapping)]
-    return {**given, **facts, "schema": "walkback.report/2", "findings": findings, **_readings(given, facts, findings)}
+    said = [*([{"code": "remark", "site": None, "values": {"text": remark}}] if remark else []), *facts["notes"]]
+    facts["notes"] = [{**note, "text": str(note["values"].get("text") or note["code"])} for note in said]
+    findings = [{**f, "cause": _cause(f)} if isinstance(f, Mapping) else f for f in given["findings"]]
+    open_ = {"verdict": "undecided", "clamped_readable": None, "unclamped_exact": None}
+    return {**given, **facts, "schema": "walkback.report/2", "findings": findings, **open_}
 
 
 def _cause(finding: Mapping[str, Any]) -> str:
@@ -125,10 +127,11 @@ def _cause(finding: Mapping[str, Any]) -> str:
     return "not-given" if re.fullmatch("no .* (was|were) given", reason) else "not-measured"
 
 
-def _readings(given: Mapping[str, Any], facts: Mapping[str, Any], findings: list[dict[str, Any]]) -> dict[str, Any]:
-    """The three words, and the two facts that `measurement_valid` was one word for."""
+def readings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the three words, and the two facts that `measurement_valid` was one word for, of a converted report."""
+    findings = given["findings"]
     open_ = any(f.get("flagged") is None for f in findings if f.get("title") != "direction stability")
-    broken = bool(facts["nonfinite"] or facts["altered"])
+    broken = bool(given["nonfinite"] or given["altered"])
     values, limits = given["values"], given["thresholds"]
     deepest, error = values.get("g_norm_deepest"), values.get("cosine_error")
     floors = [f["limit"] for f in findings if f.get("title") == "reference validity"]  # with the dtype's own in it

@@ -7,6 +7,7 @@ those of the table of quantities, its checks those of the editions.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from math import isinf
 from typing import Annotated, Any, Literal, TypeVar
@@ -15,7 +16,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, Valid
 from typing_extensions import TypeAliasType
 
 from walkback.errors import FormatError, shown
-from walkback.measures.quantities import PER_SITE, SCALARS, Quantity
+from walkback.measures.over_sites import crossed
+from walkback.measures.quantities import ENDS, NAME, PER_SITE, SCALARS, Quantity
+from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.verdict.editions import EDITIONS
@@ -28,6 +31,15 @@ _WALKING_BACK = tuple(dict.fromkeys(rule.name for rule in _RULES if rule.walks_b
 _SIZES = [len(rules) for rules in EDITIONS.values()]
 
 T = TypeVar("T")
+
+
+def _words(name: str) -> str:
+    if not re.fullmatch(NAME, name):
+        raise ValueError("a name should be words")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_words)]
 Many = Annotated[list[T], Strict(False)]  # a tuple will do
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -141,6 +153,8 @@ class _Checked(_Exact):
     def _why(self) -> _Checked:
         if self.flagged is None and not (self.reason and self.cause):
             raise ValueError("what is not decided should have a reason and a cause")
+        if self.interval is not None and self.interval[0] > self.interval[1]:
+            raise ValueError("an interval should not end before it begins")
         return self
 
 
@@ -196,6 +210,10 @@ _CONDITIONS = {
 _Conditions = report_1.model("Conditions", _Open, {name: (t, None) for name, t in _CONDITIONS.items()})
 
 
+_DEPTH = ("depth utility", "depth outcome")  # titles of checks
+_REFERENCE = ("reference validity", "reference precision")
+
+
 def _each_once(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("a check should stand there once")
@@ -247,8 +265,8 @@ class Document(_Exact):
     bp_acc: Accuracy = None
     values: _Values  # type: ignore[valid-type]
     per_layer: _PerLayer  # type: ignore[valid-type]
-    aggregates: dict[str, float | None] = _told("Γ in the orders of averaging in use.")
-    controls: dict[str, Many[float | None] | None]
+    aggregates: dict[Name, float | None] = _told("Γ in the orders of averaging in use.")
+    controls: dict[Name, Many[float | None] | None]
     depth: _Depth | None = _told(
         "What the trained blocks are worth, from one checkpoint; null where it was not measured.", default=None
     )
@@ -258,6 +276,22 @@ class Document(_Exact):
         "Under what was measured; more entries may be added."
     )
     reasons: dict[str, Text]
+
+    @model_validator(mode="after")
+    def _sense(self) -> Document:
+        """What types can't say: lists of one length, intervals that do not end before they begin, a check of depth."""
+        lists, values = dict(self.per_layer), dict(self.values)
+        sizes = {len(numbers) for numbers in lists.values() if numbers}
+        if len(sizes) > 1:
+            raise ValueError("lists in per_layer should have one length, an entry per site")
+        if why := crossed({**lists, **values}, ENDS):
+            raise ValueError(f"an interval should not end before it begins: {why}")
+        if self.depth is not None:
+            Depth.of(self.depth.model_dump(), "depth")
+        titles = {f.title for f in self.findings if not f.beside}
+        if not titles & set(_DEPTH) or not titles & set(_REFERENCE) or "scale stability" not in titles:
+            raise ValueError("findings should have scale stability, a check of the reference and one of depth")
+        return self
 
 
 # -- the schema ----------------------------------------------------------------------------------------------------
@@ -315,19 +349,30 @@ def read_report(data: object, where: str = "the report") -> dict[str, Any]:
             f"Expected {where} to be a report of schema {SCHEMA}, but got {schema or type(data).__name__}. "
             "Numbers that are not a report go through walkback.judge."
         )
-    model, schema = (Document, SCHEMA) if schema == SCHEMA else (report_1.Document, report_1.SCHEMA)
     try:
-        model.model_validate(data)
-    except ValidationError as error:
-        # Numbers inside a part are judged by those who read them: some of a report is better than nothing.
-        wrong = [e for e in error.errors() if len(e["loc"]) == 1 or e["loc"][0] in ("notes", "findings", "chain")]
-        if wrong:
-            raise FormatError(_complaint(wrong[0], where, model, schema)) from None
-    given: dict[str, Any] = dict(data) if model is Document else report_1.as_report_2(data)
+        json.dumps(data, allow_nan=False, default=str)
+    except (ValueError, RecursionError):  # also where any value may stand
+        raise FormatError(f"Expected {where} to hold finite numbers, not nested too deep, but it does not.") from None
+    older = schema == report_1.SCHEMA
+    if older:
+        _check(report_1.Document, data, where)
+    given: dict[str, Any] = report_1.as_report_2(data) if older else dict(data)
+    _check(Document, given, where)
+    if older:
+        given |= report_1.readings(given)
     for name in ("failed", "chain", "findings", "nonfinite"):
         given[name] = tuple(given[name])
     given["notes"] = tuple(Note.of(note) for note in given["notes"])
     return given
+
+
+def _check(model: type[BaseModel], data: Mapping[str, Any], where: str) -> None:
+    """Refuse what is not of the model: nothing that is read later has to look again."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        schema = SCHEMA if model is Document else report_1.SCHEMA
+        raise FormatError(_complaint(error.errors()[0], where, model, schema)) from None
 
 
 _JSON = {"string": "a string", "object": "an object", "array": "a list"}
@@ -335,9 +380,9 @@ _JSON = {"string": "a string", "object": "an object", "array": "a list"}
 
 def _complaint(wrong: Any, where: str, model: type[BaseModel], schema: str) -> str:
     """Return what is wrong with a document: a part that is missing or of another kind, or a field inside one."""
-    *inside, name = wrong["loc"]
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in wrong["loc"])[1:]
-    kinds = _whole(model)["properties"].get(wrong["loc"][0], {})
+    *inside, name = wrong["loc"] or ("the whole",)
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*inside, name))[1:]
+    kinds = _whole(model)["properties"].get((*inside, name)[0], {})
     kind = _JSON.get("string" if "enum" in kinds else str(kinds.get("type")))
     missing = wrong["type"] == "missing"
     if wrong["type"] == "extra_forbidden":

@@ -1,0 +1,222 @@
+"""Small files that ask for much, pipes where files should be, and numbers that can't be true."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import walkback as wb
+from made_runs import EXPLODED, HEALTHY, write_run
+from patience import PATIENCE
+from walkback.audit import store
+from walkback.audit.records import read_records
+from walkback.files import append_to
+from walkback.lint import lint
+from walkback.training.folder import CHECKPOINT, PROGRESS, finished, reading_checkpoint
+from walkback.training.spec import RunSpec
+
+# -- logs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "h_norm_0,h_norm_30000000\n1,2\n"),
+        ("log.jsonl", '{"h_norm_0": 1, "h_norm_30000000": 2}\n'),
+        ("log.jsonl", '{"walkback/h_norm/0": 1, "walkback/cosine/30000000": 0.5}\n'),
+        ("log.csv", "g_norm_999\n" + "1\n" * 10),
+    ],
+)
+def test_a_column_of_a_site_far_away_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(wb.InputError, match="Expected a column for every site, or for one in 128 of them, but"):
+        wb.judge(tmp_path / name)
+
+
+def test_a_site_that_no_number_can_count_is_another_column(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(f"h_norm_0,h_norm_1,h_norm_{'9' * 5000}\n1,2,3\n")
+    assert wb.judge(tmp_path / "log.csv").per_layer["h_norm"] == [1.0, 2.0]
+
+
+def test_every_hundredth_site_of_a_deep_network_may_be_logged(tmp_path: Path) -> None:
+    sites = range(0, 1001, 100)
+    (tmp_path / "log.csv").write_text(",".join(f"h_norm_{i}" for i in sites) + "\n" + ",".join("1" for _ in sites))
+    assert len(wb.judge(tmp_path / "log.csv").per_layer["h_norm"] or ()) == 1001
+
+
+NUMBERS: dict[str, Any] = {"h_norm": [1.0, 1.1, 1.2], "g_norm": [1e-3] * 3, "headline_acc": 0.6, "frozen_acc": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            {"cosine": [0.0] * 3, "gamma": 0.99},
+            r"Expected gamma in .* to be that of cosine .* got 0\.99",
+        ),
+        ({"cosine": [0.0] * 3, "deep_cosine": 0.99}, "Expected deep_cosine in .* to be that of cosine"),
+        ({"cosine": [0.5, 0.5, 0.1], "gamma_concentration": 0.9}, "Expected gamma_concentration in .* to be that of"),
+        ({"conditions": {"g_norm_batch_size": 1e12}}, "Expected g_norm_batch_size in .* to be 1 to 16777216"),
+        ({"conditions": {"samples": -5}}, r"Expected conditions\.samples in .* to be 1 or more, but got -5"),
+        ({"conditions": {"batches": "many"}}, r"Expected conditions\.batches in .* to be 1 or more, but got 'many'"),
+        ({"cosine_low": [0.5] * 3, "cosine_high": [-0.5] * 3}, "cosine_low is 0.5 and cosine_high -0.5 at site 0"),
+        ({"null_low": [0, 0, 0.3], "null_high": [0.1] * 3}, "null_low is 0.3 and null_high 0.1 at site 2"),
+        ({"values": {"growth_low": 5.0, "growth_high": 1.0}}, "growth_low is 5 and growth_high 1"),
+    ],
+)
+def test_numbers_that_can_not_be_true_are_refused(more: dict[str, Any], words: str) -> None:
+    assert wb.judge(NUMBERS).verdict == "passes"
+    with pytest.raises(wb.InputError, match=words):
+        wb.judge({**NUMBERS, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "words"),
+    [
+        ({"conditions": {"mode": "train"}}, "training-mode", "measured in mode train"),
+        ({"conditions": {"g_norm_batch_size": 1e6}}, "large-batch", "multiplied by 7.81e"),
+        ({"h_norm": [None, 1.0, 1.1], "growth": 1.1}, "missing-sites", "sites without a number: h_norm at 0;"),
+        ({"cosine": [0.5, None, 0.5], "gamma": 0.5}, "missing-sites", "cosine at 1;"),
+    ],
+)
+def test_numbers_that_are_doubtful_are_judged_with_a_word_on_it(more: dict[str, Any], code: str, words: str) -> None:
+    report = wb.judge({**NUMBERS, **more})
+    again = wb.judge(report)
+    for one in (report, again):
+        (note,) = [note for note in one.notes if note.code == code]
+        assert words in note.text
+    assert not [n for n in wb.judge({**NUMBERS, "conditions": {"mode": "eval"}}).notes if n.code == code]
+
+
+# -- scripts ---------------------------------------------------------------------------------------------------------
+
+FOUND = "import torch\nprint(torch.ones(4, 3).norm(-1))\n"
+
+
+def doubling(start: str, sign: str, end: str) -> str:
+    return "\n".join([start, *(f"x{i} = x{i - 1} {sign} x{i - 1}" for i in range(1, 60)), end])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        doubling("import torch\nx0 = torch.ones(3)", "+", "print(torch.cosine_similarity(x59, x58))"),
+        doubling("x0 = a.norm()", "*", "print(a @ b / x59)"),
+        doubling("x0 = 1", "/", "if x59 < 1e-8: print(x59.norm(-1))"),
+        "for x in x * x: y = 1 / (x * x)\n",
+    ],
+)
+def test_lint_asks_each_name_once(text: str, tmp_path: Path) -> None:
+    """Followed anew at each use, sixty names that double take longer than there is time."""
+    (tmp_path / "x.py").write_text(text)
+    assert not lint(tmp_path / "x.py").problems
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n".join(
+            ["import torch", *(f"z{i} = z{i - 1} + 1" for i in range(1, 5000)), "torch.cosine_similarity(z4999, a)"]
+        ),
+        f"x = {'-' * 5000}1\n",
+        "x = " + "+".join(["a"] * 5000),
+        "x = a" + ".b" * 5000,
+        "\0",
+        "print('",
+    ],
+)
+def test_one_file_that_can_not_be_looked_at_does_not_lose_the_others(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(FOUND)
+    (tmp_path / "m.py").write_text(text)
+    (tmp_path / "z.py").write_text(FOUND)
+    found = lint(tmp_path)
+    assert [finding.path for finding in found.findings] == [str(tmp_path / "a.py"), str(tmp_path / "z.py")]
+    assert [problem.path for problem in found.problems] == [str(tmp_path / "m.py")]
+
+
+def test_lint_waits_for_no_pipe_and_reads_no_device(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(FOUND)
+    os.mkfifo(tmp_path / "pipe.py")
+    (tmp_path / "zero.py").symlink_to("/dev/zero")
+    (tmp_path / "nowhere.ipynb").symlink_to(tmp_path / "nothing")
+    found = lint(tmp_path)
+    assert len(found.findings) == 1
+    assert sorted(Path(problem.path).name for problem in found.problems) == ["nowhere.ipynb", "pipe.py", "zero.py"]
+    assert all("not a file" in problem.reason for problem in found.problems)
+
+
+# -- stores ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["spec.json", "trajectory.jsonl", "report.json", "machine.json", "sums.json"])
+def test_a_pipe_in_a_store_is_not_waited_for_and_the_other_runs_are_read(name: str, tmp_path: Path) -> None:
+    bad, good = RunSpec(rule="dfa", epochs=1), RunSpec(rule="bp", epochs=1)
+    folder = write_run(tmp_path, bad, 0.3, **EXPLODED)
+    write_run(tmp_path, good, 0.5, **HEALTHY)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    os.mkfifo(folder / PROGRESS)
+    found = read_records(tmp_path)
+    assert good in {run.spec for run in found}
+    assert name == "sums.json" or [problem.path for problem in found.problems] == [folder]
+    store.state(tmp_path, bad), store.progress(tmp_path, bad)
+    store.checked_runs(tmp_path)
+    with suppress(wb.FormatError):
+        finished(folder, bad)
+
+
+def test_a_checkpoint_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    from walkback.training.loop import _resume
+
+    os.mkfifo(tmp_path / CHECKPOINT)
+    with pytest.raises(wb.FormatError, match="it is a folder, pipe or device"), reading_checkpoint(tmp_path):
+        _resume(None, tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.txt")
+    with pytest.raises(OSError, match=r"No such device or address|not a file"):
+        append_to(tmp_path / "log.txt")
+    reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(OSError, match="a pipe or device, not a file"):
+        append_to(tmp_path / "log.txt")
+    os.close(reader)
+
+
+def test_sums_that_name_other_folders_are_refused(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, RunSpec(rule="bp", epochs=1), 0.5, **HEALTHY)
+    sums = {"schema": "walkback.sums/1", "spec": "", "sha256": {"../../outside": "0"}}
+    (folder / "sums.json").write_text(json.dumps(sums))
+    (problem,) = read_records(tmp_path).problems
+    assert "with a sum for each file" in problem.reason
+
+
+# -- starting up -----------------------------------------------------------------------------------------------------
+
+EARLY = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell has started in the background
+class Stops:
+    def find_spec(self, name, *_):
+        if name == MODULE:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Stops())
+from walkback.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["walkback.cli", "cyclopts", "walkback.registry", "walkback.report.formats.logged"])
+def test_ctrl_c_while_the_command_starts_is_one_line(module: str, tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"h_norm": [1.0, 2.0]}))
+    script = EARLY.replace("MODULE", repr(module))
+    call = [sys.executable, "-c", script, "judge", str(tmp_path / "log.json")]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
