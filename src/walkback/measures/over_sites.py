@@ -111,7 +111,7 @@ def crossed(numbers: Mapping[str, Any], ends: Iterable[tuple[str, str]]) -> str:
     'null_low is 0.2 and null_high 0.1 at site 1'
     """
     for low, high in ends:
-        a, b = (numbers.get(name) for name in (low, high))
+        a, b = numbers.get(low), numbers.get(high)
         sites = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))
         for site, (x, y) in enumerate(zip(a, b) if sites else [(a, b)]):
             if x is not None and y is not None and x > y:

@@ -78,7 +78,9 @@ def to_csv(table: Table) -> str:
     """The rows as read, then mean and std of every measured column in full, and the columns in which a row is best."""
     measured = [h for h in table.columns if any(isinstance(row[h], dict) and "mean" in row[h] for row in table.data)]
     marked = best(table)
-    rows = [[*table.columns, *(f"{h}, {part}" for h in measured for part in ("mean", "std")), "best in"]]
+    rows: list[list[Any]] = [
+        [*table.columns, *(f"{h}, {part}" for h in measured for part in ("mean", "std")), "best in"]
+    ]
     for i, (row, data) in enumerate(zip(table.rows, table.data)):
         cells = [data[h] if isinstance(data[h], dict) else {} for h in measured]
         numbers = [cell.get(part) for cell in cells for part in ("mean", "std")]

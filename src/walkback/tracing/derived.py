@@ -272,7 +272,7 @@ def _memory(tensor: Tensor) -> int:
 
 def _repacks() -> bool:
     """Return whether a hook hands the backward pass what the forward pass saved, as it is or as something else."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
 
 
 def unseen_edge(tensor: Tensor) -> GradientEdge:
