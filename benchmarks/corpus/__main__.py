@@ -84,8 +84,8 @@ def page(results: list[tuple[Case, Outcome]]) -> str:
     kinds, total = Counter(outcome.kind for _, outcome in results), len(results)
     lines += [
         "",
-        f"Read and right: {kinds['right'] / total:.0%}. Silently wrong: {kinds['silently wrong']}. Refused unclearly or "
-        f"crashed: {kinds[CLASSES[5]] / total:.1%}.",
+        f"Read and right: {kinds['right'] / total:.0%}. Silently wrong: {kinds['silently wrong']}. "
+        f"Refused unclearly or crashed: {kinds[CLASSES[5]] / total:.1%}.",
         "",
         "## What was not read right",
         "",

@@ -67,7 +67,8 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     decoders = [r for r in readings if r.attends]
     if not whole and len(decoders) == 1:  # its encoder is another stream, which it reads beside its own
         return _taken(tracer, decoders[0], x, y, "the decoder that attends to another stack, which is not measured")
-    if whole and not (beyond := _beyond(tracer, whole[0], x)):
+    beyond = _beyond(tracer, whole[0], x) if whole else ""
+    if whole and not beyond:
         return _taken(tracer, whole[0], x, y, "what one batch could be read at, of all candidates")
     if whole:
         failed.append(
