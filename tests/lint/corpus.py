@@ -10,6 +10,7 @@ from pathlib import Path
 from walkback.lint import Finding, lint
 
 HERE = Path(__file__).parent / "corpus.txt"
+FRESH = Path(__file__).parent / "fresh.txt"  # labelled before lint was run on it
 MARK = re.compile(r"[ ]*#! (P\d\d)$")
 
 
@@ -46,8 +47,8 @@ class Score:
         return "\n".join(lines + [f"| {code} | {t} | {m} | {f} |" for code, t, m, f in rows])
 
 
-def snippets() -> list[Snippet]:
-    _, *parts = re.split(r"^### ", HERE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+def snippets(file: Path = HERE) -> list[Snippet]:
+    _, *parts = re.split(r"^### ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     found = []
     for part in parts:
         name, _, body = part.partition("\n")
@@ -57,9 +58,9 @@ def snippets() -> list[Snippet]:
     return found
 
 
-def score(folder: Path) -> Score:
+def score(folder: Path, file: Path = HERE) -> Score:
     true, false, missed = [], [], []
-    for number, snippet in enumerate(snippets()):
+    for number, snippet in enumerate(snippets(file)):
         path = folder / f"snippet_{number}.py"
         path.write_text(snippet.code, encoding="utf-8")
         said = {(f.code, f.line) for f in found(path)}
@@ -78,10 +79,11 @@ def found(path: Path) -> tuple[Finding, ...]:
 if __name__ == "__main__":
     import tempfile
 
-    with tempfile.TemporaryDirectory() as folder:
-        result = score(Path(folder))
-    print(result.table())
-    print(f"precision {result.precision:.0%}, recall {result.recall:.0%}, {len(snippets())} snippets")
-    for label, part in (("false", result.false), ("missed", result.missed)):
-        for one in part:
-            print(label, *one)
+    for file in (HERE, FRESH):
+        with tempfile.TemporaryDirectory() as folder:
+            result = score(Path(folder), file)
+        print(result.table())
+        print(f"precision {result.precision:.0%}, recall {result.recall:.0%}, {len(snippets(file))} snippets")
+        for label, part in (("false", result.false), ("missed", result.missed)):
+            for one in part:
+                print(label, *one)
