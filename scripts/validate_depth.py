@@ -100,7 +100,7 @@ def reached(net: nn.Module, parts: Parts) -> np.ndarray:
     rows: list[np.ndarray] = []
     for part in parts:
         seen: list[Tensor] = []
-        hook = head.register_forward_pre_hook(lambda _m, args, seen=seen: seen.append(args[0].detach()))
+        hook = head.register_forward_pre_hook(partial(_keep, seen))
         with torch.no_grad():
             _ = [net(x) for x, _ in part]
         hook.remove()
@@ -110,6 +110,10 @@ def reached(net: nn.Module, parts: Parts) -> np.ndarray:
     fitted = [softmax_regression(rows[0], labels[0], ridge, classes) for ridge in RIDGES]
     best = max(fitted, key=lambda predicts: float((predicts(rows[1]) == labels[1]).mean()))
     return best(rows[2]) == labels[2]
+
+
+def _keep(seen: list[Tensor], _module: nn.Module, args: tuple[Any, ...]) -> None:
+    seen.append(args[0].detach())
 
 
 def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -64,7 +64,7 @@ def test_the_table_is_that_of_the_kept_rows() -> None:
     rows = read_rows(RESULTS / "depth-cases.jsonl")
     text = (RESULTS / "depth-errors.md").read_text(encoding="utf-8")
     assert text == f"# Errors of D3-outcome\n\n{script.table(rows)}\n"
-    assert {"zoo", "untrained", "trained", "runs"} <= {one["source"] for one in rows}
+    assert {"zoo", "untrained", "trained"} <= {one["source"] for one in rows}
     assert {"Hugging Face ViT", "Hugging Face GPT-2", "resmlp", "vit-mini", "student", "small-cnn"} <= {
         one["network"] for one in rows
     }
