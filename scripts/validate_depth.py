@@ -45,7 +45,7 @@ from walkback.training.worth import SplitBatches, run_depth
 FILE, TABLE = "depth-cases.jsonl", "depth-errors.md"
 MARGIN = 2.0  # pp, of the check
 TRAIN, TEST, FRESH, CHOICE, CLASSES = 1500, 1500, 3000, 2000, 4
-DRAWS = 12  # of what is known; `wb.depth` makes three of its own
+DRAWS = 8  # of what is known; `wb.depth` makes three of its own
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 Batches = list[tuple[Tensor, Tensor]]
 Build = Callable[[], nn.Module]
@@ -100,7 +100,7 @@ def reached(net: nn.Module, parts: Parts) -> np.ndarray:
     rows: list[np.ndarray] = []
     for part in parts:
         seen: list[Tensor] = []
-        hook = head.register_forward_pre_hook(lambda _m, args, seen=seen: seen.append(args[0].detach()))
+        hook = head.register_forward_pre_hook(partial(_keep, seen))
         with torch.no_grad():
             _ = [net(x) for x, _ in part]
         hook.remove()
@@ -110,6 +110,10 @@ def reached(net: nn.Module, parts: Parts) -> np.ndarray:
     fitted = [softmax_regression(rows[0], labels[0], ridge, classes) for ridge in RIDGES]
     best = max(fitted, key=lambda predicts: float((predicts(rows[1]) == labels[1]).mean()))
     return best(rows[2]) == labels[2]
+
+
+def _keep(seen: list[Tensor], _module: nn.Module, args: tuple[Any, ...]) -> None:
+    seen.append(args[0].detach())
 
 
 def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -270,7 +274,7 @@ def descend(net: nn.Module, data: Batches, epochs: int) -> None:
 
 
 def of_run(path: Path, root: Path | None, most: int, name: str) -> dict[str, Any]:
-    """A finished run on its own splits. What is known is from the test samples, and as many of the others as `most`."""
+    """A finished run on its own splits. Readouts are fitted on `most` training samples, for what is known on others."""
     bundle = wb.load_bundle(path)
     data = wb.data.load(bundle.spec["data"], wb.data.root_of(bundle.spec["data"], root))
     device = torch.device("cpu")
@@ -278,7 +282,7 @@ def of_run(path: Path, root: Path | None, most: int, name: str) -> dict[str, Any
     cut = len(x) - len(x) // 10  # the ridge is chosen on the last tenth
     splits = [Split(x[:cut][-most:], y[:cut][-most:]), Split(x[cut:], y[cut:]), data.test]
     parts = [list(SplitBatches(data, split, device)) for split in splits]
-    found = run_depth(bundle, data)
+    found = run_depth(bundle, data, most=most)
     net = bundle.model().eval()
     known = known_worth(net, random_blocks(net, bundle.untrained, parts, 4), parts)
     words = f"{bundle.spec['net']}, {bundle.spec['data']}, {bundle.spec['rule']}, {bundle.spec['epochs']} epochs"
@@ -357,19 +361,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=0, help="of the trained networks, each also untrained")
     parser.add_argument("--runs", type=Path, help="a folder with finished runs and their weights")
     parser.add_argument("--root", type=Path, help="of data sets")
-    parser.add_argument("--most", type=int, default=10_000, help="training samples behind what is known of a run")
+    parser.add_argument("--most", type=int, default=10_000, help="training samples for readouts of a run")
     parser.add_argument("--out", type=Path, required=True, help="folder of the rows and the table")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    jobs: list[Callable[[str], dict[str, Any]]] = []
-    names: list[str] = []
+    names = [f"constructed {number}" for number in range(given.zoo)]
+    jobs: list[Callable[[str], dict[str, Any]]] = [partial(constructed, number) for number in range(given.zoo)]
     for seed in range(given.seeds):
         for network in NETWORKS:
             for train in (True, False):
                 names.append(f"{network}, {'trained' if train else 'untrained'}, seed {seed}")
                 jobs.append(partial(real, network, seed, train))
-    names += [f"constructed {number}" for number in range(given.zoo)]
-    jobs += [partial(constructed, number) for number in range(given.zoo)]
     for path in sorted(given.runs.iterdir()) if given.runs else ():
         if (path / "report.json").is_file() and (path / "weights.safetensors").is_file():
             names.append(path.name)
