@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tabulate import tabulate
 
 from walkback.audit import Plan, audit
@@ -85,8 +86,13 @@ def _measure_depth(bundle: Bundle) -> None:
     """Add what the blocks of a run are worth to its record, once; a run that diverged has none."""
     report = bundle.report()
     if report is not None and report.depth is None and not report.run.get("diverged"):
-        with quietly():
-            keep_depth(bundle, run_depth(bundle, load(str(bundle.spec["data"])), most=DEPTH_SAMPLES))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the networks are tiny: threads only wait for each other
+        try:
+            with quietly():
+                keep_depth(bundle, run_depth(bundle, load(str(bundle.spec["data"])), most=DEPTH_SAMPLES))
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _report(out: Path, spec: RunSpec) -> Report:
