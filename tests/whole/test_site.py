@@ -58,7 +58,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 def test_the_search_works_from_a_file(site: Path) -> None:
-    """A page on a disk may start no worker and fetch nothing: the index is a script, a frame is the worker."""
+    """A page on a disk may start no worker and fetch nothing: the index is a script, a frame stands for the worker."""
     assert (site / "search" / "search_index.js").read_text(encoding="utf-8").startswith("var __index")
     for page in ("index.html", "pitfalls/02-cosine-epsilon.html"):
         (shim,) = re.findall(r'<script src="([^"]*iframe-worker[^"]*)"', html(site, page))

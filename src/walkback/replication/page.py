@@ -178,7 +178,8 @@ def _run(records: Records, spec: RunSpec, run: Record, row: Mapping[str, Any] | 
     untested = answer["word"] == UNDECIDED and depth["flagged"] is None and depth["cause"] != "straddles"
     shown["verdict"] = {**mark(answer["word"]), "qualifier": "depth not tested" if untested else ""}
     for check in shown["checks"]:
-        check["todo"] = to_do(check["check"], _RESULTS.get(check["result"]["word"], check["result"]["word"]))
+        word: str = check["result"]["word"]
+        check["todo"] = to_do(check["check"], _RESULTS.get(word, word))
     over = row and beside_setting(answer["word"], row["verdict"]["word"], len(row["runs"]), row["failed"])
     return {
         "id": identity(run),
