@@ -23,7 +23,8 @@ GOOD, BAD, OPEN = (6.4, (5.0, 7.8)), (-1.1, (-2.0, -0.2)), (2.1, (0.5, 3.7))
 
 def worth(value: float = 6.4, interval: tuple[float, float] = (5.0, 7.8)) -> wb.Depth:
     probes = {"trained": [0.4, 0.5], "re-randomised": [0.4, 0.45]}
-    return wb.Depth(value, interval, 0.435 + value / 100, (0.44, 0.43), probes, [0.45], 0.4, 0.3, {"train": 100, "test": 100},
+    trained = 0.435 + value / 100
+    return wb.Depth(value, interval, trained, (0.44, 0.43), probes, [0.45], 0.4, 0.3, {"train": 100, "test": 100},
                     {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4], "re-randomised": [1e-4, 1e-3]})  # fmt: skip
 
 
