@@ -531,7 +531,7 @@ def paused(out: Path, writes: int) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_path: Path, whole: Path) -> None:
-    cases = [(signal.SIGTERM, 4, "checkpoint.safetensors.*.tmp"), (signal.SIGKILL, 16, "weights.safetensors.*.tmp")]
+    cases = [(signal.SIGTERM, 8, "checkpoint.safetensors.*.tmp"), (signal.SIGKILL, 16, "weights.safetensors.*.tmp")]
     processes = [paused(tmp_path / number.name, writes) for number, writes, _ in cases]
     for process, (number, _, half) in zip(processes, cases, strict=True):
         place = tmp_path / number.name / SPEC.name

@@ -225,7 +225,7 @@ DAMAGED = [  # file, where in it, what is there instead, what must be said
     ("report.json", ["values", "deep_perturbation"], "x", "values.deep_perturbation"),
     ("report.json", ["per_layer", "h_norm"], "x", "per_layer.h_norm"),
     ("report.json", ["headline_acc"], "0.3", "headline_acc"),
-    ("report.json", ["headline_acc"], 55.41, "headline_acc in report.json to be less than or equal to 1"),
+    ("report.json", ["headline_acc"], 55.41, "headline_acc is 55.41. Input should be less than or equal to 1"),
     ("report.json", ["controls", "perturbation_bp"], [0.9], "one value for each of 5 sites, but it has 1"),
     ("report.json", ["controls", "perturbation_bp"], "x", "controls.perturbation_bp"),
     ("spec.json", ["classes"], "x", "classes"),

@@ -510,12 +510,13 @@ def test_numbers_that_are_none_make_that_run_a_problem(tmp_path):
     edit(write_run(tmp_path, DFA, 0.3, **EXPLODED), per_layer={"h_norm": "lost"})
     data = page_data(read_records(tmp_path))
     assert len(data["runs"]) == 1
-    assert "Expected per_layer.h_norm" in data["problems"][0][1]
+    assert "per_layer.h_norm is 'lost'" in data["problems"][0][1]
 
 
 def test_nothing_measured_is_said(tmp_path):
     folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
-    edit(folder, per_layer={"cosine": None, "cosine_clamped": None}, aggregates={}, values={})
+    nothing = dict.fromkeys(json.loads((folder / "report.json").read_text())["values"])
+    edit(folder, per_layer={"cosine": None, "cosine_clamped": None}, aggregates={}, values=nothing)
     run = page_data(read_records(tmp_path))["runs"][0]
     assert run["per_layer"]["cosine"] is None
     assert run["aggregates"] == {}

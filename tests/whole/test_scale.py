@@ -263,7 +263,7 @@ class Stack(nn.Module):
         return self.leave(h[:, -1])
 
 
-@pytest.mark.parametrize(("depth", "width", "tokens"), [(128, 16, 5), (3, 16384, 4), (96, 64, 256)])
+@pytest.mark.parametrize(("depth", "width", "tokens"), [(128, 16, 5), (3, 16384, 4), (96, 64, 256), (1000, 8, 2)])
 def test_deep_stacks_and_wide_tokens(depth: int, width: int, tokens: int) -> None:
     torch.manual_seed(0)
     net = Stack(depth, width)

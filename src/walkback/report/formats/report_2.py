@@ -368,6 +368,9 @@ def read_report(data: object, where: str = "the report") -> dict[str, Any]:
 
 def _check(model: type[BaseModel], data: Mapping[str, Any], where: str) -> None:
     """Refuse what is not of the model: nothing that is read later has to look again."""
+    conditions = data.get("conditions")
+    if isinstance(conditions, dict):  # null: not known
+        data = {**data, "conditions": {name: value for name, value in conditions.items() if value is not None}}
     try:
         model.model_validate(data)
     except ValidationError as error:
@@ -380,7 +383,8 @@ _JSON = {"string": "a string", "object": "an object", "array": "a list"}
 
 def _complaint(wrong: Any, where: str, model: type[BaseModel], schema: str) -> str:
     """Return what is wrong with a document: a part that is missing or of another kind, or a field inside one."""
-    *inside, name = wrong["loc"] or ("the whole",)
+    kinds_of_union = re.compile(r"(constrained|nullable|list|function)[-\[].*")
+    *inside, name = [part for part in wrong["loc"] if not kinds_of_union.match(str(part))] or ["the whole"]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*inside, name))[1:]
     kinds = _whole(model)["properties"].get((*inside, name)[0], {})
     kind = _JSON.get("string" if "enum" in kinds else str(kinds.get("type")))
