@@ -113,7 +113,8 @@ def crossed(numbers: Mapping[str, Any], ends: Iterable[tuple[str, str]]) -> str:
     for low, high in ends:
         a, b = numbers.get(low), numbers.get(high)
         sites = isinstance(a, (list, tuple)) and isinstance(b, (list, tuple))
-        for site, (x, y) in enumerate(zip(a, b) if sites else [(a, b)]):
+        pairs: list[tuple[Any, Any]] = list(zip(a, b)) if sites else [(a, b)]  # type: ignore[arg-type]
+        for site, (x, y) in enumerate(pairs):
             if x is not None and y is not None and x > y:
                 return f"{low} is {x:g} and {high} {y:g}" + (f" at site {site}" if sites else "")
     return ""
