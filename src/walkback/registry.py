@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
+from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from pkgutil import iter_modules
@@ -170,8 +171,12 @@ def _refuse_unless(fits: Callable[[Any], bool], expected: str, values: Mapping[s
 
 def is_number(value: Any) -> bool:
     """Return whether it is a finite number; a whole one of hundreds of digits is none that a float holds."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    return number and bool(abs(value) <= sys.float_info.max)  # type: ignore[operator]
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return isfinite(float(value))
+    except OverflowError:
+        return False
 
 
 def whole_numbers(least: int = 1, /, **values: Any) -> None:

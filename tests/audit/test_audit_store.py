@@ -234,7 +234,7 @@ def _garbled(name: str, **fields: object) -> Callable[[Path], None]:
         (lambda folder: (folder / "trajectory.jsonl").write_text("[]\n{}\n"), "row 1 of trajectory.jsonl"),
         (lambda folder: (folder / "report.json").write_text("[" * 100_000), "recursion"),
         (lambda folder: (folder / "trajectory.jsonl").write_text("[" * 100_000 + "\n{}\n"), "trajectory.jsonl"),
-        (_garbled("report.json", headline_acc="x"), "headline_acc in report.json"),
+        (_garbled("report.json", headline_acc="x"), "headline_acc"),
         (_garbled("report.json", headline_acc=0.999), "the accuracy of report.json, 0.999"),
         (_garbled("report.json", run=None), ""),
         (_garbled("report.json", run={"epochs": 2}), "run.initial"),

@@ -50,7 +50,7 @@ def judged(method: str, growth: float, g_norm: float, acc: float, frozen: float,
     norms = {"per_layer": {"h_norm": [1.0, growth], "g_norm": [g_norm, g_norm], "cosine": [gamma, 0.0]}}
     found = wb.judge(norms, headline_acc=acc, frozen_baseline_acc=frozen, bp_acc=0.8, bp_frozen_acc=0.7,
                      method_name=method)  # fmt: skip
-    worth = wb.Depth(-1.1, (-2.0, -0.2), 0.5, (0.44, 0.43), {"trained": [0.4, 0.5]}, None, None, None,
+    worth = wb.Depth(-1.1, (-2.0, -0.2), 0.424, (0.44, 0.43), {"trained": [0.4, 0.5]}, None, None, None,
                      {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4]})  # fmt: skip
     found = replace(found, conditions={**found.conditions, "classes": 10}, depth=worth.to_dict())
     return replace(found, run={"frozen_bp_stem_acc": 0.7})

@@ -104,7 +104,12 @@ def test_worth_of_blocks_and_intervals(store):
                   {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4]})  # fmt: skip
     for worth, path in zip((6.0, 7.0), sorted(store.glob("*dfa-all*"))):
         report = json.loads((path / "report.json").read_text())
-        report["depth"] = {**found.to_dict(), "worth_pp": worth, "interval": [worth - 1, worth + 1]}
+        report["depth"] = {
+            **found.to_dict(),
+            "trained": 0.435 + worth / 100,
+            "worth_pp": worth,
+            "interval": [worth - 1, worth + 1],
+        }
         (path / "report.json").write_text(json.dumps(report))
     text = filled(read_records(store))
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]

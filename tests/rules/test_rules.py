@@ -342,12 +342,12 @@ def test_wrong_rules_teach(call, words: str) -> None:
 
 
 def test_the_documented_sign_symmetry_is_backpropagation_where_weights_are_signs() -> None:
-    """The worked example of docs/rules.md: exact once every weight is ± one size, and it trains."""
+    """The worked example of docs/custom-rules.md: exact once every weight is ± one size, and it trains."""
     import re
 
-    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "custom-rules.md").read_text(encoding="utf-8")
     source = next(c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class SignSymmetry" in c)
-    scope: dict = {"torch": torch}
+    scope: dict = {"torch": torch, "Rule": wb.rules.Rule}
     exec(source, scope)
     net, (x, y) = small(depth=3), batch()
     rule = scope["SignSymmetry"]()

@@ -186,7 +186,7 @@ def test_a_column_that_is_called_depth_is_another_thing():
     assert wb.judge({"h_norm": [1.0, 1.1], "g_norm": [1e-3, 1e-3], "depth": 4}).depth is None
 
 
-@pytest.mark.parametrize("form", ["__str__", "to_markdown", "to_latex", "to_html"])
+@pytest.mark.parametrize("form", ["details", "to_markdown", "to_latex", "to_html"])
 def test_every_form_shows_accuracy_by_depth(form):
     text = getattr(wb.judge(M, headline_acc=0.5, depth=worth()), form)()
     for part in ("0.450", "0.400", "D3-outcome", "re-randomised"):
@@ -198,7 +198,7 @@ def test_every_form_shows_accuracy_by_depth(form):
 
 def test_what_could_not_be_measured_is_said_with_its_reason():
     found = replace(worth(), without=None, without_all=None, reasons={"without_all": "the stream changes its shape"})
-    text = str(wb.judge(M, headline_acc=0.5, depth=found))
+    text = wb.judge(M, headline_acc=0.5, depth=found).details()
     assert "stem alone not measured: the stream changes its shape" in text
 
 

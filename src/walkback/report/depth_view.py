@@ -83,7 +83,7 @@ def depth_lines(report: Report) -> list[str]:
 
 def seeds_lines(report: Report) -> list[str]:
     """Return by which rule several seeds were judged, and the two parts of the error of D3; [] of one seed."""
-    found = [f for f in report.findings if f["title"] == DEPTH[0] and "seeds" in (f.get("parts") or {})]
+    found = [f for f in report.findings if about(f) == "depth" and "seeds" in (f.get("parts") or {})]
     return [
         f"{f['check']} of several seeds: the 95 % interval of their mean decides, as fixed beforehand; standard error "
         + ", ".join(f"{error:.2f} pp from {name}" for name, error in f["parts"].items())

@@ -11,6 +11,7 @@ from tabulate import tabulate
 from walkback.errors import visible
 from walkback.measures.quantities import PER_SITE
 from walkback.report import advice, view
+from walkback.report import depth_view as dv
 
 if TYPE_CHECKING:
     from walkback.report.report import Report
@@ -32,7 +33,7 @@ def report_text(report: Report) -> str:
         ["Walk-back chain", *_chain(report, WIDTH)],
         [_grid(heads, rows)] if len(heads) > 1 else [],
         ["What to do next", *steps] if steps else [],
-        [*map(_wrap, view.run_lines(report)), *notes],
+        [*map(_wrap, (*dv.seeds_lines(report), *view.run_lines(report))), *notes],
         [_wrap(asked), *map(_wrap, filter(None, [view.remark(report)]))],
         [
             _wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose."),

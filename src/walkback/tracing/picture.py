@@ -84,7 +84,7 @@ def picture(
     block 2  blocks.1  Sequential  writes h_2
     readout  out_ln    LayerNorm   reads h_2
     readout  out_head  Linear
-    blocks hold 93% of the weights; the rest: embed, out_ln, out_head
+    blocks hold 82% of the weights; the rest: embed, out_ln, out_head
     <BLANKLINE>
     blocks return  the residual branch f
     states         (32)

@@ -22,6 +22,7 @@ from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.verdict.editions import EDITIONS
+from walkback.verdict.findings import ABOUT, DEPTH
 
 SCHEMA = "walkback.report/2"
 _NAMES = tuple(EDITIONS)
@@ -210,10 +211,6 @@ _CONDITIONS = {
 _Conditions = report_1.model("Conditions", _Open, {name: (t, None) for name, t in _CONDITIONS.items()})
 
 
-_DEPTH = ("depth utility", "depth outcome")  # titles of checks
-_REFERENCE = ("reference validity", "reference precision")
-
-
 def _each_once(names: list[str]) -> list[str]:
     if len(set(names)) < len(names):
         raise ValueError("a check should stand there once")
@@ -288,8 +285,8 @@ class Document(_Exact):
             raise ValueError(f"an interval should not end before it begins: {why}")
         if self.depth is not None:
             Depth.of(self.depth.model_dump(), "depth")
-        titles = {f.title for f in self.findings if not f.beside}
-        if not titles & set(_DEPTH) or not titles & set(_REFERENCE) or "scale stability" not in titles:
+        questions = {ABOUT[f.check] for f in self.findings if not f.beside}
+        if not questions & set(DEPTH) or not {"growth", "reference"} <= questions:
             raise ValueError("findings should have scale stability, a check of the reference and one of depth")
         return self
 
