@@ -32,6 +32,8 @@ def problems(files: list[tuple[str, str]], folder: str) -> list[str]:
             found.append(
                 f"{name}: Expected new entries only, but this one was {'deleted' if how == 'D' else 'changed'}."
             )
+        elif path.is_symlink():
+            found.append(f"{name}: Expected an entry to be a file, but it is a link.")
         else:
             try:
                 read_entry(path)

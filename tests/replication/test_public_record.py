@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 
 import pytest
@@ -95,13 +96,21 @@ def test_the_page_links_rows_and_escapes_what_was_submitted(tmp_path):
     put(tmp_path, entry(rule="<b>mine</b>", paper={"title": "On <i>", "url": "https://example.org/p"}))
     put(tmp_path, entry(report(headline_acc=0.3)), "second.json")
     page = public_record.page(read_public_record(tmp_path))
-    assert 'id="b-mine-b-resmlp-cifar10"' in page
+    assert 'id="b-mine-b-resmlp-cifar10_' in page
     assert 'id="second"' in page
     assert "<b>mine" not in page
     assert "<i>" not in page
     assert '<a href="https://example.org/p">' in page
     assert "<script" not in page
     assert "1 walked back" in page
+
+
+def test_every_row_and_every_entry_has_an_id_of_its_own(tmp_path):
+    put(tmp_path, entry(), "dfa-resmlp-cifar10.json")
+    put(tmp_path, entry(rule="DFA+"), "plus.json")
+    put(tmp_path, entry(rule="DFA resmlp", network="cifar10", data="+"), "moved.json")
+    ids = re.findall(r' id="([^"]+)"', public_record.page(read_public_record(tmp_path)))
+    assert len(set(ids)) == len(ids) == 6
 
 
 def test_the_command_checks_adds_and_makes_the_page(tmp_path, capsys, monkeypatch):
@@ -148,6 +157,8 @@ def test_a_submission_adds_entries_that_hold_and_nothing_else(tmp_path, monkeypa
     assert "the verdict that its numbers give" in checked()[0]
     put(tmp_path / "registry", entry(by="me"), "old.json")
     assert "new entries only, but this one was changed" in checked()[0]
+    (tmp_path / "registry" / "link.json").symlink_to("/dev/zero")
+    assert "to be a file, but it is a link" in checked()[0]
     (tmp_path / "Makefile").write_text("all:\n")
     assert "touch files of registry/ only" in checked()[0]
     assert check_submission.problems([], "registry") == ["Expected at least one new entry, but nothing differs."]

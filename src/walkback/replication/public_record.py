@@ -6,6 +6,7 @@ believed: the report is checked against its schema and judged again from its own
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -226,7 +227,9 @@ def _counts(entries: list[Entry]) -> Iterator[tuple[str, int]]:
 
 
 def _anchor(*words: str) -> str:
-    return "-".join(re.findall(r"[a-z0-9]+", " ".join(words).lower()))
+    """Return an id that no other row has (names that differ in signs alone, or have no Latin letter) and no entry."""
+    digest = hashlib.sha256(json.dumps(words).encode()).hexdigest()[:6]
+    return "-".join(re.findall(r"[a-z0-9]+", " ".join(words).lower())) + f"_{digest}"
 
 
 def _shown(entry: Entry) -> dict[str, Any]:
