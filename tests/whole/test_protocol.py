@@ -217,8 +217,8 @@ def test_the_smoke_test_fails_when_an_expectation_does_not_hold(capsys, monkeypa
     assert "differ from the known ones" in out
 
 
-# EP's credit is a small difference of large states: in float32 it is rounding at the lower sites, so site 0 had a cosine
-# from +0.28 to +0.38 with the processor's instructions. In float64 that moved it by 7e-9, and the truth is below zero.
+# EP's credit is a small difference of large states: in float32 it is rounding at the lower sites, and site 0 had a
+# cosine from +0.28 to +0.38 with the processor's instructions. Those move float64 by 7e-9; the truth is below zero.
 EP_COSINES = [-0.412212, 0.459573, 0.751925, 0.963121, 0.961953]
 
 
