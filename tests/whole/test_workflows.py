@@ -14,7 +14,7 @@ import yaml
 from patience import PATIENCE
 from places import ROOT
 
-SHIM = f'#!/bin/sh\nexec {sys.executable} -m walkback "$@"\n'
+SHIMS = {"python": f'#!/bin/sh\nexec {sys.executable} "$@"\n', "walkback": '#!/bin/sh\nexec python -m walkback "$@"\n'}
 MINE = """
 import walkback as wb
 def network():
@@ -24,10 +24,11 @@ def network():
 
 @pytest.fixture
 def runner(tmp_path):
-    """A folder with a `walkback` on the path, and what examples speak of; returns what runs a script there."""
+    """Make a folder with `walkback` and `python` on the path, and return what runs a script there."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "walkback").write_text(SHIM)
-    (tmp_path / "bin" / "walkback").chmod(0o755)
+    for name, shim in SHIMS.items():
+        (tmp_path / "bin" / name).write_text(shim)
+        (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "evaluation").mkdir()
     (tmp_path / "evaluation" / "fine.py").write_text("print(1)\n")
@@ -125,6 +126,21 @@ def test_our_workflows_call_targets_that_there_are():
                     assert re.search(rf"^(\S+ )*{target}( \S+)*:", makefile, re.MULTILINE), target
                 for script in re.findall(r"\bscripts/\S+", one.get("run", "")):
                     assert (ROOT / script).is_file()
+
+
+def test_a_submission_is_checked_by_the_code_of_the_base(runner, tmp_path):
+    """The submission's own script, which would let everything pass, is not the one that runs."""
+    flow = yaml.safe_load((ROOT / ".github" / "workflows" / "registry.yml").read_text(encoding="utf-8"))
+    steps = flow["jobs"]["check"]["steps"]
+    theirs, (check,) = tmp_path / "submission", [one for one in steps if one.get("name") == "check the submission"]
+    assert [one["with"].get("path") for one in steps if "checkout" in one.get("uses", "")] == [None, theirs.name]
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
+    (theirs / "scripts").mkdir(parents=True)
+    git = "git -c user.name=a -c user.email=a@example.org"
+    runner(f"cd submission; git init -q; {git} commit -q --allow-empty -m base")
+    runner(f"cd submission; echo 'exit()' > scripts/check_submission.py; git add -A; {git} commit -qm bad")
+    done = runner(f"cd {check['working-directory']}; {check['run']}", BASE="HEAD~1")
+    assert (done.returncode, "touch files of registry/ only" in done.stdout) == (1, True), done.stderr
 
 
 def test_forms_have_what_github_asks_for():
