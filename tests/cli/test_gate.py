@@ -108,7 +108,18 @@ def test_falls(walkback):
 def test_the_plugin_fails_with_the_difference_and_nothing_else(tmp_path):
     (tmp_path / "test_claim.py").write_text(TESTS)
     plugin = ["-p", "walkback.integrations.pytest_plugin"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, "--junitxml=j.xml", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-Werror",
+        "-p",
+        "no:cacheprovider",
+        *plugin,
+        "--junitxml=j.xml",
+        ".",
+    ]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
