@@ -325,6 +325,59 @@ def test_feedback_inside_a_block_is_said(manner: Any):
     assert sum("feedback is sent into blocks.0 below what it returns: 2 of its 4" in str(n) for n in found.notes) == 1
 
 
+class Dimmed(nn.Module):
+    """h + f(h), and what comes back to f is changed on its way, by a hook or by a Function."""
+
+    def __init__(self, change: Any, by: str) -> None:
+        super().__init__()
+        self.f, self.change, self.by = branch(), change, by
+
+    def forward(self, h: Tensor) -> Tensor:
+        f = self.f(h)
+        if self.by == "function":
+            f = _Dimmed.apply(f, self.change)
+        elif f.requires_grad:
+            f.register_hook(self.change)
+        return h + f
+
+
+class _Dimmed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Any) -> Tensor:
+        ctx.change = change
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return ctx.change(grad), None
+
+
+@pytest.mark.parametrize("by", ["hook", "function"])
+@pytest.mark.parametrize(
+    ("change", "off"),
+    [
+        (lambda g: 0.1 * g, 0.9),
+        (lambda g: -g, 2.0),
+        (lambda g: 1.02 * g, 0.02 / 1.02),
+        (lambda g: g * (torch.arange(WIDTH) % 2), None),
+        (lambda g: g, 0.0),
+    ],
+)
+def test_what_a_branch_does_to_its_credit_on_the_way_is_said(change: Any, off: float | None, by: str):
+    """The credit is read at h + f, which reaches f only scaled or masked: no other proof sees that."""
+    net, (x, y) = residual(Hooked, "between"), example(1)[0]
+    net.layers = [nn.Identity() for _ in net.layers]
+    torch.manual_seed(0)
+    net.blocks = nn.ModuleList(Dimmed(change, by) for _ in range(DEPTH))
+    _, notes = recorded(net, x, y)
+    sites = [] if off == 0.0 else [1, 2, 3]
+    assert [(note.code, note.site) for note in notes] == [("altered-inside", site) for site in sites]
+    for note in notes:
+        assert (note.values["module"], note.values["altered"], note.values["of"]) == (f"blocks.{note.site - 1}", 4, 4)
+        assert note.values["difference"] == pytest.approx(off, rel=1e-4) if off else 0.3 < note.values["difference"] < 1
+        assert "the backward pass is not the derivative of what the module computes: 4 of its 4" in note.text
+
+
 @pytest.mark.parametrize("manner", [Hooked, Replaced])
 def test_feedback_under_the_last_operation_leaves_the_site_without_a_credit(manner: Any):
     net, (x, y) = residual(manner, "under"), example(1)[0]
