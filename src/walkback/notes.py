@@ -316,11 +316,12 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
         "their gradient from there, and the credit of site {site} trains the others"
     ),
-    "altered-inside": (
-        "inside {module} the backward pass is not the derivative of what the module computes: {altered} of its {of} "
-        "parameters that were looked at get another gradient than the credit of site {site} gives by that derivative, "
-        "off by {difference:.0%} at most (a scale, a mask or feedback matrices inside?). The cosine there is of the "
-        "credit at the module's output, not of what reaches these weights"
+    "altered-inside": lambda note: (
+        f"inside {', '.join(note.values['modules'])} the backward pass is not the derivative of what is computed: "
+        f"{note.values['altered']} of {note.values['of']} parameters that were looked at get another gradient than the "
+        f"credit of their site gives by that derivative, off by {note.values['difference']:.0%} at most (a scale, a "
+        "mask or feedback matrices inside?). The cosine there is of the credit at the module's output, not of what "
+        "reaches these weights"
     ),
     "added-gradient": lambda note: (
         f"{note.values['share']:.0%} of a gradient in the weights of {note.values['module']} does not come from the "

@@ -192,6 +192,7 @@ class Recorded:
             return
         derived = self._derived(trace, heard)
         unknown: dict[Shown, list[int]] = {}
+        altered: dict[int, tuple[str, float, int, int]] = {}  # site -> module, difference, parameters altered, of
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
@@ -218,11 +219,14 @@ class Recorded:
                 self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
             if derived is not None:
                 gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), found.compared)
-                if names:
-                    values = {"module": module, "difference": gap, "altered": len(names), "of": len(found.compared)}
-                    self._note(Note("altered-inside", site, {**values, "parameters": list(names)}))
+                altered |= {site: (module, gap, len(names), len(found.compared))} if names else {}
         for found, sites in unknown.items():
             self._unproven("weights", found.why, found.detail, sites)
+        if altered:
+            modules, gaps, some, of = map(list, zip(*altered.values()))
+            values = {"sites": list(altered), "modules": modules, "difference": max(gaps)}
+            values |= {"altered": sum(some), "of": sum(of)}
+            self._note(Note("altered-inside", next(iter(altered)) if len(altered) == 1 else None, values))
 
     def _derived(self, trace: Trace, heard: Listener) -> Listener | None:
         """Return a pass with the weight gradients that follow from the credits by the forward pass alone, or None."""
