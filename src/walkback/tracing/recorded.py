@@ -218,8 +218,9 @@ class Recorded:
             if found.added:
                 self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
             if derived is not None:
-                gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), found.compared)
-                altered |= {site: (module, gap, len(names), len(found.compared))} if names else {}
+                own = [name for name in found.compared if name not in derived.shared[key]]
+                gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
+                altered |= {site: (module, gap, len(names), len(own))} if names else {}
         for found, sites in unknown.items():
             self._unproven("weights", found.why, found.detail, sites)
         if altered:
