@@ -156,7 +156,6 @@ class Recorded:
                 else:
                     with heard.tape:
                         call(self.model, inputs)
-                    heard.derive(how["send"])
             except Exception as error:
                 if not isinstance(error, WalkbackError):
                     mode = "training mode" if train else "eval mode (train=True: in training mode)"
@@ -168,6 +167,8 @@ class Recorded:
                     error.add_note(f"(while recording the network's backward pass, in {mode}{asked})")
                 raise
             heard.finish(drew=before != _random_states(y.device))
+            if heard.tape is not None:
+                heard.derive(how["send"])
         return heard
 
     def _run(self, x: Inputs, y: Tensor) -> None:
