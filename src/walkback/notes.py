@@ -214,6 +214,7 @@ def _unproven(proof: str, why: str, detail: str, sites: list[int]) -> str:
     which = f"site{'s' * (len(sites) > 1)} {', '.join(map(str, sites))}"
     what = {
         "weights": f"recorded credit of {which} is what trains the weights there",
+        "inside": "backward pass inside each module hands its credit on unaltered",
         "samples": "recorded credits belong to the samples of the batch",
         "mode": "recorded credits, of eval mode, are those of training mode",
     }[proof]
@@ -314,6 +315,13 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "inner-feedback": (
         "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
         "their gradient from there, and the credit of site {site} trains the others"
+    ),
+    "altered-inside": lambda note: (
+        f"inside {', '.join(note.values['modules'])} the backward pass is not the derivative of what is computed: "
+        f"{note.values['altered']} of {note.values['of']} parameters that were looked at get another gradient than the "
+        f"credit of their site gives by that derivative, off by {note.values['difference']:.0%} at most (a scale, a "
+        "mask or feedback matrices inside?). The cosine there is of the credit at the module's output, not of what "
+        "reaches these weights"
     ),
     "added-gradient": lambda note: (
         f"{note.values['share']:.0%} of a gradient in the weights of {note.values['module']} does not come from the "

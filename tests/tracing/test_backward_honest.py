@@ -275,6 +275,35 @@ def test_a_network_that_rounds_unseen_is_not_accused_of_its_steps():
     assert (found.answer, found.cause) == ("cannot-tell", "steps")
 
 
+class Partly(nn.Module):
+    """Normalises in float32 whatever its type is, as language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6).to(x.dtype)).tanh()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("change", [1.0, 0.9])
+def test_gradients_that_underflow_inside_accuse_nobody(change: float, dtype: torch.dtype):
+    """In float64 they are 1e-60, and lost on their way through float32: other labels have larger ones."""
+    torch.manual_seed(0)
+    net = Stack(nn.Linear(8, 16), [Partly(), Partly()], nn.Linear(16, CLASSES), skip=True)
+    at(scaled(change), 1)(net)
+    x = torch.randn(400, 8)
+    best = net(x).topk(2).values
+    x = x[(best[:, 0] - best[:, 1]).topk(40).indices]
+    y = net(x).argmax(1)
+    with torch.no_grad():
+        net.head.weight.mul_(300.0)
+        net.head.bias.mul_(300.0)
+    found = checked(net.to(dtype), (x.to(dtype), y))
+    assert (found.answer, found.labels) == ("agrees" if change == 1.0 else "altered", "permuted")
+
+
 class Weakly(nn.Module):
     """Each sample sees a little of the mean of the others."""
 

@@ -29,6 +29,7 @@ from walkback.tracing.backward_answer import BackwardCheck, Labels, Untold
 from walkback.tracing.backward_loss import change_of_losses, check_loss, loss_slope, other_labels
 from walkback.tracing.differences import (
     APART,
+    FAINT,
     FINE,
     LADDERS,
     ROWS,
@@ -119,10 +120,13 @@ class _Check:
         elif self.tracer.reference == "twin":
             # It may round its logits otherwise, which of a loss near 0 changes the whole gradient.
             point = replace(trace, logits=self._trace(trace.inputs, trace.labels, {}).logits)
-        if not any(bool(g.any()) for g in point.grads):
+        loudest = _loudest(point)
+        if loudest <= FAINT:
             other = other_labels(point.labels, point.logits, self.tracer.has_custom_loss)
             if other is not None:
-                point, self.labels = self._trace(point.inputs, other, {}), "permuted"
+                there = self._trace(point.inputs, other, {})
+                if loudest == 0 or _loudest(there) > FAINT:
+                    point, self.labels = there, "permuted"
         return point
 
     def _trace(self, x: Inputs, y: Tensor, deltas: Deltas, wide: bool = False) -> Trace:
@@ -295,6 +299,10 @@ class _Check:
 
 
 # -- small helpers -----------------------------------------------------------------------------------------
+
+
+def _loudest(point: Trace) -> float:
+    return max(float(norms(g).max()) for g in point.grads)
 
 
 def _rows(x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:

@@ -84,7 +84,7 @@ class BackwardCheck:
     limit: float = 0.0  # above this the reference is not the derivative
     sites: tuple[int, ...] = ()  # the sites that disagree, where the check failed
     samples: int = 0  # how many samples were read
-    labels: Labels = "given"  # "given", or "permuted" where every gradient of the given ones is zero
+    labels: Labels = "given"  # "given", or "permuted" where every gradient of the given ones is zero, or nearly
     dtype: str = ""  # what the finite differences were computed in
     values: Mapping[str, Any] = field(default_factory=dict)  # what the sentence of `cause` names
 

@@ -25,6 +25,8 @@ OUTLIERS = 1  # probe may be off: two kinks that were crossed can hide each othe
 DOUBT = 10  # times the noise: an error below it accuses nobody
 LONGEST = 1e-2  # step, as a share of ‖h_l‖
 PLATEAU = 100  # times ε: a shorter step may change nothing in a layer that rounds
+# A smaller gradient underflows on its way through float32, which networks compute parts in whatever their own type is
+FAINT = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
 
 Rung = tuple[float, float]  # limit, step as a share of ‖h_l‖
 # (limit, step), the next where rounding drowns the one before. The step is a share of ‖h_l‖. In float64 the rounding of
@@ -208,7 +210,8 @@ def _passes(run: Run, change: Change, point: Trace, dtype: torch.dtype) -> list[
     generator = torch.Generator(device).manual_seed(SEED)
     loudness = torch.stack([norms(g) for g in point.grads]).amax(0).nan_to_num(0.0)
     ranked = loudness.argsort(descending=True, stable=True)
-    loud = int((loudness > 0).sum()) or batch
+    faintest = FAINT if bool((loudness > FAINT).any()) else 0.0
+    loud = int((loudness > faintest).sum()) or batch
     if batch <= ROWS:  # whole, as it came: some networks take no other batch
         rank = ranked.argsort()
         turns = -(-max(2 * sites, min(ROWS, 4 * loud)) // loud)
@@ -219,7 +222,9 @@ def _passes(run: Run, change: Change, point: Trace, dtype: torch.dtype) -> list[
         order = torch.arange(count, device=device)
         order = order[(order % sites).argsort(stable=True)]  # by site: few sites are moved in one pass
         parts = [(ranked[ranks[part]], part) for part in order.split(ROWS)]
-    return [_pass(run, change, point, dtype, generator, rows, part % sites, part // sites) for rows, part in parts]
+    return [
+        _pass(run, change, point, dtype, generator, faintest, rows, part % sites, part // sites) for rows, part in parts
+    ]
 
 
 def _pass(
@@ -228,6 +233,7 @@ def _pass(
     point: Trace,
     dtype: torch.dtype,
     generator: torch.Generator,
+    faintest: float,
     rows: Tensor,
     sites: Tensor,
     turn: Tensor,
@@ -246,7 +252,7 @@ def _pass(
             ways[site][mine] = way.view_as(ways[site][mine])
             predicted[mine] = (widened(grads.flatten(1)) * widened(way)).sum(1)
             unit[mine] = size
-            least[mine] = torch.finfo(g.dtype).tiny * way.shape[1] ** 0.5 * widened(norms(way))
+            least[mine] = max(torch.finfo(g.dtype).tiny, faintest) * way.shape[1] ** 0.5 * widened(norms(way))
     before = run(rows, {})
     _, magnitude = change(before, before, rows)
     # Under a stream that has exploded, a step from an early site must be larger to be seen at the end.

@@ -113,6 +113,30 @@ def by_weights(
     return Shown(difference, "", tuple(pairs), tuple(fed), max(added))
 
 
+def altered_inside(
+    own: Mapping[str, Tensor], derived: Mapping[str, Tensor], names: Collection[str]
+) -> tuple[float, tuple[str, ...]]:
+    """Return (largest difference, names of the weights) where a module's own backward pass is not its derivative.
+
+    Args:
+        own: name -> gradient that follows from the credit by the module's own backward pass.
+        derived: the same by the derivative of what the module computes; a name is missing where no way leads there.
+        names: those to compare.
+
+    >>> altered_inside({"w": torch.ones(2), "v": torch.ones(2)}, {"w": torch.ones(2), "v": 2 * torch.ones(2)}, "wv")
+    (0.5, ('v',))
+    """
+    known = [name for name in names if name in own and name in derived]
+    sizes = {name: max(float(_wide(t).norm()) for t in (own[name], derived[name])) for name in known}
+    off: dict[str, float] = {}
+    for name in known:
+        dtype = own[name].dtype
+        if sizes[name] > 10 * torch.finfo(dtype).eps * max(sizes.values()):  # else it is rounding: a bias under a norm
+            gap = apart(_wide(own[name]), _wide(derived[name]))
+            off |= {name: gap} if gap > tolerance(dtype) else {}
+    return max(off.values(), default=0.0), tuple(off)
+
+
 def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, named: bool = False) -> None:
     """Raise CreditError where the weights show that the credit of a site is not what trains its module.
 

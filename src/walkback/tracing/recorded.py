@@ -23,8 +23,9 @@ from walkback.network.batch import Inputs, call, mapped
 from walkback.network.loss import Loss, cross_entropy
 from walkback.network.values import logits_of, parameters_of, random_state
 from walkback.notes import Note
+from walkback.tracing.derived import Tape
 from walkback.tracing.kept import unwritten
-from walkback.tracing.proof import Shown, by_weights, farthest, refuse_unlike, said
+from walkback.tracing.proof import Shown, altered_inside, by_weights, farthest, refuse_unlike, said
 from walkback.tracing.quiet import quiet_training
 from walkback.tracing.signals import Listener, OtherPass, alike
 from walkback.tracing.trace import Trace
@@ -148,8 +149,13 @@ class Recorded:
                 stack.enter_context(quiet_training(self.model))
             heard.listen(stack)
             before = _random_states(y.device)
+            inputs = mapped(x, lambda t: t.detach().clone())
             try:
-                self._run(mapped(x, lambda t: t.detach().clone()), y.clone())
+                if heard.tape is None:
+                    self._run(inputs, y.clone())
+                else:
+                    with heard.tape:
+                        call(self.model, inputs)
             except Exception as error:
                 if not isinstance(error, WalkbackError):
                     mode = "training mode" if train else "eval mode (train=True: in training mode)"
@@ -161,6 +167,8 @@ class Recorded:
                     error.add_note(f"(while recording the network's backward pass, in {mode}{asked})")
                 raise
             heard.finish(drew=before != _random_states(y.device))
+            if heard.tape is not None:
+                heard.derive(how["send"])
         return heard
 
     def _run(self, x: Inputs, y: Tensor) -> None:
@@ -183,7 +191,9 @@ class Recorded:
         except Exception as error:
             self._unproven("weights", "failed", said(error), range(len(keys)))
             return
+        derived = self._derived(trace, heard)
         unknown: dict[Shown, list[int]] = {}
+        altered: dict[int, tuple[str, float, int, int]] = {}  # site -> module, difference, parameters altered, of
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
@@ -208,8 +218,26 @@ class Recorded:
                 self._note(Note("inner-feedback", site, {**values, "parameters": list(found.fed)}))
             if found.added:
                 self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
+            if derived is not None:
+                own = [name for name in found.compared if name not in derived.shared[key]]
+                gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
+                altered |= {site: (module, gap, len(names), len(own))} if names else {}
         for found, sites in unknown.items():
             self._unproven("weights", found.why, found.detail, sites)
+        if altered:
+            modules, gaps, some, of = map(list, zip(*altered.values()))
+            values = {"sites": list(altered), "modules": modules, "difference": max(gaps)}
+            values |= {"altered": sum(some), "of": sum(of)}
+            self._note(Note("altered-inside", next(iter(altered)) if len(altered) == 1 else None, values))
+
+    def _derived(self, trace: Trace, heard: Listener) -> Listener | None:
+        """Return a pass with the weight gradients that follow from the credits by the forward pass alone, or None."""
+        torch.clear_autocast_cache()  # weights that were cast earlier would be no weights
+        try:
+            return self._hear(trace.inputs, trace.labels, train=False, send=heard.arrived(), tape=Tape())
+        except Exception as error:  # of a forward pass that can't be run again, operation by operation
+            self._unproven("inside", "failed", said(error))
+            return None
 
     def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor]) -> None:
         """With the batch in another order, the credits come in that order."""

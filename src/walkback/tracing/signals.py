@@ -30,7 +30,7 @@ from walkback.network.values import (
     stream_of,
 )
 from walkback.tracing.calls import overheard
-from walkback.tracing.derived import carry_gradient
+from walkback.tracing.derived import Tape, carry_gradient
 from walkback.tracing.makers import Key, Makers, same
 from walkback.tracing.proof import said
 from walkback.tracing.reach import Reach
@@ -59,6 +59,7 @@ class Listener:
         send: signals of an earlier run. Each is sent into its module once more on the side, for the gradients of the
             module's weights that follow from it (`sent`).
         silence: keys whose signal is replaced by zeros, to see which weights get a gradient all the same.
+        tape: what the forward pass runs on, where no backward pass follows: see `derive`.
     """
 
     def __init__(
@@ -68,8 +69,11 @@ class Listener:
         writers: Sequence[Part] | None,
         send: Mapping[Key, Sequence[Tensor]] | None = None,
         silence: Iterable[Key] = (),
+        tape: Tape | None = None,
     ) -> None:
         self.writers = Writers(model, anatomy, writers)
+        self.tape = tape
+        self._outputs: dict[Key, list[Tensor]] = {}  # copies of what writers made on the tape
         self.heard: dict[Key, list[list[Tensor]]] = {}  # per run of the module the signals that came
         self.made: dict[Key, Tensor] = {}  # what a stem, or a writer that was named, made last
         self.given: dict[int, list[Tensor]] = {}  # block -> the stream it received, per run
@@ -185,6 +189,9 @@ class Listener:
 
     def _hear(self, key: Key, tensor: Tensor, here: bool = False) -> None:
         """Take down what flows into what made `tensor`: at the first tensor of its value, or right `here`."""
+        if self.tape is not None:
+            self._outputs.setdefault(key, []).append(tensor.clone())
+            return
         signals: list[Tensor] = []
         self.heard.setdefault(key, []).append(signals)
         source, cut = (tensor, False) if here else self.makers.source(tensor)
@@ -242,6 +249,19 @@ class Listener:
         for name, grad in zip(weights, found):
             if grad is not None:
                 sums[name] = grad.detach() + sums[name] if name in sums else grad.detach().clone()
+
+    def derive(self, signals: Mapping[Key, Sequence[Tensor]]) -> None:
+        """Set `sent` to the weight gradients that follow from signals by the derivative of what modules compute."""
+        assert self.tape is not None
+        twin, _ = self.tape.rerun()
+        for key, outputs in self._outputs.items():
+            weights = {name: twin(p) for name, p in self.writers.weights(key).items()}
+            weights = {name: p for name, p in weights.items() if p.requires_grad}
+            made = twin(outputs[0])
+            if len(outputs) == 1 and signals.get(key) and weights and made.requires_grad:
+                total = torch.stack([*signals[key]]).sum(0)
+                found = torch.autograd.grad(made, list(weights.values()), total, retain_graph=True, allow_unused=True)
+                self.sent[key] = {name: grad for name, grad in zip(weights, found) if grad is not None}
 
     # -- afterwards ----------------------------------------------------------------------------------
 
