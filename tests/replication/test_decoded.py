@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import walkback as wb
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_store import edit
 from places import ROOT
-from walkback.audit.plans import AS_PUBLISHED, plan
+from walkback.audit.as_published import AS_PUBLISHED, CHOICES, NETWORKS, READING, SHIFTED, choices_markdown
+from walkback.audit.plans import ALL_RULES, RULE_OPTIONS, SEEDS, plan, unique
 from walkback.audit.records import Records, read_records
+from walkback.measures.quantities import QUANTITIES
 from walkback.replication.agree import FORMER, agrees, agrees_any
 from walkback.replication.conventions import as_published
-from walkback.replication.decoded import EXPLAINED, decoded
+from walkback.replication.decoded import EXPLAINED, PLANS, decoded
 from walkback.replication.published import FIGURES, Figure, figures
 from walkback.replication.tables import audits
 from walkback.report.table import number
@@ -52,10 +57,50 @@ def test_runs_of_the_preset_take_the_names_that_tables_ask_for_and_others_are_le
 def test_every_run_of_the_plan_is_one_of_the_preset(tmp_path: Path) -> None:
     from walkback.replication.conventions import _own_spec
 
-    specs = plan("as-published").specs
+    specs = unique(spec for name in PLANS for spec in plan(name).specs)
     own = [_own_spec(spec) for spec in specs]
     assert None not in own
     assert len(set(own)) == len(specs), "two runs under one name would hide each other"
+
+
+def test_the_plan_has_six_rules_on_three_settings() -> None:
+    trained = [spec for spec in plan("as-published").specs if spec.scope == "all"]
+    settings = {(spec.data, json.dumps(spec.net_options)) for spec in trained}
+    assert settings == {("cifar10", "{}"), ("cifar10", '{"width": 512, "depth": 2}'), ("cifar100", "{}")}
+    assert len(trained) == len(settings) * len(ALL_RULES) * len(SEEDS)
+    assert set(AS_PUBLISHED) == set(ALL_RULES)
+
+
+def test_eps_steps_give_every_site_credit() -> None:
+    """With two steps, as in our own plan, sites 0…L−2 get none, and the stem and early blocks only decay."""
+    x, y = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+    dead = {}
+    for name, options in (("preset", AS_PUBLISHED["ep"]["rule_options"]), ("own", RULE_OPTIONS["ep"])):
+        net, rule = wb.nets.build("resmlp", (8,), 3, width=16), wb.rules.make("ep", **options)
+        wb.rules.set_up(rule, net, x, 3, torch.Generator().manual_seed(0))
+        dead[name] = [site for site, share in enumerate(wb.measure(net, [(x, y)], credit=rule).zero_credit) if share]
+    assert dead == {"preset": [], "own": [0, 1, 2]}
+
+
+def test_a_small_cnn_whose_branch_ends_in_a_norm_is_not_of_the_preset(tmp_path: Path) -> None:
+    dfa = {"net": "small-cnn", "augment": True, "epochs": 30, **AS_PUBLISHED["dfa"]}
+    for options in ({}, NETWORKS["small-cnn"]):
+        write_run(tmp_path, RunSpec(**dfa, net_options=options), 0.3, **HEALTHY)
+    (run,) = as_published(read_records(tmp_path))
+    assert run.spec == RunSpec(net="small-cnn", augment=True, epochs=30, rule="dfa")
+    assert "preactivation" in json.loads((run.path / "spec.json").read_text())["net_options"]
+
+
+def test_every_choice_of_the_preset_is_an_option_and_says_why() -> None:
+    fields = {name for rule in AS_PUBLISHED.values() for name in rule} - {"rule"}
+    said = {choice.option.split(".")[0] for choice in CHOICES}
+    assert fields | set(READING) - {"nudging"} <= said
+    options = [*RunSpec.model_fields, *inspect.signature(wb.diagnose).parameters, *QUANTITIES, "control_spec"]
+    assert all(choice.option.split(".")[0] in options for choice in CHOICES)
+    assert all(choice.reason and choice.source for choice in CHOICES)
+    assert READING["pairing"] == "site"
+    assert SHIFTED == ("fa",)
+    assert choices_markdown() in (ROOT / "docs/replication.md").read_text(encoding="utf-8")
 
 
 # -- how they are read ---------------------------------------------------------------------------------------------

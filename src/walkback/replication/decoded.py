@@ -11,7 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatch
 from typing import Any
 
-from walkback.audit.plans import plan
+from walkback.audit.plans import plan, unique
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Setting, commands, select
 from walkback.replication.agree import FORMER, agrees_any, published
@@ -62,6 +62,7 @@ EXPLAINED = (
     ("* frozen* acc", "tested", "one published number for several stems"),
     ("* dfa *", "tested", "credit of one length per sample, given to the block that reads the site"),
 )
+PLANS = ("as-published", "as-published-penalty", "as-published-networks")
 _KEY = ("where", "rule", "what", "penalty", "epoch", "site")
 
 
@@ -96,7 +97,8 @@ def decoded(published_way: Records, own_way: Records) -> Table:
             ]
         )
         answers.append(marks)
-    missing = [spec for spec in plan("as-published").specs if published_way.find(spec) is None]
+    asked = unique(spec for name in PLANS for spec in plan(name).specs)
+    missing = [spec for spec in asked if published_way.find(spec) is None]
     columns = (
         "setting | rule | quantity | published | as-published, ours | our default | agrees? | default agrees? | "
         "what explains the rest"
