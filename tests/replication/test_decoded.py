@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import runpy
 import shutil
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from walkback.measures.quantities import QUANTITIES
 from walkback.replication.agree import FORMER, agrees, agrees_any
 from walkback.replication.conventions import as_published
 from walkback.replication.decoded import EXPLAINED, PLANS, decoded
+from walkback.replication.decoded_networks import networks
 from walkback.replication.published import FIGURES, Figure, figures
 from walkback.replication.tables import audits
-from walkback.report.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -177,70 +178,38 @@ def test_the_frozen_control_is_that_of_the_dfa_stem(
     assert row(table, "primary", "frozen", "accuracy")["as-published, ours"] == "0.349 (n=1)"
 
 
-def test_the_table_in_results_is_that_of_the_records() -> None:
-    made = decoded(read_records(ROOT / "evidence/runs"), read_records(ROOT / "results"))
-    text = (ROOT / "results/tables/decoded.md").read_text(encoding="utf-8")
-    assert [line for line in text.splitlines() if line.startswith("| ")] == [
-        line for line in made.to_markdown().splitlines() if line.startswith("| ")
-    ]
-    assert all(note in text for note in made.notes[:4])
+@pytest.fixture(scope="module")
+def made():
+    """The records that are shipped, and the table of all published figures beside them."""
+    evidence, results = read_records(ROOT / "evidence/runs"), read_records(ROOT / "results")
+    return evidence, results, decoded(evidence, results)
 
 
-def test_the_page_on_replication_says_what_the_records_say() -> None:
-    """Its sentences are of seed 42, pinned to the records: another record, another sentence."""
-    page = " ".join((ROOT / "docs/replication.md").read_text(encoding="utf-8").split())
-    assert len(page.split()) <= 1500
-    folder = ROOT / "evidence/runs"
-    own = {(r.spec.rule, r.spec.scope): r for r in read_records(folder) if r.spec.seed == 42 and r.spec.epochs == 100}
-    read = {(r.spec.rule, r.spec.scope): r for r in as_published(read_records(folder)) if r.spec.seed == 42}
-    bp, dfa, fa = (own[rule, "all"] for rule in ("bp", "dfa", "fa"))
-    shifted = read["fa", "all"].measurements
-
-    def listed(cosines) -> str:
-        return ", ".join(f"{c:+.2f}" for c in cosines[:4])
-
-    def gain(rule: str) -> str:
-        found = 100 * (own[rule, "all"].accuracy - own[rule, "frozen"].accuracy)
-        return f"{found:+.1f} pp".replace("-", "−")
-
-    norms = {
-        r: (
-            number(own[r, "all"].measurements.h_norm[-1], "norm"),
-            number(own[r, "all"].measurements.g_norm[-1], "norm"),
-        )
-        for r in ("bp", "dfa", "fa")
-    }
-    d1 = next(epoch for epoch, _, m in dfa.epochs if m.growth > 50)
-    b = next(epoch for epoch, _, m in dfa.epochs if m.g_norm[-1] < 8e-7)
-    for words in (
-        f"Accuracy is {dfa.accuracy:.3f} (published 0.306), Γ is {dfa.measurements.gamma:+.3f} (0.10)",
-        f"made of {dfa.measurements.cosine[0]:+.2f} at site 0 and nothing deeper",
-        f"the frozen control has {own['dfa', 'frozen'].accuracy:.3f} (0.349)",
-        f"one site off: {listed(shifted.cosine)} on our network",
-        f"the same network has {listed(fa.measurements.cosine)}",
-        f"accuracy {bp.accuracy:.3f} (0.615), ‖h_L‖ {norms['bp'][0]} (200), ‖g_L‖ {norms['bp'][1]} (4e-4)",
-        f"{gain('dfa')} against its control (−4.3 and −4.0), ‖g_0‖ {number(dfa.measurements.g_norm[0], 'norm')} (4e-7)",
-        f"(b) fires at epoch {b} (3 to 4)",
-        f"**FA**: ‖h_L‖ {norms['fa'][0]} (about 1e5)",
-        f"‖h_L‖ is {norms['dfa'][0]} (4e8), ‖g_L‖ {norms['dfa'][1]} (4e-9)",
-        f"ρ is {dfa.measurements.growth:.0f} (237), and D1 fires at epoch {d1} (8 to 11)",
-        f"‖g_L‖ is {norms['fa'][1]} (9e-7), and no step of its stream exceeds {fa.measurements.growth:.1f}-fold",
-        f"Γ one site off is {shifted.gamma:+.3f} (0.23). Accuracy is {fa.accuracy:.3f}, {gain('fa')} over its",
-    ):
-        assert words in page, words
-    assert max(abs(c) for c in dfa.measurements.cosine[1:]) < 0.01
-    moved = [w for block in dfa.report.run["weight_growth"] for w in block]
-    assert f"weights move by {np.mean(moved):.0f} times their norm" in page
-    assert f"deep cosine is {dfa.epochs[1][2].deep_cosine:.3f}".replace("-", "−") in page
-    tries = read_records(ROOT / "evidence/search")
-    (half,) = [run for run in tries if run.spec.rule == "dfa" and run.spec.optimiser.lr == 5e-4]
-    course = ", ".join(number(m.g_norm[-1], "norm") for _, _, m in half.epochs[1:5])
-    assert f"four epochs have ‖g_L‖ {course} (1.1e-5" in page
-    assert decide(dfa, own["dfa", "frozen"]) == ("D1", "D2", "D3")
+def test_the_tables_in_results_are_those_of_the_records(made) -> None:
+    evidence, _, table = made
+    for one in (table, networks(evidence)):
+        text = (ROOT / f"results/tables/{one.name}.md").read_text(encoding="utf-8")
+        assert [line for line in text.splitlines() if line.startswith("| ")] == [
+            line for line in one.to_markdown().splitlines() if line.startswith("| ")
+        ]
+        assert all(note in text for note in one.notes[:4])
 
 
-def decide(run, control) -> tuple[str, ...]:
-    return wb.judge(run.report, frozen_baseline_acc=control.accuracy).failed
+def test_the_page_on_replication_is_that_of_the_records(made) -> None:
+    """Its figures are put in by the script that writes it: another record, another page."""
+    script = runpy.run_path(str(ROOT / "scripts/replication_page.py"))
+    text = (ROOT / "docs/replication.md").read_text(encoding="utf-8")
+    assert text == script["page"](*made)
+    assert len(text.split()) <= 1500
+    assert [part[:2] for part in text.split("\n\n")[1:5]] == ["**", "**", "**", "Ou"], "three sentences come first"
+
+
+def test_a_network_shows_both_pairings_its_rounding_and_what_its_blocks_are_worth(tmp_path: Path) -> None:
+    write_run(tmp_path, FA, 0.3, **HEALTHY)
+    edit(tmp_path / FA.name, per_layer={"cosine_below": [None, 0.1, 0.2, 0.3, 0.9]})
+    (row,) = [dict(zip(table.columns, r)) for table in [networks(read_records(tmp_path))] for r in table.rows]
+    assert (row["rule"], row["seed"], row["one site off"]) == ("FA", "42", "+0.10, +0.20, +0.30, +0.90")
+    assert row["blocks worth, pp"] == "–"
 
 
 def test_each_explanation_fits_a_published_figure_first() -> None:

@@ -196,7 +196,7 @@ def test_a_blind_credit_bridge_does_not_see_the_label():
         assert rule.describe()["sees_label"] is label
 
 
-# -- which sites are averaged -------------------------------------------------------------------------------------------
+# -- which sites are averaged -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("gamma_over", "sites"), [("0..L-1", slice(0, 2)), ("0..L", slice(0, 3))])
@@ -232,16 +232,16 @@ def test_arrays_take_the_same_conventions():
 
 
 def test_sites_that_are_none_are_refused():
-    with pytest.raises(wb.InputError, match="Expected gamma_over to be one of 0..L-1, 0..L, but got 'all'"):
+    with pytest.raises(wb.InputError, match=r"Expected gamma_over to be one of 0..L-1, 0..L, but got 'all'"):
         wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), gamma_over="all")
-    with pytest.raises(wb.InputError, match="Expected deep_over to be one of 1..L, 1..L-1, but got 'all'"):
+    with pytest.raises(wb.InputError, match=r"Expected deep_over to be one of 1..L, 1..L-1, but got 'all'"):
         wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), deep_over="all")
     plain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
     with pytest.raises(wb.InputError, match="Expected gamma_over only of a residual stream"):
         wb.measure(plain, [(X, Y)], credit=lambda trace: trace.grads, gamma_over="0..L", sites="layers")
 
 
-# -- the site whose credit a block gets ---------------------------------------------------------------------------------
+# -- the site whose credit a block gets -------------------------------------------------------------------------------
 
 
 def test_a_reader_gets_the_credit_of_the_site_it_reads():

@@ -96,9 +96,9 @@ CHOICES = (
         "written V(h_l, t_l); it explodes; not found: its accuracy is below the published one",
     ),
     Choice(
-        "EP", "rule_options.steps", "10 steps, β 0.5, step 0.2: ours", "2 steps", "runs",
-        "no document states them. At least L + 1 steps give every site credit. With the length and site of DFA's credit "
-        "Γ and ρ come near the published ones; not found: accuracy and ‖h_L‖ do not",
+        "EP", "rule_options.steps", "10 steps, β 0.5, step 0.2, its defaults here", "2 steps", "runs",
+        "no document states them. At least L + 1 steps give every site credit. With the length and site of DFA's "
+        "credit Γ and ρ come near the published ones; not found: accuracy and ‖h_L‖ do not",
     ),
     Choice(
         "SmallCNN", "net_options.preactivation", "norm and ReLU before each convolution", "norm at the branch's end",

@@ -121,8 +121,8 @@ PLANS: dict[str, dict[str, Any]] = {
         ],
     },
     "as-published-networks": {
-        "about": "BP, FA, DFA under the papers' conventions on ViT-Mini and SmallCNN in pre-activation form (30 epochs) "
-        "and on ResMLP without terminal LN",
+        "about": "BP, FA, DFA under the papers' conventions on ViT-Mini and SmallCNN in pre-activation form (30 epochs "
+        "each) and on ResMLP without terminal LN",
         "grid": [
             {**fields, **AS_PUBLISHED[rule]}
             for fields in (

@@ -19,7 +19,6 @@ from walkback.measures.over_sites import (
     block_growth,
     crossed,
     growth,
-    mean,
 )
 from walkback.measures.quantities import ENDS, LOGGED_SCALARS, NAME, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
