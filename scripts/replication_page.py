@@ -215,9 +215,10 @@ def _networks(f: Figures) -> str:
         told = "No weights of these runs were kept, so what their blocks are worth is not measured."
     return (
         "## What the finished networks add\n\n"
-        f"No cosine of the {len(off)} networks is off by more than {number(max(off), 'norm')} in float32, against the "
-        f"same network in float64, DFA's at ‖g_L‖ {f('DFA', '‖g_L‖')} included. So the published noise of floating "
-        f"point is not there: what is lost is lost in the clamp. {told} [All of them](../results/tables/decoded-networks.md)."
+        f"No cosine of the {len(off)} networks is off by more than {number(max(off), 'norm')} in float32, against "
+        f"the same network in float64, DFA's at ‖g_L‖ {f('DFA', '‖g_L‖')} included. So the published noise of floating "
+        f"point is not there: what is lost is lost in the clamp. {told} "
+        "[All of them](../results/tables/decoded-networks.md)."
     )
 
 
