@@ -159,6 +159,13 @@ def test_a_record_shows_and_deleting_it_shows_too(tmp_path: Path) -> None:
     assert row(gone, "primary", "DFA", "accuracy")["our default"] == "0.400 (n=1)"
 
 
+def test_the_linear_model_of_the_pixels_is_shown_where_it_is_judged(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "evidence/linear_probe.json", tmp_path)
+    probe = row(decoded(Records(tmp_path), Records(tmp_path / "none")), "linear-probe", "cifar100", "accuracy")
+    known = json.loads((tmp_path / "linear_probe.json").read_text())["probes"]["cifar100"]["accuracy"]
+    assert (probe["as-published, ours"], probe["agrees?"]) == (f"{known:.3f}", "no")
+
+
 def test_what_the_preset_does_not_explain_is_open(tmp_path: Path) -> None:
     write_run(tmp_path, DFA, 0.50, **EXPLODED)
     table = decoded(read_records(tmp_path), Records(tmp_path / "none"))

@@ -22,7 +22,7 @@ from walkback.replication.tables import TABLES
 from walkback.replication.tables.audits import NETWORKS
 from walkback.replication.tables.build import DAGGER, Against, against
 from walkback.replication.tables.courses import early_runs
-from walkback.report.table import NONE, Cell, Table, stat, table
+from walkback.report.table import NONE, Cell, Table, number, stat, table
 
 NAMES = {
     "acc": "accuracy",
@@ -178,6 +178,8 @@ def _cell(pair: Against | None) -> Cell | str:
     if pair is None:
         return NONE
     cell = pair.cell if isinstance(pair.cell, Cell) else Cell(pair.cell, pair.cell)
+    if cell.text == NONE and isinstance(pair.value, float):  # a table that shows it in another column
+        cell = Cell(number(pair.value, pair.said[0].kind), pair.value)
     return cell if cell.text == NONE or not pair.n else Cell(f"{cell.text} (n={pair.n})", cell.raw)
 
 
