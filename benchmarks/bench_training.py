@@ -26,8 +26,8 @@ def images(n: int) -> Split:
     return Split(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,)))
 
 
-def stepper(rule: str, data: Dataset, steps: int, net: str = "resmlp"):
-    spec = RunSpec(net=net, rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
+def stepper(rule: str, data: Dataset, steps: int, network: str = "resmlp"):
+    spec = RunSpec(net=network, rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
     net = build_net(spec, data)
     made = build_rule(spec, data, net)
     trained = [p for p in (*net.parameters(), *made.parameters()) if p.requires_grad]

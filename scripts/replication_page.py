@@ -106,8 +106,8 @@ def _wrapped(part: str) -> str:
 
 def _filled(text: str) -> str:
     indent = "  " if text.startswith("- ") else ""
-    how = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(" ".join(text.split()), 120, subsequent_indent=indent, **how)
+    words = " ".join(text.split())
+    return textwrap.fill(words, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 HOW = """## How to see it yourself
