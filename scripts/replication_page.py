@@ -66,9 +66,8 @@ def page(evidence: Records, results: Records, table: Table) -> str:
         f"+0.95. That is what cos(a_{{l+1}}, g_l) gives: {signed(shifted)} on our networks. Paired by site, the same "
         f"networks "
         f"have {signed(by_site)}.",
-        f"**Under conventions that the papers do not state but their figures imply, DFA comes out as published.** "
-        f"Accuracy "
-        f"is {f.beside('DFA', 'accuracy')}, Γ {f.beside('DFA', 'Γ')}, made of "
+        "**Under conventions that the papers do not state but their figures imply, DFA's accuracy, Γ and verdict come "
+        f"out as published.** Accuracy is {f.beside('DFA', 'accuracy')}, Γ {f.beside('DFA', 'Γ')}, made of "
         f"{f('DFA', 'cosine at site 0', 'per-layer')} at "
         f"site 0 and at most {max(abs(c) for run in dfa for c in run.measurements.cosine[1:]):.2f} deeper, the frozen "
         f"control "
