@@ -1,6 +1,7 @@
 """What training costs: a step of each rule against BP's, the share of this machine's GEMM speed, the probe's share.
 
-ResMLP d=256, L=4, expansion 1, batch 128, random images of CIFAR's shape, one thread. Best of interleaved rounds.
+ResMLP d=256, L=4, expansion 1, and a BP step of ViT-Mini; batch 128, random images of CIFAR's shape, one thread. Best
+of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def images(n: int) -> Split:
     return Split(torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8), torch.randint(10, (n,)))
 
 
-def stepper(rule: str, data: Dataset, steps: int):
-    spec = RunSpec(rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
+def stepper(rule: str, data: Dataset, steps: int, network: str = "resmlp"):
+    spec = RunSpec(net=network, rule=rule, rule_options={"steps": 4} if rule == "ep" else {})
     net = build_net(spec, data)
     made = build_rule(spec, data, net)
     trained = [p for p in (*net.parameters(), *made.parameters()) if p.requires_grad]
@@ -48,6 +49,13 @@ def gemm_peak() -> float:
     a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
     best = min(_timed(lambda: a @ b) for _ in range(10))
     return 2 * 1024**3 / best
+
+
+def vit_flops(width: int = 128, depth: int = 4, tokens: int = 65, expansion: int = 2) -> float:
+    """Return the FLOPs of a step of ViT-Mini's products, three times those of its forward pass."""
+    weights = 4 * width**2 + 2 * expansion * width**2
+    block = 2 * 128 * tokens * (weights + 2 * tokens * width)
+    return 3 * (depth * block + 2 * 128 * ((tokens - 1) * 48 + 10) * width)
 
 
 def _timed(task) -> float:
@@ -74,6 +82,8 @@ def main() -> None:
     for rule, values in times.items():
         best = min(values) / steps
         print(f"  {rule:14} {1e3 * best:7.2f} ms per step   {best / bp:5.2f}x BP")
+    vit = min(interleaved({"vit-mini": stepper("bp", data, 1, "vit-mini")}, rounds=5)["vit-mini"])
+    print(f"\na BP step of ViT-Mini: {1e3 * vit:.0f} ms, {vit_flops() / vit / peak:.0%} of the GEMM speed")
     spec = RunSpec(rule="dfa")
     net = build_net(spec, data)
     dfa, probe = build_rule(spec, data, net), probe_batches(data, torch.device("cpu"))

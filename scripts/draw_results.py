@@ -13,6 +13,7 @@ from tabulate import tabulate
 from walkback.audit.records import Records, read_records
 from walkback.audit.settings import command
 from walkback.replication.decoded import decoded
+from walkback.replication.decoded_networks import networks
 from walkback.replication.figures import FIGURES, save_figures
 from walkback.replication.found import markdown_list
 from walkback.replication.tables import TABLES, evidence
@@ -27,6 +28,8 @@ def main() -> None:
     every = decoded(read_records("evidence/runs"), records)
     Path("results/tables/decoded.md").write_text(f"{every.to_markdown()}\n", encoding="utf-8")
     print(f"{len(every.rows)} published figures: results/tables/decoded.md")
+    finished = networks(read_records("evidence/runs"))
+    Path("results/tables/decoded-networks.md").write_text(f"{finished.to_markdown()}\n", encoding="utf-8")
     Path("results/runs.md").write_text(runs(records), encoding="utf-8")
     for page, things in (("docs/evidence.md", TABLES), ("docs/figures.md", FIGURES)):
         Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), things), encoding="utf-8")

@@ -57,6 +57,8 @@ def diagnose(
     method: str = "",
     depth: Depth | None = None,
     sites: Sites | None = None,
+    gamma_over: str = "0..L-1",
+    deep_over: str = "1..L",
 ) -> Report:
     """Measure a trained network and say which claims must be walked back. The model is left as found.
 
@@ -89,6 +91,8 @@ def diagnose(
         depth: what `walkback.depth` returned; beside a control D3 decides, unless `Claim.primary` is "D3-outcome".
         sites: "layers" reads the output of every hidden layer, as is done by itself where there is no residual stream;
             a list of dotted names, or module -> bool, reads the outputs of those modules. In place of `anatomy`.
+        gamma_over: the sites whose cosines Γ averages: "0..L-1", or "0..L".
+        deep_over: those of the deep mean: "1..L", without L where its credit is exact, or "1..L-1".
 
     >>> import walkback as wb
     >>> net, batches, claim = wb.selftest.exploded(), wb.selftest.batches(8), wb.Claim(accuracy=0.31, frozen=0.35)
@@ -106,7 +110,7 @@ def diagnose(
     if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):
         asked.append(Intrinsic())
     options = {"anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference, "pairing": pairing}
-    options |= {"sites": sites}
+    options |= {"sites": sites, "gamma_over": gamma_over, "deep_over": deep_over}
     measurements = measure(model, eval_batches, credit=credit, probes=asked, **options)
     return make_report(measurements, claim, limits, edition, method or method_name, notes)
 
@@ -122,6 +126,8 @@ def measure(
     chunk: int | None = None,
     reference: nn.Module | str | None = None,
     pairing: str = "site",
+    gamma_over: str = "0..L-1",
+    deep_over: str = "1..L",
     sites: Sites | None = None,
 ) -> Measurements:
     """Return all numbers of the protocol, before any threshold. Arguments as in `diagnose`.
@@ -139,7 +145,8 @@ def measure(
         tracer.asked.alone = True
         if isinstance(credit, Recorded):
             credit = credit.bound(lambda: tracer.anatomy, tracer.losses, tracer.notes)
-        meter, session = Meter(), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing})
+        over = {"gamma_over": gamma_over, "deep_over": deep_over}
+        meter, session = Meter(**over), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})
         takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
         takers += [IntrinsicMeter(tracer, probe) for probe in asked if isinstance(probe, Intrinsic)]
         for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):

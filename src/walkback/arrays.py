@@ -49,6 +49,8 @@ def diagnose_arrays(
     edition: str = "three-check",
     reduction: str | None = None,
     pairing: str = "site",
+    gamma_over: str = "0..L-1",
+    deep_over: str = "1..L",
     pool: int | str | None = None,
 ) -> Report:
     """Measure a network by its arrays and say which claims must be walked back: `diagnose` without the network.
@@ -75,7 +77,9 @@ def diagnose_arrays(
         reduction: what `grads` are gradients of: the "sum" of per-sample losses, or their "mean" over the batch. It has
             to be said, here or as `reduction` in the batches: no array shows it, and every ‖g‖ hangs on it. Where
             logits are a linear map of the last site, they do show it, and another answer is an error.
-        pairing: as in `diagnose`.
+        pairing: as in `diagnose`, and so are `gamma_over` and `deep_over`.
+        gamma_over: the sites whose cosines Γ averages.
+        deep_over: the sites of the deep mean.
         pool: where states (B, T, d) are read: a token, "mean" or "readout"; by default what the last gradient shows.
 
     >>> import numpy as np
@@ -94,7 +98,8 @@ def diagnose_arrays(
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct)
     limits = thresholds or DiagnosticThresholds()
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
-    paired, meter, reading, witness = paired_by(pairing), Meter(), _Reading(reduction, pool), None
+    ways = {"pairing": pairing, "gamma_over": gamma_over, "deep_over": deep_over}
+    paired, meter, reading, witness = paired_by(pairing), Meter(gamma_over, deep_over), _Reading(reduction, pool), None
     for trace in track(reading.traces(batches), "measuring", length_hint(batches) or None):
         witness = witness or Witness(None, reading.has_losses, None)
         for taker in (meter, witness):
@@ -107,7 +112,7 @@ def diagnose_arrays(
     found = Found()
     meter.compute(found)
     witness.compute(found)
-    reading.compute(found, pairing)
+    reading.compute(found, ways)
     return make_report(found.measurements(), claim, limits, edition, method, notes)
 
 
@@ -178,7 +183,7 @@ class _Reading:
             states, grads, batch.credits, losses, logits, labels, prints, prints, self._pool, index, batch.mask
         )
 
-    def compute(self, found: Found, pairing: str) -> None:
+    def compute(self, found: Found, ways: dict[str, str]) -> None:
         """Give the conditions of arrays in place of those of a network, and what finite differences say of them."""
         known = self._first.known if self._first is not None else frozenset()
         worst = [max(column) for column in zip(*self._errors)]
@@ -186,7 +191,7 @@ class _Reading:
             "mode": "as given",
             "checkpoint": "arrays, as given",
             "layer_index": "sites in the order of the arrays",
-            "pairing": pairing,
+            **ways,
             "reduction": self._reduction,
             "loss": "as given" if "losses" in known else "unknown",
             "reference": "arrays, as given",

@@ -38,7 +38,8 @@ def cells(name: str, *fields: str) -> set[tuple]:
 def test_the_plans_are_those_that_were_promised() -> None:
     promised = (
         "primary primary-plain wide-shallow wide cross-arch lambda-sweep matched-penalty capacity early-epochs "
-        "cifar100 credit-site unit-credit as-published as-published-penalty feedback-draws full"
+        "cifar100 credit-site unit-credit as-published as-published-penalty as-published-networks "
+        "feedback-draws full"
     )
     assert names() == tuple(promised.split())
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import runpy
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import walkback as wb
 from made_runs import EXPLODED, HEALTHY, write_run
 from made_store import edit
 from places import ROOT
-from walkback.audit.plans import AS_PUBLISHED, plan
+from walkback.audit.as_published import AS_PUBLISHED, CHOICES, NETWORKS, READING, SHIFTED, choices_markdown
+from walkback.audit.plans import ALL_RULES, RULE_OPTIONS, SEEDS, plan, unique
 from walkback.audit.records import Records, read_records
+from walkback.measures.quantities import QUANTITIES
 from walkback.replication.agree import FORMER, agrees, agrees_any
 from walkback.replication.conventions import as_published
-from walkback.replication.decoded import EXPLAINED, decoded
+from walkback.replication.decoded import EXPLAINED, PLANS, decoded
+from walkback.replication.decoded_networks import networks
 from walkback.replication.published import FIGURES, Figure, figures
 from walkback.replication.tables import audits
-from walkback.report.table import number
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -52,10 +58,50 @@ def test_runs_of_the_preset_take_the_names_that_tables_ask_for_and_others_are_le
 def test_every_run_of_the_plan_is_one_of_the_preset(tmp_path: Path) -> None:
     from walkback.replication.conventions import _own_spec
 
-    specs = plan("as-published").specs
+    specs = unique(spec for name in PLANS for spec in plan(name).specs)
     own = [_own_spec(spec) for spec in specs]
     assert None not in own
     assert len(set(own)) == len(specs), "two runs under one name would hide each other"
+
+
+def test_the_plan_has_six_rules_on_three_settings() -> None:
+    trained = [spec for spec in plan("as-published").specs if spec.scope == "all"]
+    settings = {(spec.data, json.dumps(spec.net_options)) for spec in trained}
+    assert settings == {("cifar10", "{}"), ("cifar10", '{"width": 512, "depth": 2}'), ("cifar100", "{}")}
+    assert len(trained) == len(settings) * len(ALL_RULES) * len(SEEDS)
+    assert set(AS_PUBLISHED) == set(ALL_RULES)
+
+
+def test_eps_steps_give_every_site_credit() -> None:
+    """With two steps, as in our own plan, sites 0…L−2 get none, and the stem and early blocks only decay."""
+    x, y = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+    dead = {}
+    for name, options in (("preset", AS_PUBLISHED["ep"]["rule_options"]), ("own", RULE_OPTIONS["ep"])):
+        net, rule = wb.nets.build("resmlp", (8,), 3, width=16), wb.rules.make("ep", **options)
+        wb.rules.set_up(rule, net, x, 3, torch.Generator().manual_seed(0))
+        dead[name] = [site for site, share in enumerate(wb.measure(net, [(x, y)], credit=rule).zero_credit) if share]
+    assert dead == {"preset": [], "own": [0, 1, 2]}
+
+
+def test_a_small_cnn_whose_branch_ends_in_a_norm_is_not_of_the_preset(tmp_path: Path) -> None:
+    dfa = {"net": "small-cnn", "augment": True, "epochs": 30, **AS_PUBLISHED["dfa"]}
+    for options in ({}, NETWORKS["small-cnn"]):
+        write_run(tmp_path, RunSpec(**dfa, net_options=options), 0.3, **HEALTHY)
+    (run,) = as_published(read_records(tmp_path))
+    assert run.spec == RunSpec(net="small-cnn", augment=True, epochs=30, rule="dfa")
+    assert "preactivation" in json.loads((run.path / "spec.json").read_text())["net_options"]
+
+
+def test_every_choice_of_the_preset_is_an_option_and_says_why() -> None:
+    fields = {name for rule in AS_PUBLISHED.values() for name in rule} - {"rule"}
+    said = {choice.option.split(".")[0] for choice in CHOICES}
+    assert fields | set(READING) - {"nudging"} <= said
+    options = [*RunSpec.model_fields, *inspect.signature(wb.diagnose).parameters, *QUANTITIES, "control_spec"]
+    assert all(choice.option.split(".")[0] in options for choice in CHOICES)
+    assert all(choice.reason and choice.source for choice in CHOICES)
+    assert READING["pairing"] == "site"
+    assert SHIFTED == ("fa",)
+    assert choices_markdown() in (ROOT / "docs/replication.md").read_text(encoding="utf-8")
 
 
 # -- how they are read ---------------------------------------------------------------------------------------------
@@ -113,6 +159,13 @@ def test_a_record_shows_and_deleting_it_shows_too(tmp_path: Path) -> None:
     assert row(gone, "primary", "DFA", "accuracy")["our default"] == "0.400 (n=1)"
 
 
+def test_the_linear_model_of_the_pixels_is_shown_where_it_is_judged(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "evidence/linear_probe.json", tmp_path)
+    probe = row(decoded(Records(tmp_path), Records(tmp_path / "none")), "linear-probe", "cifar100", "accuracy")
+    known = json.loads((tmp_path / "linear_probe.json").read_text())["probes"]["cifar100"]["accuracy"]
+    assert (probe["as-published, ours"], probe["agrees?"]) == (f"{known:.3f}", "no")
+
+
 def test_what_the_preset_does_not_explain_is_open(tmp_path: Path) -> None:
     write_run(tmp_path, DFA, 0.50, **EXPLODED)
     table = decoded(read_records(tmp_path), Records(tmp_path / "none"))
@@ -132,70 +185,39 @@ def test_the_frozen_control_is_that_of_the_dfa_stem(
     assert row(table, "primary", "frozen", "accuracy")["as-published, ours"] == "0.349 (n=1)"
 
 
-def test_the_table_in_results_is_that_of_the_records() -> None:
-    made = decoded(read_records(ROOT / "evidence/runs"), read_records(ROOT / "results"))
-    text = (ROOT / "results/tables/decoded.md").read_text(encoding="utf-8")
-    assert [line for line in text.splitlines() if line.startswith("| ")] == [
-        line for line in made.to_markdown().splitlines() if line.startswith("| ")
-    ]
-    assert all(note in text for note in made.notes[:4])
+@pytest.fixture(scope="module")
+def made():
+    """The records that are shipped, and the table of all published figures beside them."""
+    evidence, results = read_records(ROOT / "evidence/runs"), read_records(ROOT / "results")
+    return evidence, results, decoded(evidence, results)
 
 
-def test_the_page_on_replication_says_what_the_records_say() -> None:
-    """Its sentences are of seed 42, pinned to the records: another record, another sentence."""
-    page = " ".join((ROOT / "docs/replication.md").read_text(encoding="utf-8").split())
-    assert len(page.split()) <= 1500
-    folder = ROOT / "evidence/runs"
-    own = {(r.spec.rule, r.spec.scope): r for r in read_records(folder) if r.spec.seed == 42 and r.spec.epochs == 100}
-    read = {(r.spec.rule, r.spec.scope): r for r in as_published(read_records(folder)) if r.spec.seed == 42}
-    bp, dfa, fa = (own[rule, "all"] for rule in ("bp", "dfa", "fa"))
-    shifted = read["fa", "all"].measurements
-
-    def listed(cosines) -> str:
-        return ", ".join(f"{c:+.2f}" for c in cosines[:4])
-
-    def gain(rule: str) -> str:
-        found = 100 * (own[rule, "all"].accuracy - own[rule, "frozen"].accuracy)
-        return f"{found:+.1f} pp".replace("-", "−")
-
-    norms = {
-        r: (
-            number(own[r, "all"].measurements.h_norm[-1], "norm"),
-            number(own[r, "all"].measurements.g_norm[-1], "norm"),
-        )
-        for r in ("bp", "dfa", "fa")
-    }
-    d1 = next(epoch for epoch, _, m in dfa.epochs if m.growth > 50)
-    b = next(epoch for epoch, _, m in dfa.epochs if m.g_norm[-1] < 8e-7)
-    for words in (
-        f"Accuracy is {dfa.accuracy:.3f} (published 0.306), Γ is {dfa.measurements.gamma:+.3f} (0.10)",
-        f"made of {dfa.measurements.cosine[0]:+.2f} at site 0 and nothing deeper",
-        f"the frozen control has {own['dfa', 'frozen'].accuracy:.3f} (0.349)",
-        f"one site off: {listed(shifted.cosine)} on our network",
-        f"the same network has {listed(fa.measurements.cosine)}",
-        f"accuracy {bp.accuracy:.3f} (0.615), ‖h_L‖ {norms['bp'][0]} (200), ‖g_L‖ {norms['bp'][1]} (4e-4)",
-        f"{gain('dfa')} against its control (−4.3 and −4.0), ‖g_0‖ {number(dfa.measurements.g_norm[0], 'norm')} (4e-7)",
-        f"(b) fires at epoch {b} (3 to 4)",
-        f"**FA**: ‖h_L‖ {norms['fa'][0]} (about 1e5)",
-        f"‖h_L‖ is {norms['dfa'][0]} (4e8), ‖g_L‖ {norms['dfa'][1]} (4e-9)",
-        f"ρ is {dfa.measurements.growth:.0f} (237), and D1 fires at epoch {d1} (8 to 11)",
-        f"‖g_L‖ is {norms['fa'][1]} (9e-7), and no step of its stream exceeds {fa.measurements.growth:.1f}-fold",
-        f"Γ one site off is {shifted.gamma:+.3f} (0.23). Accuracy is {fa.accuracy:.3f}, {gain('fa')} over its",
-    ):
-        assert words in page, words
-    assert max(abs(c) for c in dfa.measurements.cosine[1:]) < 0.01
-    moved = [w for block in dfa.report.run["weight_growth"] for w in block]
-    assert f"weights move by {np.mean(moved):.0f} times their norm" in page
-    assert f"deep cosine is {dfa.epochs[1][2].deep_cosine:.3f}".replace("-", "−") in page
-    tries = read_records(ROOT / "evidence/search")
-    (half,) = [run for run in tries if run.spec.rule == "dfa" and run.spec.optimiser.lr == 5e-4]
-    course = ", ".join(number(m.g_norm[-1], "norm") for _, _, m in half.epochs[1:5])
-    assert f"four epochs have ‖g_L‖ {course} (1.1e-5" in page
-    assert decide(dfa, own["dfa", "frozen"]) == ("D1", "D2", "D3")
+def test_the_tables_in_results_are_those_of_the_records(made) -> None:
+    evidence, _, table = made
+    for one in (table, networks(evidence)):
+        text = (ROOT / f"results/tables/{one.name}.md").read_text(encoding="utf-8")
+        assert [line for line in text.splitlines() if line.startswith("| ")] == [
+            line for line in one.to_markdown().splitlines() if line.startswith("| ")
+        ]
+    counts = (ROOT / "results/tables/decoded.md").read_text(encoding="utf-8")
+    assert all(note in counts for note in table.notes[:4])
 
 
-def decide(run, control) -> tuple[str, ...]:
-    return wb.judge(run.report, frozen_baseline_acc=control.accuracy).failed
+def test_the_page_on_replication_is_that_of_the_records(made) -> None:
+    """Its figures are put in by the script that writes it: another record, another page."""
+    script = runpy.run_path(str(ROOT / "scripts/replication_page.py"))
+    text = (ROOT / "docs/replication.md").read_text(encoding="utf-8")
+    assert text == script["page"](*made)
+    assert len(text.split()) <= 1500
+    assert [part[:2] for part in text.split("\n\n")[1:5]] == ["**", "**", "**", "Ou"], "three sentences come first"
+
+
+def test_a_network_shows_both_pairings_its_rounding_and_what_its_blocks_are_worth(tmp_path: Path) -> None:
+    write_run(tmp_path, FA, 0.3, **HEALTHY)
+    edit(tmp_path / FA.name, per_layer={"cosine_below": [None, 0.1, 0.2, 0.3, 0.9]})
+    (row,) = [dict(zip(table.columns, r)) for table in [networks(read_records(tmp_path))] for r in table.rows]
+    assert (row["rule"], row["seed"], row["one site off"]) == ("FA", "42", "+0.10, +0.20, +0.30, +0.90")
+    assert row["blocks worth, pp"] == "–"
 
 
 def test_each_explanation_fits_a_published_figure_first() -> None:

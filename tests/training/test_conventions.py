@@ -196,6 +196,71 @@ def test_a_blind_credit_bridge_does_not_see_the_label():
         assert rule.describe()["sees_label"] is label
 
 
+# -- which sites are averaged -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gamma_over", "sites"), [("0..L-1", slice(0, 2)), ("0..L", slice(0, 3))])
+@pytest.mark.parametrize(("deep_over", "deep"), [("1..L", slice(1, 3)), ("1..L-1", slice(1, 2))])
+def test_gamma_and_the_deep_mean_are_of_the_sites_that_are_asked_for(gamma_over, sites, deep_over, deep):
+    net, rule = with_rule()
+    probes = [wb.FreshFeedback(draws=2), wb.Nudging()]
+    how = {"gamma_over": gamma_over, "deep_over": deep_over, "probes": probes}
+    report = wb.diagnose(net, [(X, Y)], credit=rule, **how)
+    cosine, nudge = report.per_layer["cosine"], report.per_layer["nudging"]
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    assert report.values["gamma"] == pytest.approx(mean(cosine[sites]))
+    assert report.values["deep_cosine"] == pytest.approx(mean(cosine[deep]))
+    assert report.values["deep_nudging"] == pytest.approx(mean(nudge[deep]))
+    fresh = report.conditions["fresh_feedback"]
+    assert fresh["gamma"]["mean"] == pytest.approx(mean(report.controls["fresh_mean"][sites]))
+    assert fresh["deep_cosine"]["mean"] == pytest.approx(mean(report.controls["fresh_mean"][deep]))
+    assert (report.conditions["gamma_over"], report.conditions["deep_over"]) == (gamma_over, deep_over)
+    assert f"over sites 0…{sites.stop - 1}" in str(report.chain[0])
+    assert wb.judge(report).values["gamma"] == report.values["gamma"]
+
+
+def test_arrays_take_the_same_conventions():
+    net, rule = with_rule()
+    with wb.Tracer(net) as tracer:
+        trace = tracer.trace(X, Y)
+    arrays = {"states": trace.states, "grads": trace.grads, "credits": rule(trace), "reduction": "sum"}
+    how = {"gamma_over": "0..L", "deep_over": "1..L-1"}
+    ours, theirs = wb.diagnose_arrays([arrays], **how), wb.diagnose(net, [(X, Y)], credit=rule, **how)
+    for name in ("gamma", "deep_cosine"):
+        assert ours.values[name] == pytest.approx(theirs.values[name], abs=1e-6)
+    assert ours.conditions["gamma_over"] == "0..L"
+
+
+def test_sites_that_are_none_are_refused():
+    with pytest.raises(wb.InputError, match=r"Expected gamma_over to be one of 0..L-1, 0..L, but got 'all'"):
+        wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), gamma_over="all")
+    with pytest.raises(wb.InputError, match=r"Expected deep_over to be one of 1..L, 1..L-1, but got 'all'"):
+        wb.measure(wb.selftest.healthy(), wb.selftest.batches(1), deep_over="all")
+    plain = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    with pytest.raises(wb.InputError, match="Expected gamma_over only of a residual stream"):
+        wb.measure(plain, [(X, Y)], credit=lambda trace: trace.grads, gamma_over="0..L", sites="layers")
+
+
+# -- the site whose credit a block gets -------------------------------------------------------------------------------
+
+
+def test_a_reader_gets_the_credit_of_the_site_it_reads():
+    net, rule = with_rule()
+    written = gradients(net, rule)
+    net.zero_grad()
+    read = gradients(net, rule, reader=True)
+    with wb.Tracer(net) as tracer:
+        trace = tracer.trace(X, Y)
+    credits = rule(trace)
+    for site, block in enumerate(net.blocks, 1):
+        names = [n for n, _ in net.named_parameters() if n.startswith(f"blocks.{site - 1}.")]
+        for credit, found in ((credits[site], written), (credits[site - 1], read)):
+            f = block(trace.states[site - 1].detach())
+            by_hand = torch.autograd.grad((f * credit.detach()).sum() / 32, [net.get_parameter(n) for n in names])
+            for name, grad in zip(names, by_hand):
+                torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
+
+
 def test_nudging_by_the_root_of_d_is_nudging_with_that_step():
     net, rule = with_rule()
     one = wb.diagnose(net, [(X, Y)], credit=rule, probes=[wb.Nudging(eta=0.01)])

@@ -32,6 +32,8 @@ def diagnose(
     chunk: options.Whole | None = None,
     sites: options.Sites = (),
     pairing: Literal["site", "shifted"] | None = None,
+    gamma_over: Literal["0..L-1", "0..L"] | None = None,
+    deep_over: Literal["1..L", "1..L-1"] | None = None,
     depth: options.Flag = False,
     save: options.Flag = False,
     primary: options.Primary = None,
@@ -66,6 +68,8 @@ def diagnose(
         chunk: Run batches in parts of at most so many samples: the same numbers in less memory.
         pairing: site (the default), or shifted: the credit of each site with the gradient of the one below, for
             comparing with published figures of FA.
+        gamma_over: The sites whose cosines Γ averages: 0..L-1 (the default) or 0..L.
+        deep_over: Those of the deep mean: 1..L (the default; without L where its credit is exact) or 1..L-1.
         depth: For a run or bundle: measure what its trained blocks are worth without training a control. Readouts are
             refitted on the training split and compared on the test split: D3-outcome.
         save: With --depth: keep it in the record of the run.
@@ -90,6 +94,8 @@ def diagnose(
         "probes": probes or None,
         "chunk": chunk,
         "pairing": pairing,
+        "gamma_over": gamma_over,
+        "deep_over": deep_over,
         "sites": options.sites_of(sites),
         "method_name": method or None,
         "notes": notes or None,

@@ -11,9 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from walkback.errors import InputError, shown
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
 from walkback.measures.formulas import View
 from walkback.measures.measurements import Found, Measurements
+from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.stream import Norms, Samples, Stability
 from walkback.measures.sums import Accumulator, Mean
@@ -33,7 +35,10 @@ class Meter:
     (5, 256)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gamma_over: str = GAMMA_OVER[0], deep_over: str = DEEP_OVER[0]) -> None:
+        for name, given, known in (("gamma_over", gamma_over, GAMMA_OVER), ("deep_over", deep_over, DEEP_OVER)):
+            if given not in known:
+                raise InputError(f"Expected {name} to be one of {', '.join(known)}, but got {shown(given)}.")
         seen, means = Samples(), [q for q in PER_SITE if q.accumulator == "mean" and q.name != "cosine"]
         cosine = Cosine(seen)
         self._seen, self._credited = seen, False
@@ -42,7 +47,7 @@ class Meter:
             *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means if q.needs == "credit"),
             Null(cosine, seen),
             Interval(seen),
-            Gamma(cosine),
+            Gamma(cosine, gamma_over, deep_over),
             SameAsReference(),
         ]
         self._of_stream: list[Accumulator] = [Norms(), Stability(seen)]

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from walkback.errors import InputError
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, averaged, concentration, deep_sites, mean
 from walkback.measures.measurements import Found
 from walkback.measures.nulls import SAMPLES as NULL_SAMPLES
 from walkback.measures.nulls import Coupling, null_half, student
+from walkback.measures.over_sites import GAMMA_OVER
 from walkback.measures.rounding import SQUARABLE, by_largest, least_norm
 from walkback.measures.stream import Samples
 from walkback.measures.sums import REPEATED, Groups, Mean, some
@@ -132,13 +134,17 @@ class Interval:
 
 
 ONE = "there is only one site, and deep ones are those above the first"
+NONE_DEEP = {
+    "1..L": "the only deep site has the exact gradient by construction",
+    "1..L-1": "there is no site between the first and the last",
+}
 
 
 class Gamma:
     """Γ, which is the mean over sites of means over samples, and the same in every other order of averaging."""
 
-    def __init__(self, cosine: Cosine) -> None:
-        self._cosine = cosine
+    def __init__(self, cosine: Cosine, gamma_over: str, deep_over: str) -> None:
+        self._cosine, self._gamma_over, self._deep_over = cosine, gamma_over, deep_over
         self._orders: Any = 0.0
         self._groups: list[tuple[Groups, Groups]] = []
         self._by_batch, self._n_groups, self._sites = 0.0, 0, 0
@@ -146,7 +152,9 @@ class Gamma:
     def update(self, view: View) -> None:
         p, trace = view.pairs, view.trace
         assert trace.credits is not None
-        self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE))
+        if trace.pool == WHOLE and self._gamma_over != GAMMA_OVER[0]:
+            raise InputError("Expected gamma_over only of a residual stream: of a plain network Γ takes all layers.")
+        self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE, self._gamma_over))
         cos, na, ng = (t[: self._sites] for t in (p.own, p.credit_norm, p.grad_norm))
         (a, top_a), (g, top_g) = by_largest(na.T), by_largest(ng.T)
         whole = ~(g.norm(dim=1) * top_g < SQUARABLE)
@@ -167,11 +175,11 @@ class Gamma:
         cosine, reasons = found.values["cosine"], found.reasons
         counted = cosine[: self._sites]
         gamma, share = mean(counted), concentration(counted)
-        deep = mean([cosine[site] for site in deep_sites(cosine)])
+        deep = mean([cosine[site] for site in deep_sites(cosine, self._deep_over)])
         for name, value, otherwise in (
             ("gamma", gamma, "a cosine is missing"),
             ("gamma_concentration", share, "every cosine is zero"),
-            ("deep_cosine", deep, "the only deep site has the exact gradient by construction" if cosine[1:] else ONE),
+            ("deep_cosine", deep, NONE_DEEP[self._deep_over] if cosine[1:] else ONE),
         ):
             found.values[name] = value
             if value is None:

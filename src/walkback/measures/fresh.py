@@ -10,7 +10,7 @@ import torch
 from walkback.errors import InputError
 from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import Numbers
-from walkback.measures.measurements import Found
+from walkback.measures.measurements import Found, of_cosines
 from walkback.measures.nulls import student
 from walkback.registry import whole_numbers
 from walkback.tracing.trace import Trace
@@ -88,7 +88,7 @@ class Redraws:
         for name, side in (("fresh_mean", 0.0), ("fresh_low", -half), ("fresh_high", half)):
             found.values["probes"][name] = [s and s[0] + side * s[1] for s in spreads]
         for name in ("gamma", "deep_cosine"):
-            spread = _spread([getattr(m, name) for m in drawn])
+            spread = _spread([of_cosines(m.cosine, found.conditions)[name] for m in drawn])
             told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, make_dataclass
 from math import prod
 from typing import Any
 
-from walkback.measures.over_sites import Numbers
+from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER, Numbers, averaged, concentration, deep_sites, mean
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import Note
 
@@ -67,6 +67,23 @@ class Found:
 def by_layer(conditions: Mapping[str, Any]) -> bool:
     """Return whether sites are the layers of a plain network, whose states are read whole, and not of a stream."""
     return conditions.get("pool") == "whole"  # network.layers.WHOLE, which is not imported: no torch here
+
+
+def gamma_cosines(cosine: Numbers, conditions: Mapping[str, Any]) -> Numbers:
+    """Return the cosines that Γ averages, under the conditions of a measurement."""
+    return averaged(cosine, by_layer(conditions), conditions.get("gamma_over") or GAMMA_OVER[0])
+
+
+def deep_of(cosine: Numbers, conditions: Mapping[str, Any]) -> range:
+    """Return the deep sites, under the conditions of a measurement."""
+    return deep_sites(cosine, conditions.get("deep_over") or DEEP_OVER[0])
+
+
+def of_cosines(cosine: Numbers, conditions: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return what cosines per site give of the whole network: Γ, its concentration, the deep mean."""
+    known = gamma_cosines(cosine, conditions)
+    deep = mean([cosine[site] for site in deep_of(cosine, conditions)]) if cosine else None
+    return {"gamma": mean(known), "gamma_concentration": concentration(known), "deep_cosine": deep}
 
 
 def comparable(

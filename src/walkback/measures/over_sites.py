@@ -12,6 +12,10 @@ PUBLISHED_BATCH = 128
 
 Numbers = list[float | None]
 
+# The sites that Γ and the deep mean are taken over, by name; the first is the default.
+GAMMA_OVER = ("0..L-1", "0..L")
+DEEP_OVER = ("1..L", "1..L-1")
+
 
 def growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) -> tuple[float | None, float | None, str]:
     """Return (max over l of ‖h_{l+1}‖/‖h_l‖, ‖h_L‖/‖h_0‖, why one is None). Sites of one shape are compared.
@@ -53,16 +57,16 @@ def block_growth(norms: Numbers, shapes: list[tuple[Any, ...]] | None = None) ->
     }
 
 
-def averaged(cosines: Numbers, layers: bool) -> Numbers:
+def averaged(cosines: Numbers, layers: bool, over: str = GAMMA_OVER[0]) -> Numbers:
     """Return the cosines that Γ averages: cos_0 … cos_{L−1} of a stream, those of all hidden layers of a plain network.
 
-    The site where rules like FA are exact by construction is left out. Of a plain network that is the output layer,
-    which is no site.
+    The site where rules like FA are exact by construction is left out, unless `over` is "0..L". Of a plain network
+    that is the output layer, which is no site.
 
     >>> averaged([0.1, 0.2, 1.0], layers=False), averaged([0.1, 0.2], layers=True)
     ([0.1, 0.2], [0.1, 0.2])
     """
-    return cosines if layers else cosines[:-1]
+    return cosines if layers or over == "0..L" else cosines[:-1]
 
 
 def mean(values: Numbers) -> float | None:
@@ -82,15 +86,15 @@ def concentration(cosines: Numbers) -> float | None:
     return max(known) / sum(known)
 
 
-def deep_sites(cosines: Numbers) -> range:
-    """Return sites 1…L, without L where its credit is the exact gradient by construction (as in FA).
+def deep_sites(cosines: Numbers, over: str = DEEP_OVER[0]) -> range:
+    """Return sites 1…L, without L where its credit is the exact gradient by construction (as in FA) or `over` says so.
 
-    >>> list(deep_sites([0.1, 0.2, 0.9])), list(deep_sites([0.1, 0.2, 1.0]))
-    ([1, 2], [1])
+    >>> deep_sites([0.1, 0.2, 0.9]), deep_sites([0.1, 0.2, 1.0]), deep_sites([0.1, 0.2, 0.9], "1..L-1")
+    (range(1, 3), range(1, 2), range(1, 2))
     """
     last = cosines[-1] if cosines else None
-    exact = last is not None and last > 1 - 1e-6
-    return range(1, len(cosines) - 1 if exact else len(cosines))
+    short = over == "1..L-1" or (last is not None and last > 1 - 1e-6)
+    return range(1, len(cosines) - 1 if short else len(cosines))
 
 
 def cosine_error(disagreement: Numbers, shift: Numbers) -> tuple[float | None, int | None]:

@@ -2,7 +2,7 @@
 
 The tables look for runs under our own conventions. `as_published` presents those of the plan as-published in their
 place, and nothing else; cosines of FA are paired one site off and nudging steps by η√d, as the published figures seem
-to be (see `walkback.audit.plans.AS_PUBLISHED` for what was trained, docs/replication.md for why).
+to be (see `walkback.audit.as_published` for what was trained, docs/replication.md for why).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from walkback.audit.plans import AS_PUBLISHED, RULE_OPTIONS
+from walkback.audit.as_published import AS_PUBLISHED, NETWORKS, READING, SHIFTED
+from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, canonical
 from walkback.measures.over_sites import concentration, mean
 from walkback.training.spec import NO_LOCAL_LOSS, RunSpec
-
-SHIFTED = ("fa",)  # the rules whose published cosines are those of a_{l+1} with g_l
 
 
 def as_published(records: Records) -> Records:
@@ -36,13 +35,17 @@ def _own_spec(spec: RunSpec) -> RunSpec | None:
     fields = AS_PUBLISHED.get(spec.rule)
     if fields is None:
         return None
+    fields = canonical(RunSpec(**fields)).model_dump()
     if spec.scope == "frozen":  # no block asks where its credit comes from
         fields = {name: value for name, value in fields.items() if name not in NO_LOCAL_LOSS}
     ours = {"credit_site": "writer", "credit_length": "raw", "rule_options": {}}
-    known = canonical(spec)
+    known, form = canonical(spec), NETWORKS.get(spec.net, {})
     if any(getattr(known, name) != fields.get(name, value) for name, value in ours.items()):
         return None
-    return RunSpec(**{**spec.model_dump(), **ours, "rule_options": RULE_OPTIONS[spec.rule]})
+    if any(known.net_options.get(name) != value for name, value in form.items()):
+        return None
+    own_net = {name: value for name, value in spec.net_options.items() if name not in form}
+    return RunSpec(**{**spec.model_dump(), **ours, "rule_options": RULE_OPTIONS[spec.rule], "net_options": own_net})
 
 
 def _read(run: Record, spec: RunSpec) -> Record:
@@ -55,9 +58,10 @@ def _read(run: Record, spec: RunSpec) -> Record:
 def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:
     """A row whose cosines and nudging are those that the papers seem to have published."""
     per_layer, values = dict(row.get("per_layer") or {}), dict(row.get("values") or {})
-    for name, of in ((per_layer, "nudging"), (values, "deep_nudging")):
-        if f"{of}_rms" in name:
-            name[of] = name[f"{of}_rms"]
+    step = READING["nudging"].removeprefix("nudging")
+    for held, of in ((per_layer, "nudging"), (values, "deep_nudging")):
+        if of + step in held:
+            held[of] = held[of + step]
     below = per_layer.get("cosine_below")
     if rule in SHIFTED and below:
         shifted = below[1:]

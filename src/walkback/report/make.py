@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from walkback.measures.measurements import Measurements
-from walkback.measures.over_sites import cosine_error, deep_sites, mean
+from walkback.measures.measurements import Measurements, deep_of
+from walkback.measures.over_sites import cosine_error, mean
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
 from walkback.notes import Note
 from walkback.report.numbers import NOT_MEASURED
@@ -72,7 +72,7 @@ def make_report(
 
 def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
     """The scalars that are no fields of Measurements."""
-    deep = deep_sites(m.cosine)
+    deep = deep_of(m.cosine, m.conditions)
     probes = {name: m.probes.get(name) for name in PROBE_LISTS}
     return {
         "g_norm_deepest": m.g_norm[-1] if m.g_norm else None,

@@ -256,7 +256,9 @@ def _about_stream(report: Report) -> list[str]:
 def _about_gamma(report: Report) -> list[str]:
     lines, v = [], report.values
     if v.get("gamma") is not None:
-        parts = [f"Γ = {v['gamma']:+.3f} ({'all hidden layers' if by_layer(report.conditions) else 'sites 0…L−1'})"]
+        last = "L" if report.conditions.get("gamma_over") == "0..L" else "L−1"
+        where = "all hidden layers" if by_layer(report.conditions) else f"sites 0…{last}"
+        parts = [f"Γ = {v['gamma']:+.3f} ({where})"]
         if v.get("gamma_concentration") is not None:
             parts.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
         if v.get("deep_cosine") is not None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from walkback.measures.measurements import Measurements, by_layer
-from walkback.measures.over_sites import averaged, cosine_error, deep_sites, reads_as
+from walkback.measures.measurements import Measurements, deep_of, gamma_cosines
+from walkback.measures.over_sites import cosine_error, reads_as
 from walkback.verdict.claim import Claim, accuracies
 from walkback.verdict.findings import Finding, Step, about
 
@@ -43,7 +43,7 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
         seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
         said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
-        sites = len(averaged(m.cosine, by_layer(m.conditions)))
+        sites = len(gamma_cosines(m.cosine, m.conditions))
         said.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
     if m.gamma is None and m.cosine:
         said.append("a cosine that could not be measured at every site")
@@ -163,7 +163,7 @@ def _step_mode(
 
 def _credit_words(m: Measurements) -> str:
     """Return whether the credit of the deep sites is poor (Mode 2), which their null bands decide."""
-    deep = list(deep_sites(m.cosine))
+    deep = list(deep_of(m.cosine, m.conditions))
     if not deep or all(m.cosine[site] is None for site in deep):
         return "whether credit is poor (Mode 2) can't be told, since no credit was given at the deep sites"
     average = "" if m.deep_cosine is None else f" (deep mean {m.deep_cosine:+.3f})"
@@ -185,7 +185,7 @@ def _reads(m: Measurements, site: int) -> str | None:
 
 def is_concentrated(m: Measurements) -> bool:
     """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
-    counted = averaged(m.cosine, by_layer(m.conditions))
+    counted = gamma_cosines(m.cosine, m.conditions)
     sites = len(counted)
     share = m.gamma_concentration
     if share is None or sites < 2:
@@ -199,7 +199,7 @@ def is_concentrated(m: Measurements) -> bool:
 
 def loudest(m: Measurements) -> int:
     """Return the site that carries most of Γ."""
-    return max(range(len(averaged(m.cosine, by_layer(m.conditions)))), key=lambda site: abs(m.cosine[site] or 0.0))
+    return max(range(len(gamma_cosines(m.cosine, m.conditions))), key=lambda site: abs(m.cosine[site] or 0.0))
 
 
 def _width(shape: object) -> int | None:

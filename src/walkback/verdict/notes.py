@@ -7,8 +7,7 @@ from dataclasses import asdict
 from math import sqrt
 from typing import Any
 
-from walkback.measures.measurements import Measurements
-from walkback.measures.over_sites import deep_sites
+from walkback.measures.measurements import Measurements, deep_of
 from walkback.notes import Note, coded
 from walkback.verdict.chain import is_concentrated, loudest
 from walkback.verdict.checks import DiagnosticThresholds, dtype_floor, reference_precision, reference_validity
@@ -165,7 +164,7 @@ def _same_direction(m: Measurements) -> Note | None:
         return Note("bp-direction")
     if max(known) < -1 + 1e-6:
         return Note("bp-against")
-    deep = [m.cosine[site] or 0.0 for site in deep_sites(m.cosine)]
+    deep = [m.cosine[site] or 0.0 for site in deep_of(m.cosine, m.conditions)]
     return Note("bp-nearly", None, {"least": min(deep)}) if deep and min(deep) > NEARLY else None
 
 

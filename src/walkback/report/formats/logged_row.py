@@ -12,17 +12,13 @@ from pydantic_core import PydanticCustomError
 
 from walkback.errors import InputError, cut, shown
 from walkback.measures.dtypes import SMALLEST, dtype_name
-from walkback.measures.measurements import Measurements, by_layer, comparable, stream_shapes
+from walkback.measures.measurements import Measurements, comparable, of_cosines, stream_shapes
 from walkback.measures.over_sites import (
     PUBLISHED_BATCH,
     Numbers,
-    averaged,
     block_growth,
-    concentration,
     crossed,
-    deep_sites,
     growth,
-    mean,
 )
 from walkback.measures.quantities import ENDS, LOGGED_SCALARS, NAME, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
@@ -173,7 +169,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     sizes = comparable(lists["h_norm_all"] or h, conditions)  # what growth is taken of
     derived, derived_total, why = growth(*sizes)
     of_lists = {"growth": derived, "growth_total": derived_total, "g_norm_deepest": g[-1] if g else None}
-    of_lists |= (anew := _of_cosines(cosine, conditions))
+    of_lists |= (anew := of_cosines(cosine, conditions))
     if shapes is None and report_1.changes_shape(reasons):  # shapes that the row does not tell
         of_lists |= {"growth": None, "growth_total": None}
     elif derived is None and logged["growth"] is not None:  # a ratio that is left can't be above the largest
@@ -226,13 +222,6 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
 # Scalars that the numbers per site beside them decide.
 _DERIVED = {"growth": "h_norm", "growth_total": "h_norm", "g_norm_deepest": "g_norm"}
 _DERIVED |= dict.fromkeys(("gamma", "gamma_concentration", "deep_cosine"), "cosine")
-
-
-def _of_cosines(cosine: Numbers, conditions: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return what cosines per site give of the whole network."""
-    known = averaged(cosine, by_layer(conditions))
-    deep = mean([cosine[site] for site in deep_sites(cosine)]) if cosine else None
-    return {"gamma": mean(known), "gamma_concentration": concentration(known), "deep_cosine": deep}
 
 
 def _doubts(row: Mapping[str, Any], given: Row, conditions: Mapping[str, Any]) -> Iterator[Note]:
