@@ -122,7 +122,9 @@ BOUNDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
 }
 
 
-def covered(world: Callable[[Draw], Interval], truth: float, repetitions: int = REPETITIONS, seed: int = HELD_OUT) -> float:
+def covered(
+    world: Callable[[Draw], Interval], truth: float, repetitions: int = REPETITIONS, seed: int = HELD_OUT
+) -> float:
     """Return the share of intervals that have the truth inside."""
     draw = Draw(seed)
     ends = np.array([world(draw) for _ in range(repetitions)])
@@ -142,4 +144,5 @@ def to_markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(f"# Coverage of intervals\n\n{to_markdown()}\n\n{REPETITIONS:,} simulated experiments each, of a seed on which no formula was chosen.")
+    print(f"# Coverage of intervals\n\n{to_markdown()}\n")
+    print(f"{REPETITIONS:,} simulated experiments each, of a seed on which no formula was chosen.")
