@@ -1,14 +1,16 @@
 """How often is D3-outcome right? `wb.depth` on networks whose answer is known, as rows and as a Markdown table.
 
-    python scripts/validate_depth.py --zoo 18 --seeds 2 --out results
+    python scripts/validate_depth.py --zoo 12 --seeds 2 --broken 60 --redrawn 24 --out results
     python scripts/validate_depth.py --runs STORE --root DATA --out results
 
 What is known of a network's blocks is measured by code of its own: SciPy's readouts, other draws, other samples, with
-its error. Sources:
+its error. Every network has draws of its own, so that one lucky draw does not spoil several rows. Sources:
 
 - `zoo`: networks like the constructed ones of `walkback calibrate`;
 - `untrained`: networks at initialisation. Their blocks are one random draw, better or worse than others by chance;
 - `trained`: the same after a short training by backpropagation;
+- `broken`: networks that DFA, FA, EP and BP trained for seconds, as in `walkback calibrate`, most of them to no use;
+- `redrawn`: networks trained by backpropagation whose blocks were then drawn anew, louder with every third one;
 - `runs`: finished runs with their weights, on the train and the test split of their own data.
 
 Networks of the middle two: the papers' four at small size, and a ViT and a GPT-2 of Hugging Face. Rows are kept in
@@ -21,34 +23,43 @@ import argparse
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 from tabulate import tabulate
 from torch import Tensor, nn
 
 import walkback as wb
+from depth_networks import CLASSES, NETWORKS, Batches, Build, batched, descend, settle
+from walkback.calibration import trained
 from walkback.calibration.rows import kept_rows, read_rows
 from walkback.calibration.score import rate
 from walkback.calibration.zoo import NETS, Rescaled, Strength, _fresh, _mixed, _scales, _task
 from walkback.data import Split
+from walkback.measures import depth
 from walkback.network.anatomy import Anatomy
+from walkback.training.spec import RunSpec
 from walkback.training.worth import SplitBatches, run_depth
 
 FILE, TABLE = "depth-cases.jsonl", "depth-errors.md"
 MARGIN = 2.0  # pp, of the check
-TRAIN, TEST, FRESH, CHOICE, CLASSES = 1500, 1500, 3000, 2000, 4
-DRAWS = 8  # of what is known; `wb.depth` makes three of its own
-RIDGES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-Batches = list[tuple[Tensor, Tensor]]
-Build = Callable[[], nn.Module]
+TRAIN, TEST, FRESH, CHOICE = 600, 1500, 3000, 2000
+DRAWS, SHARED = 6, 24  # of what is known, of one network and of a family; `wb.depth` makes three of its own
+RIDGES = (1e-5, 1e-4, 1e-3, 1e-2)
+GROUPS = {
+    "zoo": "constructed, as in `walkback calibrate`",
+    "broken": "broken by training: DFA, FA, EP, BP",
+    "redrawn": "trained, then blocks drawn anew",
+    "runs": "finished runs",
+}
 Parts = list[Batches]  # to fit readouts on, to choose their ridge on, and fresh ones to compare on
 
 
@@ -63,13 +74,16 @@ def known_worth(net: nn.Module, rivals: np.ndarray, parts: Parts) -> tuple[float
     return 100 * (float(own.mean()) - float(rivals.mean())), 100 * math.sqrt(of_samples + of_draws)
 
 
-def random_blocks(net: nn.Module, build: Build, parts: Parts, draws: int = DRAWS) -> np.ndarray:
-    """(draws, N) which fresh samples the network gets right with random blocks and a readout fitted to them."""
-    paths = [{id(m): p for p, m in net.named_modules()}[id(b)] for b in Anatomy.of(net).blocks]
+def random_blocks(net: nn.Module, build: Build, parts: Parts, name: str, draws: int = DRAWS) -> np.ndarray:
+    """(draws, N) which fresh samples the network gets right with random blocks and a readout fitted to them.
+
+    The draws hang on the name: were they the same for all networks, one lucky draw would look like a bias.
+    """
+    paths = block_paths(net)
     found = []
     for draw in range(draws):
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(77_000 + draw)
+            torch.manual_seed(zlib.crc32(f"{name} {draw}".encode()))
             other, new = copy.deepcopy(net), build()
         for path in paths:
             other.get_submodule(path).load_state_dict(new.get_submodule(path).state_dict())
@@ -78,17 +92,9 @@ def random_blocks(net: nn.Module, build: Build, parts: Parts, draws: int = DRAWS
     return np.stack(found)
 
 
-def settle(modules: Iterable[nn.Module], net: nn.Module, train: Batches) -> None:
-    """Let batch norms among these modules take the statistics of all training samples."""
-    norms = [m for m in modules if isinstance(m, nn.BatchNorm2d)]
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-        norm.train()
-    with torch.no_grad():
-        _ = [net(x) for x, _ in train if norms]
-    for norm in norms:
-        norm.eval()
+def block_paths(net: nn.Module) -> list[str]:
+    """Return where the blocks of a network are."""
+    return [{id(m): p for p, m in net.named_modules()}[id(b)] for b in Anatomy.of(net).blocks]
 
 
 def reached(net: nn.Module, parts: Parts) -> np.ndarray:
@@ -107,7 +113,7 @@ def reached(net: nn.Module, parts: Parts) -> np.ndarray:
         rows.append(torch.cat([h[:, -1] if h.ndim == 3 else h for h in seen]).double().numpy())
     labels = [torch.cat([y for _, y in part]).numpy() for part in parts]
     classes = max(int(y.max()) for y in labels) + 1
-    fitted = [softmax_regression(rows[0], labels[0], ridge, classes) for ridge in RIDGES]
+    fitted = softmax_regressions(rows[0], labels[0], classes)
     best = max(fitted, key=lambda predicts: float((predicts(rows[1]) == labels[1]).mean()))
     return best(rows[2]) == labels[2]
 
@@ -116,12 +122,15 @@ def _keep(seen: list[Tensor], _module: nn.Module, args: tuple[Any, ...]) -> None
     seen.append(args[0].detach())
 
 
-def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Fit a readout in NumPy and SciPy, sharing no code with the package, and return what predicts classes."""
+def softmax_regressions(x: np.ndarray, y: np.ndarray, classes: int) -> list[Callable[[np.ndarray], np.ndarray]]:
+    """Fit a readout of every ridge in NumPy and SciPy, sharing no code with the package; return what predicts classes.
+
+    The optimum does not hang on the start, which is the optimum of the next stronger ridge.
+    """
     mean, std = x.mean(0), x.std(0) + 1e-9
     rows, onehot = (x - mean) / std, np.eye(classes)[y]
 
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def loss(flat: np.ndarray, ridge: float) -> tuple[float, np.ndarray]:
         w, b = flat[:-classes].reshape(classes, -1), flat[-classes:]
         logits = rows @ w.T + b
         log_p = logits - logsumexp(logits, 1, keepdims=True)
@@ -129,9 +138,32 @@ def softmax_regression(x: np.ndarray, y: np.ndarray, ridge: float, classes: int)
         slope = np.concatenate([(error.T @ rows + 2 * ridge * w).ravel(), error.sum(0)])
         return -(onehot * log_p).sum() / len(x) + ridge * (w**2).sum(), slope
 
-    start = np.zeros(classes * (x.shape[1] + 1))
-    flat = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300}).x
-    return lambda other: ((other - mean) / std @ flat[:-classes].reshape(classes, -1).T + flat[-classes:]).argmax(1)
+    def predict(flat: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return ((other - mean) / std @ flat[:-classes].reshape(classes, -1).T + flat[-classes:]).argmax(1)
+
+    found, flat = [], np.zeros(classes * (x.shape[1] + 1))
+    for ridge in sorted(RIDGES, reverse=True):
+        flat = minimize(loss, flat, (ridge,), jac=True, method="L-BFGS-B", options={"maxiter": 200}).x
+        found.append(partial(predict, flat))
+    return found
+
+
+def worth(net: nn.Module, fit: Batches, test: Batches, name: str, build: Build | None = None) -> wb.Depth:
+    """Return what `wb.depth` says, with draws of the name's own and without what stands beside it.
+
+    Probes of the sites, blocks left out and the inputs alone take two thirds of the time and do not touch the worth.
+    """
+    full = depth.Pair.right
+
+    def of_head(pair: depth.Pair, at: int | str, strength: float) -> Tensor:
+        return full(pair, at, strength) if isinstance(at, str) else torch.zeros(1)
+
+    with (
+        patch.object(depth.Pair, "right", of_head),
+        patch.object(depth, "_without", return_value=(None, "")),
+        patch.object(depth, "_pixels", return_value=(None, "")),
+    ):
+        return wb.depth(net, fit, test, build=build, seed=zlib.crc32(name.encode()) % 2**31)
 
 
 def row(name: str, source: str, network: str, known: tuple[float, float], found: wb.Depth) -> dict[str, Any]:
@@ -156,7 +188,7 @@ def constructed(number: int, name: str) -> dict[str, Any]:
     scales = _scales(Strength(growth=10 ** draw.uniform(0, 3), shrink=10 ** draw.uniform(0, 4)), 3)
     parts = [(x[:n].float(), y[:n]) for (x, y), n in ((task["train"], TRAIN), (task["test"], TEST))]
     known = known_worth(net, _zoo_rivals(kind), _zoo_parts())
-    return row(name, "zoo", kind, known, wb.depth(Rescaled(net, scales).eval(), parts[:1], parts[1:], seed=number))
+    return row(name, "zoo", kind, known, worth(Rescaled(net, scales).eval(), parts[:1], parts[1:], name))
 
 
 def _zoo_parts() -> Parts:
@@ -170,72 +202,11 @@ def _zoo_parts() -> Parts:
 def _zoo_rivals(kind: str) -> np.ndarray:
     """Those of one stem: all specimens of a family have it."""
     net = copy.deepcopy(_mixed(kind, 0.0, 0)).float().eval()
-    draws = iter(range(9000, 9000 + DRAWS))
-    return random_blocks(net, lambda: _fresh(kind, next(draws)).float(), _zoo_parts())
+    draws = iter(range(9000, 9000 + SHARED))
+    return random_blocks(net, lambda: _fresh(kind, next(draws)).float(), _zoo_parts(), kind, SHARED)
 
 
 # -- the papers' networks and Hugging Face's ---------------------------------------------------------------------------
-
-
-def images(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(N, 1, 8, 8) noise with two bright quadrants; which of four pairings they are can't be read linearly."""
-    generator = torch.Generator().manual_seed(seed)
-    x = 0.5 * torch.randn(samples, 1, 8, 8, generator=generator)
-    a, b = (torch.randint(2, (samples,), generator=generator) for _ in range(2))
-    c, d = (torch.randint(2, (samples,), generator=generator) for _ in range(2))
-    signs = [2 * s.view(-1, 1, 1, 1) - 1 for s in (a, b, c, d)]
-    for sign, (i, j) in zip(signs, ((0, 0), (0, 4), (4, 0), (4, 4))):
-        x[:, :, i : i + 4, j : j + 4] += sign
-    return x, 2 * (a ^ b) + (c ^ d)
-
-
-def words(samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(N, 6) tokens of 8; the class is how the first and the last of them compare by two parities."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(8, (samples, 6), generator=generator)
-    return x, 2 * ((x[:, 0] + x[:, 5]) % 2) + (x[:, 1] // 4 ^ x[:, 4] // 4)
-
-
-class Logits(nn.Module):
-    """A model of transformers whose answer is its logits."""
-
-    def __init__(self, inner: nn.Module, keyword: str) -> None:
-        super().__init__()
-        self.inner, self.keyword = inner, keyword
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.inner(**{self.keyword: x}).logits
-
-
-def hf_vit() -> nn.Module:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=8,
-                       patch_size=4, num_channels=1, num_labels=CLASSES, hidden_dropout_prob=0.0)  # fmt: skip
-    return Logits(ViTForImageClassification(config), "pixel_values")
-
-
-def hf_gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2ForSequenceClassification
-
-    tokens = {"vocab_size": 9, "pad_token_id": 8, "bos_token_id": 7, "eos_token_id": 7}
-    config = GPT2Config(n_positions=6, n_embd=32, n_layer=2, n_head=2, num_labels=CLASSES, resid_pdrop=0.0,
-                        embd_pdrop=0.0, attn_pdrop=0.0, **tokens)  # fmt: skip
-    return Logits(GPT2ForSequenceClassification(config), "input_ids")
-
-
-def paper(name: str, **options: int) -> nn.Module:
-    return wb.nets.build(name, (1, 8, 8), CLASSES, **options)
-
-
-NETWORKS: dict[str, tuple[Build, Callable[[int, int], tuple[Tensor, Tensor]]]] = {
-    "resmlp": (partial(paper, "resmlp", width=32, depth=2), images),
-    "vit-mini": (partial(paper, "vit-mini", width=32, depth=2, patch=4, heads=2), images),
-    "student": (partial(paper, "student", width=32, depth=2), images),
-    "small-cnn": (partial(paper, "small-cnn", width=8, depth=2), images),
-    "Hugging Face ViT": (hf_vit, images),
-    "Hugging Face GPT-2": (hf_gpt2, words),
-}
 
 
 def real(network: str, seed: int, train: bool, name: str) -> dict[str, Any]:
@@ -249,25 +220,48 @@ def real(network: str, seed: int, train: bool, name: str) -> dict[str, Any]:
         descend(net, fit, 2 if seed % 2 else 15)
     # Three passes with a momentum of 0.1 would leave batch norms at a quarter of what the samples have.
     settle(net.eval().modules(), net, fit)
-    found = wb.depth(net, fit, test, build=build, seed=1000 * seed)
+    found = worth(net, fit, test, name, build)
     parts = [fit, choice, fresh]
-    known = known_worth(net, random_blocks(net, build, parts), parts)
+    known = known_worth(net, random_blocks(net, build, parts, name), parts)
     return row(name, "trained" if train else "untrained", network, known, found)
 
 
-def batched(x: Tensor, y: Tensor) -> Batches:
-    return list(zip(x.split(500), y.split(500)))
+def redrawn(number: int, name: str) -> dict[str, Any]:
+    """A network trained by backpropagation whose blocks were drawn anew: as built, or three or ten times as loud."""
+    network = list(NETWORKS)[number % len(NETWORKS)]
+    build, task = NETWORKS[network]
+    loud = (1.0, 3.0, 10.0)[number // len(NETWORKS) % 3]
+    sizes = (TRAIN, FRESH, FRESH, CHOICE)
+    fit, test, fresh, choice = (batched(*task(n, 5000 + 10 * number + i)) for i, n in enumerate(sizes))
+    torch.manual_seed(900 + number)
+    net, new = build(), build()
+    descend(net, fit, 5)
+    for path in block_paths(net):
+        block = net.get_submodule(path)
+        block.load_state_dict(new.get_submodule(path).state_dict())
+        with torch.no_grad():
+            _ = [p.mul_(loud) for p in block.parameters() if p.ndim > 1]
+    settle(net.eval().modules(), net, fit)
+    found = worth(net, fit, test, name, build)
+    parts = [fit, choice, fresh]
+    known = known_worth(net, random_blocks(net, build, parts, name), parts)
+    return row(name, "redrawn", network, known, found)
 
 
-def descend(net: nn.Module, data: Batches, epochs: int) -> None:
-    """Train by backpropagation, in place."""
-    optimiser = torch.optim.Adam(net.train().parameters(), 3e-3)
-    for _ in range(epochs):
-        for x, y in data:
-            for index in torch.randperm(len(x)).split(100):
-                optimiser.zero_grad()
-                F.cross_entropy(net(x[index]), y[index]).backward()
-                optimiser.step()
+def broken(spec: RunSpec, name: str) -> dict[str, Any]:
+    """A network that a rule trained for seconds on the task of the constructed ones."""
+    net = trained._train(spec, trained.task())[0]
+    (x, y), (other, labels), (choice, chosen) = (_task()[part] for part in ("train", "fresh", "test"))
+    fit, test, fresh = (x[:TRAIN], y[:TRAIN]), (other[-FRESH:], labels[-FRESH:]), (other[:FRESH], labels[:FRESH])
+    batches = [[(a.float(), b)] for a, b in (fit, test, (choice, chosen), fresh)]
+    found = worth(net, batches[0], batches[1], name)
+
+    def build() -> nn.Module:
+        return wb.nets.build("resmlp", tuple(x.shape[1:]), CLASSES, **spec.net_options)
+
+    parts = [batches[0], *batches[2:]]
+    known = known_worth(net, random_blocks(net, build, parts, name), parts)
+    return row(name, "broken", f"{spec.rule}, {spec.credit_length} credit", known, found)
 
 
 # -- finished runs -----------------------------------------------------------------------------------------------------
@@ -284,7 +278,7 @@ def of_run(path: Path, root: Path | None, most: int, name: str) -> dict[str, Any
     parts = [list(SplitBatches(data, split, device)) for split in splits]
     found = run_depth(bundle, data, most=most)
     net = bundle.model().eval()
-    known = known_worth(net, random_blocks(net, bundle.untrained, parts, 4), parts)
+    known = known_worth(net, random_blocks(net, bundle.untrained, parts, name, 4), parts)
     words = f"{bundle.spec['net']}, {bundle.spec['data']}, {bundle.spec['rule']}, {bundle.spec['epochs']} epochs"
     return row(name, "runs", words, known, found)
 
@@ -308,8 +302,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Errors by source and network, as `walkback calibrate` states them, and how far worth is from what is known."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for one in rows:
-        where = {"zoo": "constructed, as in `walkback calibrate`", "runs": "finished runs"}
-        groups.setdefault(where.get(one["source"], one["network"]), []).append(one)
+        groups.setdefault(GROUPS.get(one["source"], one["network"]), []).append(one)
     groups["**all**"] = list(rows)
     lines = []
     for name, members in groups.items():
@@ -359,6 +352,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--zoo", type=int, default=0, help="constructed networks")
     parser.add_argument("--seeds", type=int, default=0, help="of the trained networks, each also untrained")
+    parser.add_argument("--broken", type=int, default=0, help="networks trained by DFA, FA, EP and BP for seconds")
+    parser.add_argument("--redrawn", type=int, default=0, help="trained networks whose blocks were drawn anew")
     parser.add_argument("--runs", type=Path, help="a folder with finished runs and their weights")
     parser.add_argument("--root", type=Path, help="of data sets")
     parser.add_argument("--most", type=int, default=10_000, help="training samples for readouts of a run")
@@ -372,6 +367,13 @@ def main() -> None:
             for train in (True, False):
                 names.append(f"{network}, {'trained' if train else 'untrained'}, seed {seed}")
                 jobs.append(partial(real, network, seed, train))
+    brief = [spec for spec in trained.specs(6 * given.broken, seed=7) if spec.epochs == 1]
+    for number, spec in enumerate(brief[: given.broken]):
+        names.append(f"broken {number}: {spec.rule}, {spec.credit_length} credit, rate {spec.optimiser.lr:g}")
+        jobs.append(partial(broken, spec))
+    for number in range(given.redrawn):
+        names.append(f"{list(NETWORKS)[number % len(NETWORKS)]}, redrawn {number}")
+        jobs.append(partial(redrawn, number))
     for path in sorted(given.runs.iterdir()) if given.runs else ():
         if (path / "report.json").is_file() and (path / "weights.safetensors").is_file():
             names.append(path.name)

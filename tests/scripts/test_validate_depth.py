@@ -56,8 +56,23 @@ def test_what_is_known_of_an_untouched_network_is_about_nothing() -> None:
     batches = [(x, (x[:, 0] > 0).long())]
     parts = [batches, batches, batches]
     net = build().eval()
-    known, error = script.known_worth(net, script.random_blocks(net, build, parts, 2), parts)
+    known, error = script.known_worth(net, script.random_blocks(net, build, parts, "", 2), parts)
     assert (known, error) == (0.0, 0.0)
+
+
+def test_every_network_is_held_against_draws_of_its_own() -> None:
+    """Draws that all rows shared made one lucky draw look like a bias of a whole family."""
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    batches = [(x, (x[:, 0] * x[:, 1] > 0).long())]
+    parts = [batches, batches, batches]
+    net = wb.nets.build("student", (4,), 2, width=8, depth=1).eval()
+
+    def right(name: str) -> list[list[bool]]:
+        build = lambda: wb.nets.build("student", (4,), 2, width=8, depth=1)  # noqa: E731
+        return script.random_blocks(net, build, parts, name, 2).tolist()
+
+    assert right("a") == right("a") != right("b")
 
 
 def test_the_table_is_that_of_the_kept_rows() -> None:

@@ -309,3 +309,13 @@ def test_a_token_that_is_zero_has_no_growth_of_its_own():
     report = wb.diagnose(*vit(0.0))
     assert report.values["growth"] is not None
     assert "no number at that token" in " ".join(report.advisories)
+
+
+def test_where_neither_seeds_nor_samples_alone_decide_both_are_said():
+    both = estimate(1.5, seeds=(0.05, 3), samples=(0.1, 10_000))
+    assert both.more(2.0) == {}
+    assert both.what_decides(2.0) == "at this spread 6 more seeds together with 20,000 more samples would decide it"
+    again = estimate(1.5, seeds=(0.05 * 3 / 9, 9), samples=(0.1 / 3, 30_000))
+    assert not again.straddles(2.0)
+    fewer = estimate(1.5, seeds=(0.05 * 3 / 8, 8), samples=(0.1 / 2.5, 25_000))
+    assert fewer.straddles(2.0)

@@ -18,6 +18,8 @@ from walkback.measures.stream import LogErrors
 from walkback.verdict.statistics import mean_ratio, paired_margin
 
 REPETITIONS = 1000
+# Formulas were chosen on worlds of seed 0. What is stated and tested is of this one, on which nothing was chosen.
+HELD_OUT = 1_000_003
 Draw = np.random.RandomState
 Interval = tuple[float, float]
 
@@ -120,7 +122,9 @@ BOUNDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
 }
 
 
-def covered(world: Callable[[Draw], Interval], truth: float, repetitions: int = REPETITIONS, seed: int = 0) -> float:
+def covered(
+    world: Callable[[Draw], Interval], truth: float, repetitions: int = REPETITIONS, seed: int = HELD_OUT
+) -> float:
     """Return the share of intervals that have the truth inside."""
     draw = Draw(seed)
     ends = np.array([world(draw) for _ in range(repetitions)])
@@ -140,4 +144,5 @@ def to_markdown() -> str:
 
 
 if __name__ == "__main__":
-    print(f"# Coverage of intervals\n\n{to_markdown()}\n\n{REPETITIONS:,} simulated experiments each.")
+    print(f"# Coverage of intervals\n\n{to_markdown()}\n")
+    print(f"{REPETITIONS:,} simulated experiments each, of a seed on which no formula was chosen.")

@@ -89,7 +89,7 @@ def _what_decides(finding: Finding | None) -> str:
     """Return how many more seeds or samples would decide a check, "" where that is not known."""
     more = (finding and finding.more) or {}
     words = " or ".join(f"{k:,} more {what if k > 1 else what[:-1]}" for what, k in more.items())
-    return words and f"{words} would decide it"
+    return f"{words} would decide it" if words else (finding and finding.straddles and finding.reason) or ""
 
 
 def _over(answers: Sequence[bool | None]) -> dict[str, str]:

@@ -134,9 +134,8 @@ def _more(f: Mapping[str, Any]) -> str:
     """Return how many more seeds or samples would decide, and how they are given."""
     more = f.get("more") or {}
     words = [f"{count:,} more {what if count > 1 else what[:-1]}" for what, count in more.items()]
-    if about(f) == OUTCOME and not words:
-        return "measure on more samples and with more draws: wb.depth(…, draws=…)"
     if not words:
-        return "more seeds or samples alone would not decide it: report the interval"
+        how = ": wb.depth(…, draws=…)" if about(f) == OUTCOME else ""
+        return f"more of one kind alone would not decide it: {f['reason']}{how}"
     how = " (walkback train --seed …, then give one accuracy per seed)" if "seeds" in more else ""
     return f"{' or '.join(words)} would decide it at this spread{how}"

@@ -229,6 +229,7 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
     names = ("value", "interval", "parts", "flagged", "reason", "more")
     raw = {name: getattr(finding, name) for name in names}
     more = "".join(f" (+{n:,} {name})" for name, n in (finding.more or {}).items())
+    more = more or (" (+seeds and samples)" if finding.straddles else "")
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
     text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})
