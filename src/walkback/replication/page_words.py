@@ -129,7 +129,9 @@ def _reasons(settings: Sequence[Setting]) -> str:
     by_scale = sum("D1" in s["failed"] and "D2" in s["failed"] for s in fallen)
     parts = []
     if by_depth:
-        parts.append(f"in {by_depth}, trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones")
+        parts.append(
+            f"in {by_depth}, trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones"
+        )
     if by_scale:
         parts.append(f"in {by_scale}, the stream explodes and the BP gradient vanishes")
     why = f"Of the {len(fallen)} walked back: {'; '.join(parts)}" if parts else "No check decides against a claim"
