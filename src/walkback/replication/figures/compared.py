@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, alike, commands, lacking, setting_words, worded
+from walkback.audit.settings import (
+    RULES,
+    Setting,
+    alike,
+    commands,
+    how_long,
+    lacking,
+    penalty_words,
+    setting_words,
+    worded,
+)
 from walkback.replication.agree import agrees_any
 from walkback.replication.figures import style as st
 from walkback.replication.published import figures
 from walkback.report.table import stat
+from walkback.training.spec import RunSpec
 
 # Of the tables: column -> published quantity, label, whether its axis is logarithmic.
 COMPARED = {
@@ -113,8 +125,11 @@ PAIRED = {
 @st.paper_figure(25)
 def cosine_pairing(records: Records, width: st.Width) -> Figure:
     """Cosine by site with the off-by-one pairing beside it: a shifted index is seen where a neighbour's is higher."""
-    groups = sorted(alike(records).items(), key=lambda group: st.rule_order(RULES.get(group[0].rule, "")))
-    found = {spec: measured for spec, runs in groups if spec.scope == "all" and (measured := _with_neighbours(runs))}
+    groups = alike(records).items()
+    known = {spec: measured for spec, runs in groups if spec.scope == "all" and (measured := _with_neighbours(runs))}
+    rules = Counter(_task(spec) for spec in known)  # a task with many rules comes first, and its rules together
+    order = sorted(known, key=lambda s: (-rules[_task(s)], _task(s), st.rule_order(RULES.get(s.rule, s.rule))))
+    found = {spec: known[spec] for spec in order}
     if not found:
         missing = commands(lacking(records, Setting("dfa"), controls=False), records.store)
         raise st.nothing("the cosine with neighbouring sites (older records do not have it)", missing)
@@ -144,6 +159,11 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
         ax.set_ylabel("cosine")
     st.legend(fig, [st.handle(PAIRED[name], **look) for name, look in PAIRINGS.items()], 3 if width == "double" else 1)
     return fig
+
+
+def _task(spec: RunSpec) -> str:
+    """Return what a rule is trained on: its network, data, penalty and length."""
+    return " ".join([spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *how_long(spec)])
 
 
 def _with_neighbours(runs: Sequence[Record]) -> tuple[Record, ...]:
