@@ -81,7 +81,7 @@ class Meter:
 
 
 class MeanCosine:
-    """Takes traces and gives Γ and the deep cosine alone, as Meter does in four times the time."""
+    """Takes traces and gives Γ and the deep cosine alone: the numbers of a Meter, without its other sums."""
 
     def __init__(self) -> None:
         self._cosine, self._layers = Mean("cosine"), False
