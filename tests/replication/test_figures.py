@@ -325,7 +325,7 @@ def test_the_points_that_agree_are_counted_by_the_rule_of_the_tables(drawn, worl
 
 def test_cosine_pairing(drawn, world):
     figure = drawn["cosine-pairing", "double"]
-    ax = figure.axes[2]
+    ax = next(ax for ax in figure.axes if any(t.get_text().split(",")[0] == "DFA" for t in ax.texts))
     per_layer = [r.report.per_layer for r in runs(world, rule="dfa")]
     lines = {ln.get_marker(): ln.get_data() for ln in ax.get_lines() if ln.get_marker() in ("o", "^", "v")}
     for marker, name in (("o", "cosine"), ("^", "cosine_above"), ("v", "cosine_below")):

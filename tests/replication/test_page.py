@@ -358,9 +358,9 @@ def test_three_sentences_come_first_then_the_pair_the_rule_and_the_table(html, p
     assert parsed.data["findings"] == [
         "Of 4 settings, 1 would have to be walked back (DFA), 2 are undecided, 1 passes.",
         "The pair that papers report does not show it: DFA (resmlp · cifar10 · 12 epochs · plain) has accuracy 0.311 "
-        "and Γ +0.105, which is 4.4 pp less than the 0.350 of frozen random blocks.",
-        "Of those walked back, trained blocks gain less than 2 pp over frozen ones in 1 and the stream explodes and "
-        "the BP gradient vanishes in 1; 2 of the undecided need a frozen control.",
+        "and Γ +0.105, but its trained blocks lose 4.4 pp against frozen random ones (0.350).",
+        "Of the 1 walked back: in 1, trained blocks gain less than 2 pp over frozen ones; in 1, the stream explodes "
+        "and the BP gradient vanishes; 2 of the undecided need a frozen control.",
     ]
     places = [html.index(what) for what in ('class="findings"', 'class="pair"', 'class="decides"', 'id="table"')]
     assert places == sorted(places)

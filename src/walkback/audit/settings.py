@@ -261,8 +261,9 @@ def _judge(
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
     reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
+    claims = [claim if run.depth is None else replace(claim, depth=run.depth) for run in runs]
     verdicts = {
-        edition: tuple(decide(run.measurements, replace(claim, depth=run.depth), limits, edition) for run in runs)
+        edition: tuple(decide(run.measurements, with_depth, limits, edition) for run, with_depth in zip(runs, claims))
         for edition in ("three-check", "four-diagnostic")
     }
     depth, depth_bp = (depth_of_claim("D3", Measurements(), limits, c) for c in (claim, claim_bp))
@@ -335,8 +336,8 @@ def setting_words(spec: RunSpec, *rule: str) -> list[str]:
 
 
 def worded(options: Mapping[str, Any]) -> list[str]:
-    """Return options as "name value" each."""
-    return [f"{name} {value}" for name, value in options.items()]
+    """Return options as "name value" each; of one that is switched on, the name."""
+    return [name if value is True else f"{name} {value}" for name, value in options.items()]
 
 
 def penalty_words(spec: RunSpec) -> list[str]:

@@ -13,12 +13,13 @@ import torch
 
 from walkback.errors import InputError, shown
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
-from walkback.measures.formulas import View
+from walkback.measures.formulas import View, averaged, deep_sites, mean
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.stream import Norms, Samples, Stability
 from walkback.measures.sums import Accumulator, Mean
+from walkback.measures.vectors import WHOLE
 from walkback.network.values import has_float64, no_autocast
 from walkback.tracing.trace import Trace
 
@@ -82,6 +83,28 @@ class Meter:
         found = Found()
         self.compute(found)
         return found.measurements()
+
+
+class MeanCosine:
+    """Takes traces and gives Γ and the deep cosine alone: the numbers of a Meter, without its other sums."""
+
+    def __init__(self) -> None:
+        self._cosine, self._layers = Mean("cosine"), False
+
+    @torch.no_grad()
+    def update(self, trace: Trace) -> None:
+        """Take one batch with its credits."""
+        self._layers = trace.pool == WHOLE
+        with no_autocast(trace.losses.device):
+            self._cosine.update(View(to_float64_device(trace)))
+
+    def result(self) -> dict[str, float | None]:
+        """Return Γ and the deep cosine of everything taken so far."""
+        found = Found()
+        self._cosine.compute(found)
+        cosine = found.values["cosine"]
+        deep = [cosine[site] for site in deep_sites(cosine)]
+        return {"gamma": mean(averaged(cosine, self._layers)), "deep_cosine": mean(deep)}
 
 
 def to_float64_device(trace: Trace) -> Trace:

@@ -107,11 +107,12 @@ def _pair(settings: Sequence[Setting]) -> str:
     fallen = [s for s in known if s["verdict"]["word"] == WALKED_BACK]
     if fallen:
         s = max(fallen, key=lambda s: (s["gamma"]["mean"] > 0.05, s["acc"]["mean"]))
-        than = f"{number(abs(s['d3']['value']), 'pp').lstrip('+')} pp {'less' if s['d3']['value'] < 0 else 'more'}"
+        pp = number(abs(s["d3"]["value"]), "pp").lstrip("+")
+        gain = f"lose {pp} pp against" if s["d3"]["value"] < 0 else f"gain only {pp} pp over"
         return (
             f"The pair that papers report does not show it: {s['rule']} ({s['setting']}) has accuracy "
-            f"{s['acc']['mean']:.3f} and Γ {s['gamma']['mean']:+.3f}, which is {than} than the "
-            f"{s['frozen']['mean']:.3f} of frozen random blocks."
+            f"{s['acc']['mean']:.3f} and Γ {s['gamma']['mean']:+.3f}, but its trained blocks {gain} frozen random ones "
+            f"({s['frozen']['mean']:.3f})."
         )
     if any(s["verdict"]["word"] == WALKED_BACK for s in settings):
         return "No walked-back setting has both Γ and a frozen control, so the reporting pair can't be held against it."
@@ -128,10 +129,12 @@ def _reasons(settings: Sequence[Setting]) -> str:
     by_scale = sum("D1" in s["failed"] and "D2" in s["failed"] for s in fallen)
     parts = []
     if by_depth:
-        parts.append(f"trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones in {by_depth}")
+        parts.append(
+            f"in {by_depth}, trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones"
+        )
     if by_scale:
-        parts.append(f"the stream explodes and the BP gradient vanishes in {by_scale}")
-    why = f"Of those walked back, {' and '.join(parts)}" if parts else "No check decides against a claim"
+        parts.append(f"in {by_scale}, the stream explodes and the BP gradient vanishes")
+    why = f"Of the {len(fallen)} walked back: {'; '.join(parts)}" if parts else "No check decides against a claim"
     waiting = [s for s in settings if s["verdict"]["word"] == UNDECIDED]
     blind = sum(bool(s["verdict"]["qualifier"]) for s in waiting)
     rest = len(waiting) - blind

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from walkback.api import measure
 from walkback.data import Dataset, Split
-from walkback.measures.accumulate import Meter
+from walkback.measures.accumulate import MeanCosine
 from walkback.measures.precision import FLOAT64
 from walkback.measures.quantities import QUANTITIES, ROW_LISTS, ROW_SCALARS
 from walkback.notes import Note
@@ -124,13 +124,13 @@ def fresh_null(
         if not traces:  # the network stays, so one pass over the probe set serves every draw
             with Tracer(net) as tracer:
                 traces = [tracer.trace(x, y) for x, y in probe]
-        meter = Meter()
+        cosine = MeanCosine()
         for trace in traces:
-            meter.update(replace(trace, credits=tuple(a.detach() for a in stranger(trace))))
-        found.append(meter.result())
+            cosine.update(replace(trace, credits=tuple(a.detach() for a in stranger(trace))))
+        found.append(cosine.result())
     out: dict[str, Any] = {"draws": draws}
     for name in ("gamma", "deep_cosine"):
-        values = [getattr(m, name) for m in found]
+        values = [one[name] for one in found]
         if None not in values:
             out[name] = {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
     return out

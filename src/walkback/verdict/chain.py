@@ -156,6 +156,8 @@ def _step_mode(
     if growth.flagged:
         return Step(4, title, f"growth with a reference still {sound}: flagged, but no failure on its own", None)
     missing = [name for name, known in (("the reference", valid), ("depth", used)) if known is None]
+    if missing == ["depth"] and _aligned(m) == []:
+        return Step(4, title, f"{_credit_words(m)}; whether depth is used was not decided", None)
     if missing:
         return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
     return Step(4, title, "none of the audited failures shows", True)
@@ -167,14 +169,21 @@ def _credit_words(m: Measurements) -> str:
     if not deep or all(m.cosine[site] is None for site in deep):
         return "whether credit is poor (Mode 2) can't be told, since no credit was given at the deep sites"
     average = "" if m.deep_cosine is None else f" (deep mean {m.deep_cosine:+.3f})"
-    read = {site: _reads(m, site) for site in deep}
-    if None in read.values():
+    aligned = _aligned(m)
+    if aligned is None:
         return f"whether credit is poor (Mode 2) can't be told without a null band at every deep site{average}"
-    aligned = [site for site, word in read.items() if word == "signal" and (m.cosine[site] or 0.0) > 0]
     if not aligned:
         return f"Mode 2, poor credit: no cosine of the deep sites is above its null band{average}"
     where = "every deep site" if len(aligned) == len(deep) else f"{len(aligned)} of {len(deep)} deep sites"
     return f"not for want of alignment, for {where} read above the null band{average}; aligned credit was of no use"
+
+
+def _aligned(m: Measurements) -> list[int] | None:
+    """Return the deep sites whose cosine is above its null band; None where one of them has no band."""
+    read = {site: _reads(m, site) for site in deep_sites(m.cosine)}
+    if not read or None in read.values():
+        return None
+    return [site for site, word in read.items() if word == "signal" and (m.cosine[site] or 0.0) > 0]
 
 
 def _reads(m: Measurements, site: int) -> str | None:

@@ -6,7 +6,7 @@ Every check has the signature (name, measurements, thresholds, claim), so that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from sys import float_info
 
 from walkback.errors import InputError, shown
@@ -126,8 +126,10 @@ def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds, _:
 
 def depth_of_claim(check: str, _: Measurements, t: DiagnosticThresholds, claim: Claim) -> Finding:
     """D3 and (d): `depth_utility` of what is claimed."""
-    given = claim.control_accuracy, t, claim.bp, claim.bp_frozen, claim.correct, claim.test_samples
-    return depth_utility(check, claim.accuracy, *given)
+    if t not in claim.depth_by:
+        given = claim.control_accuracy, t, claim.bp, claim.bp_frozen, claim.correct, claim.test_samples
+        claim.depth_by[t] = depth_utility(check, claim.accuracy, *given)
+    return replace(claim.depth_by[t], check=check)
 
 
 def depth_utility(

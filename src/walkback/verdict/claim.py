@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,11 @@ class Claim:
                 several = isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
                 object.__setattr__(self, own, plain if several else plain[0])
 
+    @cached_property
+    def depth_by(self) -> dict[Any, Any]:
+        """What D3 says of this claim by thresholds: worked out once for all seeds and editions that ask."""
+        return {}
+
     @property
     def control_accuracy(self) -> Accuracy:
         """The accuracy of the control that D3 is judged on; one number stands for all seeds."""
@@ -154,6 +160,8 @@ def accuracies(name: str, value: Any) -> list[float]:
     >>> accuracies("headline_acc", np.array([0.5, 0.25]))
     [0.5, 0.25]
     """
+    if type(value) is float and 0.0 <= value <= 1.0:
+        return [value]
     value = value.tolist() if hasattr(value, "tolist") else value  # NumPy, torch, JAX
     several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     values: list[Any] = list(value) if several else [value]

@@ -107,7 +107,7 @@ def _start(job: Job) -> subprocess.Popen[str]:
             stderr=log,
             text=True,
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
-            env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": _home()},
+            env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": importable()},
         )
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it died at once; its log says why
@@ -117,8 +117,8 @@ def _start(job: Job) -> subprocess.Popen[str]:
     return process
 
 
-def _home() -> str:
-    """PYTHONPATH as it is, and where this package was found, if that is not where packages are installed."""
+def importable() -> str:
+    """Return PYTHONPATH as it is, and where this package was found if that is not where packages are installed."""
     found, given = str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")
     return given if found.endswith("-packages") else os.pathsep.join(filter(None, (given, found)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, lacking, select
+from walkback.audit.settings import (
+    RULES,
+    Setting,
+    alike,
+    commands,
+    how_long,
+    lacking,
+    penalty_words,
+    setting_words,
+    worded,
+)
 from walkback.replication.agree import agrees_any
 from walkback.replication.figures import style as st
 from walkback.replication.published import figures
 from walkback.report.table import stat
+from walkback.training.spec import RunSpec
 
 # Of the tables: column -> published quantity, label, whether its axis is logarithmic.
 COMPARED = {
@@ -97,6 +109,7 @@ def _scatter(ax: Axes, points: Sequence[tuple[str, str, float, float, float, boo
     ax.set_box_aspect(1)
 
 
+MOST = 12  # panels
 PAIRINGS: dict[str, dict[str, Any]] = {
     "cosine": {"color": st.BLACK, "marker": "o", "linestyle": "-"},
     "cosine_above": {"color": "#7C55B0", "marker": "^", "linestyle": (0, (5, 1.5)), "mfc": "white"},
@@ -112,22 +125,24 @@ PAIRED = {
 @st.paper_figure(25)
 def cosine_pairing(records: Records, width: st.Width) -> Figure:
     """Cosine by site with the off-by-one pairing beside it: a shifted index is seen where a neighbour's is higher."""
-    found: dict[tuple[str, str], tuple[Record, ...]] = {}
-    for augment in (True, False):
-        for rule, label in RULES.items():
-            runs = select(records, Setting(rule, augment=augment, any_epochs=True))
-            if any(run.report.per_layer.get("cosine_above") for run in runs):
-                found[label, "augmented" if augment else "plain"] = runs
+    groups = alike(records).items()
+    known = {spec: measured for spec, runs in groups if spec.scope == "all" and (measured := _with_neighbours(runs))}
+    rules = Counter(_task(spec) for spec in known)  # a task with many rules comes first, and its rules together
+    order = sorted(known, key=lambda s: (-rules[_task(s)], _task(s), st.rule_order(RULES.get(s.rule, s.rule))))
+    found = {spec: known[spec] for spec in order}
     if not found:
         missing = commands(lacking(records, Setting("dfa"), controls=False), records.store)
         raise st.nothing("the cosine with neighbouring sites (older records do not have it)", missing)
-    across = min(len(found), {"single": 2, "double": 4}[width])
-    lines = -(-len(found) // across)
-    seeds = [(variant, rule, len(runs)) for (rule, variant), runs in found.items()]
-    absent = [(v, rule) for v in {v for _, v in found} for rule in RULES.values() if (rule, v) not in found]
-    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note(sorted(absent), seeds))
+    names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in found]
+    says, headings = st.told_apart(names[:MOST])
+    drawn = list(zip(found.values(), headings))
+    across = min(len(drawn), {"single": 2, "double": 4}[width])
+    lines = -(-len(drawn) // across)
+    seeds = [(heading, "", len(runs)) for runs, heading in drawn]
+    more = f"{len(found) - MOST} more settings are not drawn." if len(found) > MOST else ""
+    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note((), seeds, more), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
-    for ax, ((rule, variant), runs) in zip(panels, found.items()):
+    for ax, (runs, heading) in zip(panels, drawn):
         for name, look in PAIRINGS.items():
             lists = [values for run in runs if (values := run.report.per_layer.get(name))]
             cells = [(site, stat(column)) for site, column in enumerate(zip(*lists))]
@@ -137,10 +152,20 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
         ax.axhline(0, color=st.GREY, lw=0.5, zorder=1)
         ax.set_xticks(range(len(runs[0].report.per_layer["cosine"] or ())))
         ax.set_xlabel("site $l$ (0: stem)")
-        st.heading(ax, f"{st.short(rule)}, {variant}")
-    for ax in panels[len(found) :]:
+        st.heading(ax, heading)
+    for ax in panels[len(drawn) :]:
         ax.set_visible(False)
     for ax in panels[::across]:
         ax.set_ylabel("cosine")
     st.legend(fig, [st.handle(PAIRED[name], **look) for name, look in PAIRINGS.items()], 3 if width == "double" else 1)
     return fig
+
+
+def _task(spec: RunSpec) -> str:
+    """Return what a rule is trained on: its network, data, penalty and length."""
+    return " ".join([spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *how_long(spec)])
+
+
+def _with_neighbours(runs: Sequence[Record]) -> tuple[Record, ...]:
+    """Return the runs whose cosines with neighbouring sites were measured."""
+    return tuple(run for run in runs if any(run.report.per_layer.get("cosine_above") or ()))

@@ -29,14 +29,15 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
         raise st.nothing("accuracy by depth", table.missing)
     across = min(ACROSS[width], len(groups))
     lines = -(-len(groups) // across)
-    seeds = [(network, rule, rows[0]["n"]) for (network, rule), rows in groups.items()]
-    note = st.missing_note((), seeds, "Readouts refitted; over each panel what the trained blocks are worth.")
-    fig = st.canvas(width, 0.45 + 1.5 * lines, note)
+    settings, headings = st.told_apart([(rule, network.split(" · ")) for network, rule in groups])
+    seeds = [(heading, "", rows[0]["n"]) for heading, rows in zip(headings, groups.values())]
+    says = f"Readouts refitted; over each panel what the trained blocks are worth. {settings}"
+    fig = st.canvas(width, 0.45 + 1.5 * lines, st.missing_note((), seeds), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
-    for ax, ((network, rule), rows) in zip(panels, groups.items()):
+    for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)
-        worth = rows[0]["D3-outcome pp"]["mean"]
-        st.heading(ax, f"{st.short(rule)}, {network.split(' · ')[0]}: {worth:+.1f} pp")
+        worth = f"{rows[0]['D3-outcome pp']['mean']:+.1f} pp".replace("-", "−")
+        st.heading(ax, f"{heading}: {worth}")
     for ax in panels[len(groups) :]:
         ax.set_visible(False)
     for ax in panels[::across]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import matplotlib.style
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, Tick
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -81,7 +82,9 @@ def _letters(fig: Figure) -> None:
     """Write a, b, c, … at the upper left corner of every panel, where no other text is."""
     panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
     fig.draw_without_rendering()  # for the places of all texts
+    unseen = {id(tick.label1) for ax in fig.axes for axis in (ax.xaxis, ax.yaxis) for tick in _out_of_view(axis)}
     texts = [text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    texts = [text for text in texts if id(text) not in unseen]
     boxes, page = [text.get_window_extent() for text in texts], fig.bbox
     bold = {"fontsize": 7.5, "fontweight": "bold", "annotation_clip": False, "zorder": 6, "gid": LETTER}
     for name, ax in zip(ascii_lowercase, panels if len(panels) > 1 else ()):
@@ -94,6 +97,12 @@ def _letters(fig: Figure) -> None:
             if page.x0 <= box.x0 and box.y1 <= page.y1 and not any(box.overlaps(other) for other in boxes):
                 break
         letter.set_bbox(white(0.3, alpha=0.75))
+
+
+def _out_of_view(axis: Axis) -> list[Tick]:
+    """Return the ticks beyond the limits of an axis: matplotlib keeps their labels, and does not draw them."""
+    low, high = sorted(axis.get_view_interval())
+    return [tick for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high]
 
 
 def _without_note(fig: Figure) -> Figure:
@@ -303,6 +312,26 @@ def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, s
         f"Fewer than {len(SEEDS)} seeds": [_seeds(where, by, known[where]) for where, by in few.items() if by],
     }
     return " ".join([*said, *(f"{head}: {'; '.join(items)}." for head, items in lists.items() if items)])
+
+
+def told_apart(settings: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, list[str]]:
+    """Return a line under a figure, and the headings of its panels: rules, with what tells settings of one rule apart.
+
+    Args:
+        settings: (rule, the words of its setting).
+
+    >>> told_apart([("FA", ["resmlp", "reader"]), ("BP", ["resmlp"])])
+    ('All: resmlp. FA: reader.', ['FA', 'BP'])
+    >>> told_apart([("FA", ["resmlp", "plain"]), ("FA", ["resmlp", "augmented"])])
+    ('All: resmlp.', ['FA, plain', 'FA, augmented'])
+    """
+    rules = [rule for rule, _ in settings]
+    shared = [word for word in settings[0][1] if all(word in words for _, words in settings)]
+    own = [", ".join(word for word in words if word not in shared) for _, words in settings]
+    alone = len(set(rules)) == len(rules)
+    under = [("All", ", ".join(shared)), *(zip(rules, own) if alone else ())]
+    line = " ".join(f"{who}: {words}." for who, words in under if words)
+    return line, rules if alone else [", ".join(filter(None, pair)) for pair in zip(rules, own)]
 
 
 def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:

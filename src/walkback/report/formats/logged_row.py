@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import isclose, isfinite
 from typing import Annotated, Any
 
@@ -299,6 +300,10 @@ def plain(value: Any, level: int = 0) -> Any:
     """Return what JSON can hold: numbers that are not finite become None, what it does not know becomes text."""
     if level > DEEPEST:
         raise RecursionError(f"more than {DEEPEST} levels")
+    if type(value) is float:
+        return value if isfinite(value) else None
+    if type(value) in (str, int, bool, type(None)):
+        return value
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
         return {str(k): plain(v, level + 1) for k, v in value.items()}
@@ -312,6 +317,11 @@ def plain(value: Any, level: int = 0) -> Any:
 _COUNTS = ("batches", "samples", "distinct_samples", "stability_group", "test_samples")
 
 
+@lru_cache(maxsize=256)
+def _is_name(text: str) -> bool:
+    return re.fullmatch(NAME, text) is not None
+
+
 def _refuse_nonsense(given: Row, where: str) -> None:
     """Raise where numbers can't be true: an interval that ends before it begins, a count below 1."""
     lists, values = vars(given.per_layer), vars(given.values)
@@ -319,10 +329,10 @@ def _refuse_nonsense(given: Row, where: str) -> None:
     if any(ends.values()) and (why := crossed(ends, ENDS)):
         raise InputError(f"Expected intervals in {where} that do not end before they begin, but {why}.")
     for name in (*given.aggregates, *given.controls):
-        if not re.fullmatch(NAME, str(name)):
+        if not _is_name(str(name)):
             raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
-    for name in _COUNTS:
-        count = plain(given.conditions.get(name))
+    for name in (name for name in _COUNTS if name in given.conditions):
+        count = plain(given.conditions[name])
         if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or not count >= 1):
             raise InputError(f"Expected conditions.{name} in {where} to be 1 or more, but got {shown(count)}.")
 
