@@ -16,7 +16,7 @@ from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.derived import Tape
-from walkback.tracing.graph import Below, goes_past_weights
+from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
 from walkback.tracing.heard import LayerCapture, Run, heard_pass
 
 if TYPE_CHECKING:
@@ -81,8 +81,13 @@ class _Seen:
         for run in runs:
             for edge in run.edges.values():
                 marks[edge.node, edge.output_nr] = marks.get((edge.node, edge.output_nr), 0) | self._bit[run]
-        self._below = Below(top, marks, sum(self._bit[run] for run in self.layers))
+        made = {run: {edge.node for edge in run.edges.values()} for run in runs}
+        every = {node for nodes in made.values() for node in nodes}
+        inside = {n for run in self.layers for n in between(made[run], run.given | (every - made[run]))}
+        self._below = Below(top, marks, sum(self._bit[run] for run in self.layers), inside)
         self.readers = self._find_readers()
+        if uses_weights(top.grad_fn, {node for run in self.readers for node in made[run]}):
+            self.readers = []  # the output layer is no module: F.linear with a weight of another one
 
     @property
     def joins(self) -> bool:
