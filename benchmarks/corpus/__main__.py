@@ -19,6 +19,11 @@ KEPT: list[object] = []  # a library of operators lasts as long as its object
 LIBRARIES = (
     "hand_built",
     "hand_built_more",
+    "hand_built_third",
+    "hand_built_fourth",
+    "of_the_field",
+    "plain",
+    "plain_more",
     "of_transformers",
     "of_timm",
     "of_torchvision",

@@ -17,7 +17,8 @@ PITFALL = Entry(3, "half-precision", "fp16 turns small gradients into zeros; bf1
 def detect(script: Script) -> Found:
     """Find gradients stored in fp16, or taken through a network in fp16."""
     fix = "use bfloat16 or float32 where gradients are measured"
-    takes = any(_takes_gradient(script, call) for call in script.calls()) and not script.has_call("GradScaler", "unscale_") and not _scales(script)
+    scaled = script.has_call("GradScaler", "unscale_") or _scales(script)
+    takes = not scaled and any(_takes_gradient(script, call) for call in script.calls())
     for call in script.calls():
         name = script.name(call.func)
         if isinstance(call.func, ast.Attribute) and _to_half(script, call):

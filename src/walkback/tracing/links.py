@@ -78,8 +78,8 @@ def is_plain_chain(capture: Capture) -> bool:
 def refuse_second_ways(capture: Capture) -> None:
     """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
 
-    So it is where norms, branches and sums stand in one list, or where what the first block made beside the state goes to
-    all others. For blocks that return the new state.
+    So it is where norms, branches and sums stand in one list, or where what the first block made beside its state goes
+    to all others. For blocks that return the new state.
     """
     ways: list[set[int]] = []
     made = {_spot(e) for edges in capture.beside_made.values() for e in edges}
@@ -97,7 +97,8 @@ def refuse_second_ways(capture: Capture) -> None:
     raise AnatomyError(
         f"Expected {capture.anatomy.called(i)} to receive the stream alone, but site {max(ways[i - 1])} reaches it "
         f"past {capture.anatomy.called(i - 1)} as another argument: the blocks are parts of a step, not steps of one "
-        "stream, or hand on more than their state. Name as blocks the modules that hold the whole step, or wrap it in one: Anatomy.of(model, blocks=[…])."
+        "stream, or hand on more than their state. Name as blocks the modules that hold the whole step, or wrap it in "
+        "one: Anatomy.of(model, blocks=[…])."
     )
 
 
