@@ -7,6 +7,7 @@ that marks its own sites), float64, and one `backward` of the summed loss.
 from __future__ import annotations
 
 import copy
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -132,7 +133,9 @@ def by_hand(case: Case, model: nn.Module) -> tuple[list[float], list[float]]:
     _marks = []
     try:
         with torch.enable_grad():
-            out = model(**x) if isinstance(x, dict) else model(x)
+            asks = inspect.signature(model.forward).parameters.get("labels")
+            more = (y,) if asks is not None and asks.default is inspect.Parameter.empty else ()
+            out = model(**x) if isinstance(x, dict) else model(x, *more)
             # of a module that is called again and again, what it is given is a site once
             once = {f"in:{name}" for name in case.sites}
             counts = {name: 1 if name in once else case.last for name in case.sites}

@@ -11,6 +11,7 @@ from walkback.lint import Finding, lint
 
 HERE = Path(__file__).parent / "corpus.txt"
 FRESH = Path(__file__).parent / "fresh.txt"  # labelled before lint was run on it
+SECOND = Path(__file__).parent / "fresh_second.txt"  # likewise, later
 MARK = re.compile(r"[ ]*#! (P\d\d)$")
 
 
@@ -79,7 +80,7 @@ def found(path: Path) -> tuple[Finding, ...]:
 if __name__ == "__main__":
     import tempfile
 
-    for file in (HERE, FRESH):
+    for file in (HERE, FRESH, SECOND):
         with tempfile.TemporaryDirectory() as folder:
             result = score(Path(folder), file)
         print(result.table())

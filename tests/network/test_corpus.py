@@ -1,4 +1,4 @@
-"""A sample of the corpus (`make corpus`): networks built by hand and of transformers, against norms by hand."""
+"""A sample of the corpus (`make corpus`): networks built by hand, the field's, of transformers; norms by hand."""
 
 from __future__ import annotations
 
@@ -11,20 +11,29 @@ from places import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks" / "corpus"))
 
 import hand_built
+import hand_built_third
+import of_the_field
 import of_transformers
+import plain
+import plain_more
 from case import Case, run
+
+MODULES = (hand_built, hand_built_third, of_the_field, plain, plain_more, of_transformers)
 
 READ = {
     *("plain branches", "widths", "a projection between", "state and weights", "five of seven", "all but the first"),
     *("(B, C, T), last", "(B, C, T), mean", "tokens merge", "ReZero outside", "DeepNet", "pre-norm outside", "nViT"),
     *("a graph in a cache", "lists of lists", "a stack of one beside a run"),
+    *("DRTP builder: labels go to every layer", "forward-forward: head on all layers but the first"),
+    *("KAN layers with two weights each", "tied weights: the output layer is F.linear of the embedding"),
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
 REFUSED = {
     *("a scale between widths", "dense blocks", "parallel towers", "h + down(up(h)) in one list"),
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),
+    "2 value residual: the first layer's values go to all others",
 }
-CASES = [case for module in (hand_built, of_transformers) for case in module.cases() if case.name in READ | REFUSED]
+CASES = [case for module in MODULES for case in module.cases() if case.name in READ | REFUSED]
 
 
 def test_every_name_of_the_sample_is_in_the_corpus() -> None:

@@ -294,6 +294,7 @@ def test_nothing_is_left_on_the_network_also_when_it_fails(fails):
         (7, "or a function of a module, but got 7"),
         ([7], "dotted name of a module, but got 7"),
         (["2", "0"], r"they run as 0, 2\. Name them so: sites=\['0', '2'\]"),
+        (["4", "0"], r"they run as 0, 4\. In that order too they can't be read: Expected 4 to be a site"),
         (["0", "4"], "Expected 4 to be a site, but it is the output layer"),
         (["0#2"], "0#2 is called 1 times"),
     ],

@@ -54,6 +54,8 @@ def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tu
         x, y = batch
         if isinstance(x, Mapping) and LABELS in x and not kept:
             x = {key: value for key, value in x.items() if key != LABELS}
+        elif model is not None and kept:
+            x = {LABELS: y, **(x if isinstance(x, Mapping) else {next(iter(_signature(model))): x})}
         yield x, y
 
 
@@ -63,10 +65,15 @@ def takes_labels(model: nn.Module) -> bool:
     >>> takes_labels(nn.Linear(2, 2))
     False
     """
+    return LABELS in _signature(model)
+
+
+def _signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a forward pass by name; {} of code without a signature."""
     try:
-        return LABELS in inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):  # code without a signature
-        return False
+        return inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):
+        return {}
 
 
 def needs_labels(model: nn.Module) -> bool:
@@ -78,10 +85,7 @@ def needs_labels(model: nn.Module) -> bool:
     >>> needs_labels(Projecting()), needs_labels(nn.Linear(2, 2))
     (True, False)
     """
-    try:
-        wanted = inspect.signature(model.forward).parameters.get(LABELS)
-    except (TypeError, ValueError):  # code without a signature
-        return False
+    wanted = _signature(model).get(LABELS)
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return wanted is not None and wanted.kind in plain and wanted.default is inspect.Parameter.empty
 

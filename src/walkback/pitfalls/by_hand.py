@@ -11,7 +11,7 @@ from walkback.pitfalls.script import Script, argument, keyword, last, literal, m
 LEAST = 1e-12  # a smaller ε is far under any gradient that is measured
 MOST = 1e-2
 DEEPEST = 6  # products and names in a denominator that are followed; each may double what there is to look at
-_ALIGNS = re.compile(r"align|grad|gamma|credit|feedback", re.IGNORECASE)
+_ALIGNS = re.compile(r"align|grad|gamma|credit|feedback|angle|(^|_)(d?fa|bp)(_|$)", re.IGNORECASE)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DIRECTION = ("dot", "acos", "arccos", "matmul", "einsum", "inner")
 

@@ -6,7 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method
+from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method, owner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,8 @@ PITFALL = Entry(3, "half-precision", "fp16 turns small gradients into zeros; bf1
 def detect(script: Script) -> Found:
     """Find gradients stored in fp16, or taken through a network in fp16."""
     fix = "use bfloat16 or float32 where gradients are measured"
-    takes = any(_takes_gradient(script, call) for call in script.calls()) and not script.has_call("GradScaler")
+    scaled = script.has_call("GradScaler", "unscale_") or _scales(script)
+    takes = not scaled and any(_takes_gradient(script, call) for call in script.calls())
     for call in script.calls():
         name = script.name(call.func)
         if isinstance(call.func, ast.Attribute) and _to_half(script, call):
@@ -32,6 +33,12 @@ def detect(script: Script) -> Found:
 
 def _takes_gradient(script: Script, call: ast.Call) -> bool:
     return script.differentiates(call) or method(call) == "backward"
+
+
+def _scales(script: Script) -> bool:
+    """Return whether the loss is scaled before it is differentiated, as by a scaler that was handed in."""
+    losses = (owner(call) for call in script.calls() if method(call) == "backward")
+    return any(isinstance(loss, ast.Call) and method(loss) == "scale" for loss in losses)
 
 
 def _only_infers(script: Script, call: ast.Call) -> bool:

@@ -27,7 +27,7 @@ _MADE = {
 }
 
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
-_COSINE_NAME = re.compile(r"cos|cosine|cos_?sim|cosine_?similarity|alignment")
+_COSINE_NAME = re.compile(r"(\w+_)?(cos(ines?)?(_?sim(ilarity)?)?|alignments?)")
 # Methods and functions that leave a gradient a gradient.
 KEEP = {
     *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),

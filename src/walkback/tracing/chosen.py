@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError
-from walkback.network.anatomy import Layers
+from walkback.network.anatomy import Layers, layers_of
 from walkback.network.batch import Inputs, mapped, split
 from walkback.network.layers import Site, weighted_modules
 from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.derived import Tape
-from walkback.tracing.graph import Below, goes_past_weights
+from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
 from walkback.tracing.heard import LayerCapture, Run, heard_pass
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     axes = _Axes(tracer, every, x, y, weights, seen.runs)
     sites: list[Site] = []
     left: list[str] = []
-    for run in _wanted(layers, seen):
+    try:
+        wanted = _wanted(layers, seen)
+    except _OtherOrder as error:
+        raise _ordered(tracer, error.names, x, y) from None
+    for run in wanted:
         why = seen.why_not(run)
         leaf = 0 if why else seen.read(run)[0]
         axis = None if why else axes.of(run, leaf)
@@ -81,8 +85,13 @@ class _Seen:
         for run in runs:
             for edge in run.edges.values():
                 marks[edge.node, edge.output_nr] = marks.get((edge.node, edge.output_nr), 0) | self._bit[run]
-        self._below = Below(top, marks, sum(self._bit[run] for run in self.layers))
+        made = {run: {edge.node for edge in run.edges.values()} for run in runs}
+        every = {node for nodes in made.values() for node in nodes}
+        inside = {n for run in self.layers for n in between(made[run], run.given | (every - made[run]))}
+        self._below = Below(top, marks, sum(self._bit[run] for run in self.layers), inside)
         self.readers = self._find_readers()
+        if uses_weights(top.grad_fn, {node for run in self.readers for node in made[run]}):
+            self.readers = []  # the output layer is no module: F.linear with a weight of another one
 
     @property
     def joins(self) -> bool:
@@ -159,12 +168,31 @@ def _wanted(layers: Layers, seen: _Seen) -> list[Run]:
         wanted += [run for run in mine if run not in wanted]
     ran = [run for run in seen.runs if run in wanted]
     if ran != wanted:
-        names = [run.call.name for run in ran]
-        raise AnatomyError(
-            f"Expected sites in the order in which the network calls them, since credits are given in that order, but "
-            f"they run as {', '.join(names)}. Name them so: sites={names}."
-        )
+        raise _OtherOrder([run.call.name for run in ran])
     return wanted
+
+
+class _OtherOrder(Exception):
+    """Sites were named in another order than the network calls them in."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+
+def _ordered(tracer: Tracer, names: list[str], x: Inputs, y: Tensor) -> AnatomyError:
+    """Return the error that names sites in the order of their calls, once that line has been tried."""
+    told = "Expected sites in the order in which the network calls them, since credits are given in that order, but "
+    told += f"they run as {', '.join(names)}."
+    first = tracer.anatomy
+    try:
+        tracer.take(layers_of(tracer.model, names))
+        tracer.read(x, y)
+        told += f" Name them so: sites={names}."
+    except AnatomyError as error:
+        told += f" In that order too they can't be read: {error}"
+    finally:
+        tracer.take(first)
+    return AnatomyError(told)
 
 
 def unreached(name: str) -> str:

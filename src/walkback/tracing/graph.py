@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ class Below:
         top: the result, say the losses.
         marks: (node, number of its output) -> bits of the runs that it belongs to, as a number.
         near: the bits that end a way down, for `nearest`.
+        inside: nodes within one layer, where a sum joins nothing but parts of that layer.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> a = 2 * x
@@ -31,7 +32,9 @@ class Below:
     (1, 3)
     """
 
-    def __init__(self, top: Tensor, marks: Mapping[tuple[Any, int], int], near: int) -> None:
+    def __init__(
+        self, top: Tensor, marks: Mapping[tuple[Any, int], int], near: int, inside: Collection[Any] = ()
+    ) -> None:
         self._top: Any = top.grad_fn
         self._below: dict[Any, int] = {}
         self._nearest: dict[Any, int] = {}
@@ -57,7 +60,7 @@ class Below:
                 closest |= here & near or self._nearest.get(edge[0], 0)
             self._below[node], self._nearest[node] = under, closest
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
-            self.joins |= type(node).__name__.startswith(_SUMS) and len(parts) == 2 and all(parts)
+            self.joins |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near or self._nearest.get(self._top, 0)
@@ -85,6 +88,70 @@ def goes_past_weights(made: Iterable[Any], given: set[Any]) -> bool:
         if not _mixes(node):
             todo += [child for child, _ in node.next_functions]
     return False
+
+
+def is_residual(made: Any, given: Any) -> bool:
+    """Return whether a block adds to what it was given: by a way past its weights, or by a sum of two ways from there.
+
+    >>> h, w = torch.ones(2, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> [is_residual(made.grad_fn, h.grad_fn) for made in ((h @ w).relu(), h + h @ w, h @ w + (h @ w).relu() @ w)]
+    [False, True, True]
+    """
+    if goes_past_weights([made], {given}):
+        return True
+    reads: dict[Any, bool] = {given: True}
+    todo: list[tuple[Any, bool]] = [(made, False)]
+    while todo:
+        node, ready = todo.pop()
+        below = [child for child, _ in node.next_functions if child is not None]
+        if not ready:
+            if node not in reads:
+                reads[node] = False
+                todo += [(node, True), *((child, False) for child in below)]
+            continue
+        reading = [reads[child] for child in below]
+        if _is_sum(node) and sum(reading) > 1:
+            return True
+        reads[node] = any(reading)
+    return False
+
+
+def between(made: Iterable[Any], given: Collection[Any]) -> set[Any]:
+    """Return the nodes from what a module made down to what it was given, without the latter."""
+    seen: set[Any] = set()
+    todo = [node for node in made if node not in given]
+    while todo:
+        node = todo.pop()
+        seen.add(node)
+        todo += [child for child, _ in node.next_functions if child is not None and child not in seen | {*given}]
+    return seen
+
+
+def uses_weights(top: Any, stops: Collection[Any]) -> bool:
+    """Return whether a product with a weight lies between a result and some nodes below it.
+
+    So it is where the output layer is no module: F.linear(h, self.embedding.weight).
+
+    >>> h, w = torch.ones(2, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> [uses_weights(made.grad_fn, {h.grad_fn}) for made in ((h @ w).relu(), h + w)]
+    [True, False]
+    """
+    nodes = between([top], stops)
+    return any(_mixes(node) and any(_is_made_of_weight(c, stops) for c, _ in node.next_functions) for node in nodes)
+
+
+def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
+    """Return whether a node was computed from a parameter of two dimensions or more, and from none of `stops`."""
+    if node is None or node in stops:
+        return False
+    below = between([node], stops)
+    leaves = [leaf for leaf in (getattr(n, "variable", None) for n in below) if isinstance(leaf, torch.nn.Parameter)]
+    alone = not any(child in stops for n in below for child, _ in n.next_functions)
+    return alone and any(leaf.ndim > 1 for leaf in leaves)
+
+
+def _is_sum(node: Any) -> bool:
+    return type(node).__name__.startswith(_SUMS)
 
 
 def _mixes(node: Any) -> bool:

@@ -7,6 +7,7 @@ what goes past every site is a second stream, whose norms would not be seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -15,10 +16,12 @@ from torch.autograd.graph import GradientEdge
 from walkback.errors import AnatomyError
 from walkback.notes import Note
 from walkback.tracing.derived import unseen_edge
+from walkback.tracing.graph import is_residual
 
 if TYPE_CHECKING:
     from walkback.tracing.capture import Capture
 
+NO_STREAM = "Expected blocks that add to a residual stream, but none adds to what it is given: they are plain layers."
 Spot = tuple[Any, int]  # a node of the graph, and which of its results
 
 
@@ -64,24 +67,38 @@ def is_no_chain(capture: Capture, i: int) -> bool:
     return received is not None and site is not None and not _reached(_spot(received), {_spot(site)})
 
 
+def is_plain_chain(capture: Capture) -> bool:
+    """Return whether no block adds to what it is given: they are layers in a row, whatever else reads them."""
+    if capture.layout.branch or capture.layout.received or capture.tape is not None:
+        return False
+    sites = [capture.edges[site].node for site in range(capture.depth + 1)]
+    return not any(is_residual(made, given) for given, made in pairwise(sites))
+
+
 def refuse_second_ways(capture: Capture) -> None:
     """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
 
-    So it is where norms, branches and sums stand in one list. For blocks that return the new state.
+    So it is where norms, branches and sums stand in one list, or where what the first block made beside its state goes
+    to all others. For blocks that return the new state.
     """
     ways: list[set[int]] = []
+    made = {_spot(e) for edges in capture.beside_made.values() for e in edges}
+    made -= {_spot(e) for e in (*capture.beside_given.get(0, ()), *capture.edges.values(), *capture.streams.values())}
+    own = False  # whether what is handed over was made in a block
     for i in range(1, capture.depth):
         site, earlier = _spot(capture.edges[i]), {_spot(capture.edges[j]): j for j in range(i)}
         spots = [_spot(e) for e in capture.beside_given.get(i, ())]
         ways.append({earlier[s] for spot in spots for s in _reached(spot, {site, *earlier}) if s in earlier})
-    if not any(ways) or all(way == {0} for way in ways):
+        own = own or any(made & _reached(spot, made | {site, *earlier}) for spot in spots if ways[-1])
+    if not any(ways) or (all(way == {0} for way in ways) and not own):
         return
-    i = next(i for i, way in enumerate(ways, 1) if (way and way != {0}) or not all(ways))
+    i = next((i for i, way in enumerate(ways, 1) if (way and way != {0}) or not all(ways)), 1)
     i = next(j for j, way in enumerate(ways, 1) if way) if not ways[i - 1] else i
     raise AnatomyError(
         f"Expected {capture.anatomy.called(i)} to receive the stream alone, but site {max(ways[i - 1])} reaches it "
         f"past {capture.anatomy.called(i - 1)} as another argument: the blocks are parts of a step, not steps of one "
-        "stream. Name as blocks the modules that hold the whole step, or wrap it in one: Anatomy.of(model, blocks=[…])."
+        "stream, or hand on more than their state. Name as blocks the modules that hold the whole step, or wrap it in "
+        "one: Anatomy.of(model, blocks=[…])."
     )
 
 

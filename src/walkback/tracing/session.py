@@ -45,6 +45,8 @@ from walkback.tracing.heard import LayerCapture
 from walkback.tracing.layers import attach_layers, layer_pass, watched_layers
 from walkback.tracing.layout import Layout, as_called, find_axis, find_branch, infer_layout, refuse_shapes
 from walkback.tracing.links import (
+    NO_STREAM,
+    is_plain_chain,
     read_past,
     refuse_broken_links,
     refuse_second_ways,
@@ -348,7 +350,7 @@ class Tracer:
         """Run a batch as the anatomy says. The first one shows the layout, and is run again where that asks for it."""
         if isinstance(self.anatomy, Layers):
             return layer_pass(self, x, y, weights)
-        look = not self.layout.known
+        look, plain = not self.layout.known, self._may_be_plain
         while True:
             first, seen = not self.layout.known, self.layout
             try:
@@ -382,6 +384,11 @@ class Tracer:
             self.notes[:0] = [] if unseen is None else [unseen]
         if look and layout.known:
             self._refuse_other_streams(capture, losses)
+            if self._found and is_plain_chain(capture):
+                if not plain:
+                    raise AnatomyError(NO_STREAM)
+                self.read_layers()
+                return layer_pass(self, x, y, weights)
         states = tuple(map(layout.batch_first, capture.states(layout.branch)))
         refuse_shapes(states, len(y))
         branches = None
