@@ -64,6 +64,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import seeding  # noqa: E402
+import walkback as wb  # noqa: E402
+from walkback.training import loop  # noqa: E402
 
 torch.set_num_threads(1)
 # The same examples each time, and none fails because the machine was busy while it was drawn or run.
@@ -92,3 +94,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first, in the order of LONG."""
     rank = {f"test_{name}": i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.fixture
+def few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs trained in this process end with small probes: 64 directions at every site are most of a tiny run."""
+    probes = (wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32), "intrinsic")
+    monkeypatch.setattr(loop, "PROBES", probes)

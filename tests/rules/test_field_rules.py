@@ -16,6 +16,8 @@ from walkback.nets import SmallCNN, ViTMini
 from walkback.rules.layered import carried_by
 from walkback.rules.rule import declares
 
+pytestmark = pytest.mark.usefixtures("few_directions")
+
 LAYERED = ("usf", "frsf", "brsf", "kolen-pollack", "weight-mirror")
 
 

@@ -26,6 +26,8 @@ from walkback.training.loop import augment, build_net, seeded, train
 from walkback.training.setup import _all_learn
 from walkback.training.spec import Optimiser, RunSpec
 
+pytestmark = pytest.mark.usefixtures("few_directions")
+
 SMALL = {"net_options": {"width": 16, "depth": 2}, "data": "test_training:tiny", "epochs": 3}
 FAST = {"lr": 1e-2, "batch_size": 32}
 

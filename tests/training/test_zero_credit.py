@@ -21,6 +21,8 @@ from walkback.training.loop import zero_credit_notes
 from walkback.training.spec import RunSpec
 from walkback.training.step import LargestCredit, Step
 
+pytestmark = pytest.mark.usefixtures("few_directions")
+
 DEPTH = 3
 FIELDS = {"net_options": {"width": 8, "depth": DEPTH}, "data": "test_zero_credit:task", "epochs": 2}
 OPTIMISER = {"batch_size": 32, "weight_decay": 0.0}

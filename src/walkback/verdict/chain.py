@@ -180,7 +180,7 @@ def _credit_words(m: Measurements) -> str:
 
 def _aligned(m: Measurements) -> list[int] | None:
     """Return the deep sites whose cosine is above its null band; None where one of them has no band."""
-    read = {site: _reads(m, site) for site in deep_sites(m.cosine)}
+    read = {site: _reads(m, site) for site in deep_of(m.cosine, m.conditions)}
     if not read or None in read.values():
         return None
     return [site for site, word in read.items() if word == "signal" and (m.cosine[site] or 0.0) > 0]

@@ -162,7 +162,8 @@ def accuracies(name: str, value: Any) -> list[float]:
     """
     if type(value) is float and 0.0 <= value <= 1.0:
         return [value]
-    value = value.tolist() if hasattr(value, "tolist") else value  # NumPy, torch, JAX
+    listed = getattr(value, "tolist", None)  # of NumPy, torch, JAX
+    value = value if listed is None else listed()
     several = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     values: list[Any] = list(value) if several else [value]
     if not values:
