@@ -177,6 +177,15 @@ def _shifted(note: Note) -> str:
     )
 
 
+def _rounded_credit(note: Note) -> str:
+    reported = note.values["reported"]
+    read = "no direction at all" if reported is None else f"a cosine of {reported:+.2f}"
+    return (
+        f"the credit of site {note.site} is rounding: as the rule computes it, it has {read} with the gradient of the "
+        f"first batch, and {note.values['float64']:+.2f} with network and rule in float64"
+    )
+
+
 def _editions_differ(note: Note) -> str:
     v = note.values
     if v["exact"]:
@@ -238,6 +247,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "the reference is compared with a second pass under perturbed rounding, not with float64 ({why}): its "
         "disagreement is a lower bound"
     ),
+    "rounded-credit": _rounded_credit,
     "editions-differ": _editions_differ,
     "depth-differs": _depth_differs,
     "clamp-decides": (

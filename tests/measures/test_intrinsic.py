@@ -7,6 +7,7 @@ import json
 import sys
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from walkback import cli
 from walkback.measures.accumulate import Measurements
 from walkback.measures.formulas import cosine_error
 from walkback.notes import coded
+from walkback.training.loop import probe_batches
 
 quick = settings(max_examples=12)
 
@@ -579,3 +581,56 @@ def test_number_of_tokens(name: str, times: int, mix: bool):
     if name != "absorbing":
         ratio = reference(name, mix).values["g_norm_deepest"] / more.values["g_norm_deepest"]
         assert ratio == pytest.approx(times, rel=0.01), "‖g‖ does move"
+
+
+# -- a credit that is rounding ----------------------------------------------------------------------------------------
+
+
+class Difference(wb.rules.Rule):
+    """The gradient of the last site as a difference of numbers `size` times as large."""
+
+    def __init__(self, size: float) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.tensor(size))
+
+    def credits(self, trace):
+        last = trace.grads[-1]
+        far = self.offset.to(last.dtype) * last.abs().max()
+        return [(last + far) - far for _ in trace.states]
+
+
+def rounded(rule: wb.rules.Rule) -> tuple[wb.Report, list[int | None]]:
+    report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), credit=rule, probes=["intrinsic"])
+    return report, [note.site for note in coded(report.notes, "rounded-credit")]
+
+
+def test_a_credit_that_is_rounding_is_named_and_one_that_is_not_is_not():
+    report, sites = rounded(Difference(1e7))
+    assert sites[-1] == 4  # where the cosine is 1 in float64
+    note = coded(report.notes, "rounded-credit")[-1]
+    assert note.values["float64"] == pytest.approx(1, abs=1e-6)
+    assert note.values["reported"] == pytest.approx(report.per_layer["cosine"][4], abs=0.05)
+    assert report.conditions["intrinsic"]["credit"] == "once more in float64, on the first batch"
+    assert rounded(Difference(1.0))[1] == []
+
+
+def test_a_credit_that_is_drawn_anew_is_not_compared():
+    class Drawn(wb.rules.Rule):
+        def credits(self, trace):
+            return [torch.randn_like(h) for h in trace.states]
+
+    report, sites = rounded(Drawn())
+    assert sites == []
+    assert report.conditions["intrinsic"]["credit"] == (
+        "not in float64: the rule gives another credit when it is asked twice"
+    )
+
+
+def test_the_ep_network_that_ships_has_a_credit_of_rounding_at_its_first_site():
+    bundle = wb.load_bundle(Path(wb.__file__).parent / "bundles" / "ep")
+    model = bundle.model()
+    batches = probe_batches(wb.data.load(bundle.spec["data"]), torch.device("cpu"))[:1]
+    report = wb.diagnose(model, batches, credit=bundle.rule(model), probes=["intrinsic"])
+    notes = {note.site: note.values["float64"] for note in coded(report.notes, "rounded-credit")}
+    assert notes[0] < -0.2  # in float32: +0.28 to +0.38, by the library that multiplies
+    assert all(type(p) is torch.nn.Parameter and p.dtype == torch.float32 for p in model.parameters())
