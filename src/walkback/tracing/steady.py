@@ -19,19 +19,24 @@ class Steady:
         self._model, self._asked = model, asked
         self._looked = 0  # passes that were looked at
         self._moves = False  # the network writes to tensors that it keeps
+        self._quiet = 0  # passes with other weights that wrote to none of them
 
     @contextmanager
     def begin(self, weights: Mapping[str, Tensor] | None = None) -> Iterator[None]:
         """Let a pass inside begin where the user left the network, also the tenth; or with other weights by name.
 
-        Otherwise no two passes of it could be compared. Where the user may train meanwhile, see `look`.
+        Otherwise no two passes of it could be compared. Other weights are looked at in the first two passes and where
+        those wrote something. Where the user may train meanwhile, see `look`.
         """
-        with unwritten((weights or {}).values() if self._looked < LOOKS or self._moves else ()):
+        watch = weights is not None and (self._moves or self._quiet < LOOKS)
+        with unwritten(weights.values() if weights is not None and watch else ()) as written:
             try:
                 yield
             finally:
                 if self._moves and self._asked.alone and self._asked.found is not None:
                     self._asked.found.rewind()
+        if watch:
+            self._moves, self._quiet = self._moves or bool(written), self._quiet + 1
 
     @contextmanager
     def look(self) -> Iterator[None]:
