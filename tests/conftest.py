@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 # LD_PRELOAD may choose the kernels that multiply: the same here and in processes whose bytes are compared with ours.
@@ -96,8 +97,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
-@pytest.fixture
-def few_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def few_directions() -> Iterator[None]:
     """Let runs trained in this process end with small probes: 64 directions at every site are most of a tiny run."""
-    probes = (wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32), "intrinsic")
-    monkeypatch.setattr(loop, "PROBES", probes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "PROBES", (wb.Perturbation(count=4, samples=32), wb.Nudging(samples=32), "intrinsic"))
+        yield

@@ -36,8 +36,6 @@ from walkback.training.folder import finished, held, owned, unwritable, write
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
-pytestmark = pytest.mark.usefixtures("few_directions")
-
 FIELDS = {"net_options": {"width": 8, "depth": 1}, "data": "test_audit_store:small", "epochs": 2, "rule": "dfa"}
 SPEC = RunSpec(**FIELDS)
 OTHER = RunSpec(**FIELDS, seed=1)

@@ -167,7 +167,8 @@ def test_p04_fresh_feedback_has_no_alignment(shown: dict[str, pitfalls.Pitfall])
     assert p.right == pytest.approx(np.mean(dfa_cosines(run)[1:]), abs=1e-4)
     grads, error = gradients(run.net, run.batches)
     rng = np.random.default_rng(0)
-    fresh = [np.mean([cosines(error @ rng.normal(size=(8, 64)), g).mean() for g in grads[1:]]) for _ in range(20)]
+    draws = [[cosines(error @ rng.normal(size=(8, 64)), g).mean() for g in grads[1:]] for _ in range(20)]
+    fresh = [np.mean(draw) for draw in draws]
     noise = np.std(fresh, ddof=1)
     assert abs(p.wrong) < 4 * noise / math.sqrt(p04_fresh_feedback.DRAWS)
     assert p.right > 5 * noise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, WalkbackError, cut
+from walkback.network.batch import needs_labels
 from walkback.network.values import places
 from walkback.tracing.derived import has_custom_backward
 
@@ -26,6 +27,11 @@ def explained(error: Exception, model: nn.Module, batch: int, guessed: Sequence[
     error.add_note(f"(while measuring batch {batch})")
     if isinstance(error, TypeError) and ".forward() missing" in str(error):
         error.add_note("(inputs that are several come as a dict of the network's keywords: ({name: tensor}, y))")
+    elif needs_labels(model) and not isinstance(error, AnatomyError):
+        error.add_note(
+            "(forward takes labels, and is given those of the batch. Where it wants another form, such as one-hot "
+            "rows, inputs come as a dict of the network's keywords: ({name: tensor, 'labels': tensor}, y))"
+        )
     if isinstance(error, AnatomyError) and guessed:
         error.add_note(f"(guessed: the blocks are {guessed[0]} to {guessed[-1]}; name others with anatomy=…)")
     return error

@@ -109,7 +109,7 @@ def _scatter(ax: Axes, points: Sequence[tuple[str, str, float, float, float, boo
     ax.set_box_aspect(1)
 
 
-MOST = 12  # panels
+MOST = 8  # panels: they fit a page in either width
 PAIRINGS: dict[str, dict[str, Any]] = {
     "cosine": {"color": st.BLACK, "marker": "o", "linestyle": "-"},
     "cosine_above": {"color": "#7C55B0", "marker": "^", "linestyle": (0, (5, 1.5)), "mfc": "white"},
@@ -136,7 +136,7 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
     names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in found]
     says, headings = st.told_apart(names[:MOST])
     drawn = list(zip(found.values(), headings))
-    across = min(len(drawn), {"single": 2, "double": 4}[width])
+    across = min(len(drawn), {"single": 2, "double": 3}[width])
     lines = -(-len(drawn) // across)
     seeds = [(heading, "", len(runs)) for runs, heading in drawn]
     more = f"{len(found) - MOST} more settings are not drawn." if len(found) > MOST else ""
