@@ -110,6 +110,7 @@ def _scatter(ax: Axes, points: Sequence[tuple[str, str, float, float, float, boo
 
 
 MOST = 8  # panels: they fit a page in either width
+WIDEST = 24  # characters of a heading on one line
 PAIRINGS: dict[str, dict[str, Any]] = {
     "cosine": {"color": st.BLACK, "marker": "o", "linestyle": "-"},
     "cosine_above": {"color": "#7C55B0", "marker": "^", "linestyle": (0, (5, 1.5)), "mfc": "white"},
@@ -152,7 +153,7 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
         ax.axhline(0, color=st.GREY, lw=0.5, zorder=1)
         ax.set_xticks(range(len(runs[0].report.per_layer["cosine"] or ())))
         ax.set_xlabel("site $l$ (0: stem)")
-        st.heading(ax, heading)
+        st.heading(ax, heading.replace(", ", ",\n", 1) if len(heading) > WIDEST else heading)
     for ax in panels[len(drawn) :]:
         ax.set_visible(False)
     for ax in panels[::across]:
