@@ -1,4 +1,4 @@
-"""Run the demo with many seeds and print docs/demo.md's table: what papers report, what they leave out, the verdicts.
+"""Run the demo with many seeds and print docs/data.md's table: what papers report, what they leave out, the verdicts.
 
     python scripts/demo_seeds.py 101 102 103 104 105 106 107 108 109 110 --out runs/demo-seeds
 

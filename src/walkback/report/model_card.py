@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def section(report: Report) -> str:
-    """Return Markdown: the verdict, the two questions, every check, under what it was measured, and what it means."""
+    """Return Markdown: the verdict, the three answers, every check, under what it was measured, and what it means."""
     head, rows = finding_rows(report)
     lines = ["## Does the alignment number mean anything?", "", f"**{escape(report.verdict_line)}**", ""]
     lines += [f"- {escape(question)}: {escape(word)}" for question, word in answers(report)]
