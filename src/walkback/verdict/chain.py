@@ -193,7 +193,7 @@ def _reads(m: Measurements, site: int) -> str | None:
 
 
 def is_concentrated(m: Measurements) -> bool:
-    """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
+    """Return whether one site carries over half of Γ, clearly more than an even share, and is no noise (advisory)."""
     counted = gamma_cosines(m.cosine, m.conditions)
     sites = len(counted)
     share = m.gamma_concentration

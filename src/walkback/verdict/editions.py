@@ -88,7 +88,7 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
 
 
 def _walks_back(rule: Check, finding: Finding, found: dict[str, Finding]) -> bool:
-    """Whether a check that flags walks the claim back."""
+    """Return whether a check that flags walks the claim back."""
     # Outside the published rule: what is not a number, or not the gradient, is no reference whatever else flags.
     no_reference = rule.of_reference and finding.cause in ("nonfinite", "altered")
     alone = not rule.only_with or no_reference or bool(found[rule.only_with].flagged)
