@@ -56,7 +56,7 @@ class Stack:
         return " or " not in self.kind
 
     def name(self) -> str:
-        """Where they are: their container, their pattern, or the first and the last."""
+        """Return where the blocks are: their container, their pattern, or the first and the last."""
         if not self.pattern:
             return f"{self.paths[0]} to {self.paths[-1]}"
         container = self.pattern.removesuffix(".*")
@@ -100,7 +100,7 @@ def original(module: nn.Module) -> nn.Module:
 
 
 def type_name(module: nn.Module) -> str:
-    """The class a user wrote: `fully_shard` puts one of its own, FSDP…, on top, and compile a module around it."""
+    """Return the class a user wrote: `fully_shard` puts its own, FSDP…, on top, and compile a module around it."""
     return next(c.__name__ for c in type(original(module)).__mro__ if not c.__module__.startswith(_SHARDING))
 
 
@@ -137,7 +137,7 @@ def is_tie(stacks: list[Stack]) -> bool:
 
 
 def beside(model: nn.Module, stack: Stack) -> list[str]:
-    """Modules next to a stack, in its container, that could be blocks too: their class is there more than once."""
+    """Return modules next to a stack, in its container, that could be blocks too: of a class that is there twice."""
     above = stack.paths[0].rpartition(".")[0]
     parent = model.get_submodule(above)
     if stack.pattern or not isinstance(parent, nn.Sequential):
@@ -149,7 +149,7 @@ def beside(model: nn.Module, stack: Stack) -> list[str]:
 
 
 def lone_blocks(model: nn.Module) -> list[str]:
-    """Paths of what may be the only block of a network without a stack: lists of one, else what stands between layers.
+    """Return paths of what may be the only block of a network without a stack: lists of one, or what is between layers.
 
     >>> lone_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)))
     ['1']
@@ -207,7 +207,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def guess(stacks: list[Stack], around_it: list[str]) -> str:
-    """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
+    """Return what was guessed in taking the first of `stacks`, "" if nothing was; `around_it` could be blocks too."""
     first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]
     if first.spelled and not others:
         return ""
@@ -259,7 +259,7 @@ def _spelled(model: nn.Module) -> Iterator[Stack]:
 
 
 def _is_stack(holders: list[nn.Module], blocks: list[nn.Module]) -> bool:
-    """Blocks of one kind in containers; or of several in lists, which say that they are one stack."""
+    """Return whether blocks are of one kind in containers, or of several in lists, which say they are one stack."""
     allowed = CONTAINERS if len({_kind(b) for b in blocks}) == 1 else UNCALLED
     return all(isinstance(holder, allowed) for holder in holders)
 
@@ -282,7 +282,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
 
 
 def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
-    """Blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
+    """Yield blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
     marks = [(_kind(m), tuple(p.shape for p in parameters_of(m))) if _may_be_block(m) else None for _, m in children]
     run: list[int] = []
     for i, mark in enumerate([*marks, None]):
@@ -297,7 +297,7 @@ def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack
 
 
 def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks that stand in each list of a list, as many in all, beside modules that are none (lists of norms, sums)."""
+    """Yield blocks that stand in each list of a list, as many in all, beside modules that are none (norms, sums)."""
     lists = _children(prefix, parent)
     if len(lists) < 2 or not all(type(m) in UNCALLED for _, m in lists):
         return
@@ -308,7 +308,7 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
 
 
 def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
+    """Yield blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
     stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
     blocks = [block for stage in stages for block in stage]
     only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
@@ -332,7 +332,7 @@ def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    """Something with weights that is more than one layer of torch's own."""
+    """Return whether a module has weights and is more than one layer of torch's own."""
     if type(module) in UNCALLED:
         return False
     primitive = type(module).__module__.startswith("torch.nn.modules") and not any(children_of(module))
@@ -340,7 +340,7 @@ def _may_be_block(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> object:
-    """Equal for modules that may be siblings in one stack: the class, and for containers the kinds inside."""
+    """Return what siblings in one stack have in common: the class, and for containers the kinds inside."""
     module = original(module)
     if type(module) in CONTAINERS:
         return type(module), frozenset(_kind(child) for _, child in children_of(module))
@@ -355,7 +355,7 @@ def _kinds(blocks: Iterable[nn.Module]) -> str:
 
 
 def _distinct(stacks: list[Stack]) -> list[Stack]:
-    """Without those whose blocks are all in one that is spelled or longer."""
+    """Return the stacks without those whose blocks are all in one that is spelled or longer."""
     out: list[Stack] = []
     having: dict[str, list[frozenset[str]]] = {}
     for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled, not s.pattern)):
@@ -368,7 +368,7 @@ def _distinct(stacks: list[Stack]) -> list[Stack]:
 
 
 def _nested(stacks: list[Stack]) -> Iterator[tuple[Stack, Stack, int]]:
-    """(inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
+    """Return (inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
     owners: dict[str, list[Stack]] = {}
     for stack in stacks:
         for path in stack.paths:

@@ -17,7 +17,7 @@ from walkback.errors import AnatomyError, InputError
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
+    """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
     found: Any = output
     if isinstance(output, Mapping) and "logits" in output:
         found = output["logits"]
@@ -35,7 +35,7 @@ def logits_of(output: Any) -> Tensor:
 
 
 def members(output: Any) -> Sequence[Any]:
-    """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
+    """Return what a block or network returned as a sequence: of a tuple, a dataclass or a dict its values, in order."""
     if isinstance(output, (tuple, list)):
         return output
     if is_dataclass(output):
@@ -247,7 +247,7 @@ def no_inference(tensor: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device | None) -> Tensor:
-    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    """Return the state of the generators a forward pass can draw from; what eval mode switches off leaves it alone."""
     if device is None or device.type not in ("cuda", "mps"):
         return torch.get_rng_state()
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()

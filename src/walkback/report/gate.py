@@ -65,7 +65,7 @@ def gate(report: Report, required: Iterable[str] = ()) -> Gate:
 
 
 def _word(report: Report) -> str:
-    """The verdict in the three words, also of a report that prints the published ones."""
+    """Return the verdict in the three words, also of a report that prints the published ones."""
     return str(report.to_dict()["verdict"])
 
 
