@@ -103,7 +103,7 @@ def _read_loss(tracer: Tracer, logits: Tensor, labels: Tensor, dtype: torch.dtyp
 
 
 def other_labels(labels: Tensor, logits: Tensor, custom: bool) -> Tensor | None:
-    """Labels that a loss must take, and that a network is wrong about: those of other samples of the batch.
+    """Return labels that a loss must take, and that a network is wrong about: those of other samples of the batch.
 
     None where there are none. Is a backward pass the derivative of its forward pass, it is so for any labels.
     """

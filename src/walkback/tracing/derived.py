@@ -166,7 +166,7 @@ class Tape(TorchDispatchMode):
         return twin, marks
 
     def _copied(self, place: _Place, copies: dict[Any, Tensor]) -> Tensor:
-        """A tensor at the same place in a copy of its memory, which it shares with all that lay in the original."""
+        """Return a tensor at the same place in a copy of its memory, shared with all that lay in the original."""
         if len(self._outside[place.memory]) == 1:
             return _in_memory(place, self._before[place.memory].clone())
         whole = (place.memory, place.dtype)
@@ -183,7 +183,7 @@ def _in_memory(place: _Place, memory: Any) -> Tensor:
 
 
 def _spot(t: Tensor) -> tuple[int, torch.Size] | None:
-    """Where the numbers of a tensor begin, and its shape; None where its memory can't be looked at."""
+    """Return where the numbers of a tensor begin, and its shape; None where its memory can't be looked at."""
     if t.layout != torch.strided or is_traceable_wrapper_subclass(t):
         return None
     return t.data_ptr(), t.shape

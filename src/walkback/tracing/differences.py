@@ -89,7 +89,7 @@ class Probed:
     least: Float[Tensor, " probes"]
 
     def errors(self) -> tuple[Float[Tensor, " probes"], Float[Tensor, " probes"], Bool[Tensor, " probes"]]:
-        """(error, noise, whether a probe can say anything), the first two in units of the slope to be expected."""
+        """Return (error, noise, whether a probe can say anything), the first two in units of the expected slope."""
         rounds = torch.maximum(self.rounding, self.least)
         noise = torch.maximum(self.bend.abs(), rounds)
         finite = torch.isfinite(self.slope) & torch.isfinite(self.predicted) & torch.isfinite(noise)
@@ -105,7 +105,7 @@ class Probed:
         return replace(self, bend=torch.maximum(kink.abs(), drift.abs()))
 
     def as_bent(self, far: Probed, read: Mapping[int, float]) -> bool:
-        """Are those not `read` at kinks: bent as much at twice the step, where noise has half of it, a curve twice?"""
+        """Return whether those not `read` are at kinks: bent as much at twice the step (noise half, a curve twice)."""
         ratios = far.bend.abs() / self.bend.abs()
         ratios = ratios[[i for i in range(len(ratios)) if i not in read and ratios[i].isfinite()]]
         return bool(len(ratios)) and 0.75 < float(ratios.quantile(0.5)) < 1.5
@@ -205,7 +205,7 @@ class _Types(TorchDispatchMode):
 
 
 def _passes(run: Run, change: Change, point: Trace, dtype: torch.dtype) -> list[_Pass]:
-    """Every site a few times, with other samples each time: those of the largest gradient first, and some of all."""
+    """Return passes over every site, with other samples each time: the largest gradients first, and some of all."""
     device, sites, batch = point.states[0].device, len(point.states), len(point.labels)
     generator = torch.Generator(device).manual_seed(SEED)
     loudness = torch.stack([norms(g) for g in point.grads]).amax(0).nan_to_num(0.0)

@@ -44,7 +44,7 @@ def quiet_training(model: nn.Module) -> Iterator[None]:
 
 
 def _is_noisy(module: nn.Module) -> bool:
-    """Whether a module computes another thing in training mode: dropout, a norm with statistics, a random slope."""
+    """Return whether a module computes another thing in training mode: dropout, norm statistics, a random slope."""
     if isinstance(module, (_DropoutNd, _NormBase, nn.RReLU)):
         return True
     if isinstance(module, nn.RNNBase):

@@ -43,7 +43,7 @@ def recorded(
     writers: Sequence[Part] | None = None,
     train: bool | None = None,
 ) -> Recorded:
-    """The credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
+    """Return the credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
 
     The reference can then not come from that backward: `diagnose` derives it from the forward pass alone, or takes
     `reference=twin`, and verifies it by finite differences.
@@ -117,7 +117,7 @@ class Recorded:
         )
 
     def __call__(self, trace: Trace) -> list[Tensor]:
-        """One signal per site, shaped like `trace.states`. Those of the first batch are proven."""
+        """Return one signal per site, shaped like `trace.states`. Those of the first batch are proven."""
         if trace.reference == "own":
             raise CreditError(
                 "Expected a reference that does not come from the network's own backward pass, since that is what is "
@@ -182,7 +182,7 @@ class Recorded:
     # -- proofs: on the first batch, where the user's code is run again ----------------------------------
 
     def _prove_by_weights(self, trace: Trace, heard: Listener) -> None:
-        """Each credit gives the gradients in the weights of its module, and nothing else does."""
+        """Prove that each credit gives the gradients in the weights of its module, and nothing else does."""
         keys = heard.keys(trace.states)
         left = {key: heard.gradients(key) for key in keys}
         try:
@@ -240,7 +240,7 @@ class Recorded:
             return None
 
     def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor]) -> None:
-        """With the batch in another order, the credits come in that order."""
+        """Prove that with the batch in another order, the credits come in that order."""
         batch = len(trace.labels)
         order = torch.randperm(batch, generator=torch.Generator().manual_seed(0)).to(trace.labels.device)
         x = mapped(trace.inputs, lambda t: t[order.to(t.device)] if t.ndim and t.shape[0] == batch else t)
@@ -289,7 +289,7 @@ class Recorded:
         return bool(farthest(first, second)[0]) or bool(farthest(second, third)[0])
 
     def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor]) -> None:
-        """Unless the mode was chosen: the credits of eval mode are those of training mode."""
+        """Prove, unless the mode was chosen, that the credits of eval mode are those of training mode."""
         if self.train is not None:
             return
         try:
@@ -319,7 +319,7 @@ class Recorded:
             )
 
     def _look_at_writers(self, trace: Trace, heard: Listener) -> None:
-        """A module that was named should write the state of its site, or what is added to it."""
+        """Note where a module that was named writes neither the state of its site nor what is added to it."""
         for site in heard.made if heard.writers.named else ():
             made, state = heard.batch_first(heard.made[site]), trace.states[site]
             before = trace.states[site - 1] if site else None
