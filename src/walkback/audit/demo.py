@@ -225,7 +225,7 @@ def all_numbers(reports: Iterable[Report]) -> str:
 
 
 def _worth(report: Report) -> str:
-    """D3-outcome with its interval; – where it was not measured."""
+    """Return D3-outcome with its interval; – where it was not measured."""
     if report.depth is None:
         return NONE
     (low, high), worth = report.depth["interval"], report.depth["worth_pp"]
@@ -233,7 +233,7 @@ def _worth(report: Report) -> str:
 
 
 def _against(report: Report) -> str:
-    """D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
+    """Return D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
     control, margin = report.run["frozen_bp_stem_acc"], report.thresholds["frozen_acc_margin_pp"]
     if report.depth_used is None or round(100 * (report.bp_acc - control), 10) < margin:
         return NONE

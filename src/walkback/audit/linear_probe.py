@@ -18,13 +18,13 @@ FILE = "linear_probe.json"
 
 
 def linear_probe_file(folder: Path) -> Path:
-    """Where the record is: in the folder of the records, or beside it."""
+    """Return where the record is: in the folder of the records, or beside it."""
     beside = folder.resolve().parent / FILE
     return beside if not (folder / FILE).exists() and beside.exists() else folder / FILE
 
 
 def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
-    """Data set -> its record; empty where none was made."""
+    """Return data set -> its record; empty where none was made."""
     path = linear_probe_file(folder)
     if not path.exists():
         return {}
