@@ -24,13 +24,13 @@ SMALL = {"markerfacecolor": "white", "markersize": 2.4, "elinewidth": 0.5, "mark
 
 
 def point(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
-    """Mean ± standard deviation of a cell of a table on the line `y`; nothing where nothing was measured."""
+    """Draw mean ± standard deviation of a cell of a table on the line `y`; nothing where nothing was measured."""
     if cell is not None:
         ax.errorbar(cell["mean"], y, xerr=cell["std"], **st.look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
 
 
 def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
-    """D3: the gain over frozen blocks with its interval."""
+    """Draw D3: the gain over frozen blocks with its interval."""
     if cell is not None:
         low, high = cell["interval"] or (cell["value"], cell["value"])
         error = [[cell["value"] - low], [high - cell["value"]]]
@@ -38,7 +38,7 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
 
 
 def verdict(cell: Any) -> str:
-    r"""A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
+    r"""Return a verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
 
     >>> cell = {"verdict": "walked back", "failed": {"D1": 1, "D2": 1, "D3": 3}, "n": 3}
     >>> verdict(cell), verdict({**cell, "failed": {"D3": 3}})
@@ -141,7 +141,7 @@ def _gain_limits(cells: Sequence[Any]) -> tuple[float, float]:
 
 
 def _beside(ax: Axes, words: Iterable[tuple[float, str]]) -> None:
-    """Words to the right of a panel, each on its line."""
+    """Write words to the right of a panel, each on its line."""
     for y, word in words:
         at = (1, y), (3, 0), ("axes fraction", "data")
         st.words(ax, word, *at, va="center", fontsize=5.5, annotation_clip=False)
@@ -202,7 +202,7 @@ def _known(values: Iterable[tuple[str, str, float | None]]) -> list[float]:
 
 
 def _within(found: Sequence[Row], name: str) -> list[list[float]]:
-    """Error bars that stay on a log axis: a standard deviation as large as its mean ends just above zero."""
+    """Return error bars that stay on a log axis: a standard deviation as large as its mean ends just above zero."""
     up = [row[name]["std"] or 0.0 for row in found]
     ends = [float("inf") if name == "cos" else 0.99 * abs(row[name]["mean"]) for row in found]
     return [[min(std, end) for std, end in zip(up, ends)], up]

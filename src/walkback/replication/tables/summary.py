@@ -33,7 +33,7 @@ NULL = 0.05
 
 
 def null_bands(runs: Sequence[Record], seeds: Iterable[int]) -> dict[int, float]:
-    """What a seed's deep cosine must exceed to be more than chance: 2 std of the same network with fresh feedback.
+    """Return what a seed's deep cosine must exceed to be no chance: 2 std of its network with fresh feedback.
 
     Where that was not measured, the mean of the other seeds; where it was on none, 0.05.
     """
@@ -80,7 +80,7 @@ def two_modes(t: Draft) -> None:
 
 
 def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
-    """Of each seed whose deep cosine and reference are known."""
+    """Return the reading of each seed whose deep cosine and reference are known."""
     found = []
     for seed, m in at.items():
         if m.deep_cosine is None:
@@ -96,7 +96,7 @@ def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]
 
 
 def _together(readings: Sequence[str]) -> str | None:
-    """One reading, or on how many seeds each; None where there is none."""
+    """Return one reading, or on how many seeds each; None where there is none."""
     counts = Counter(readings).most_common()
     if len(counts) < 2:
         return counts[0][0] if counts else None
@@ -194,7 +194,7 @@ def _controls(records: Records, flag: bool) -> Shown:
 
 
 def _on_networks(records: Records, flag: bool) -> dict[Setting, str]:
-    """DFA on every network -> whether it has a terminal norm; vectors are not augmented."""
+    """Return DFA on every network -> whether it has a terminal norm; vectors are not augmented."""
     return {
         replace(base, rule="dfa", augment=flag and not base.data.startswith("teacher")): norm
         for _, base, norm, _ in networks(records)
