@@ -337,7 +337,7 @@ class _Batch:
             )
 
     def prints(self) -> Tensor:
-        """(B,) a number that recognises each sample, by its inputs or else by all of its states."""
+        """Return (B,) a number that recognises each sample, by its inputs or else by all of its states."""
         if self.inputs is not None:
             return prints_of(self.inputs, len(self.inputs))
         return torch.stack([fingerprints(h) * (2 * site + 1) for site, h in enumerate(self.states)]).sum(0)

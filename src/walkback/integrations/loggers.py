@@ -13,7 +13,7 @@ from walkback.training.watch import Row, scalars, where
 
 
 def mlflow_logger(run_id: str | None = None, tracking_uri: str | None = None) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a metric under walkback/….
+    """Return a sink for `Watch(to=[…])`: every number of a row as a metric under walkback/….
 
     Args:
         run_id: the run to log to; by default the one that is active.
@@ -36,7 +36,7 @@ def mlflow_logger(run_id: str | None = None, tracking_uri: str | None = None) ->
 
 
 def tensorboard_logger(to: Any) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a scalar under walkback/…; `to` is a folder or a SummaryWriter."""
+    """Return a sink for `Watch(to=[…])`: numbers of a row as scalars under walkback/…; `to`: a folder or writer."""
     library("tensorboard", "tensorboard")
     writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter(to) if isinstance(to, (str, Path)) else to
 
@@ -49,7 +49,7 @@ def tensorboard_logger(to: Any) -> Callable[[Row], None]:
 
 
 def wandb_logger(run: Any = None) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a metric under walkback/…, over an axis walkback/at of its own.
+    """Return a sink for `Watch(to=[…])`: a row's numbers as metrics under walkback/…, over an axis walkback/at.
 
     `run` is what `wandb.init` returned; by default the run that is active.
     """

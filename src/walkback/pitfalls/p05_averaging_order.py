@@ -9,12 +9,12 @@ PITFALL = Entry(5, "averaging-order", "Γ depends on what is averaged first", "r
 
 
 def trained(seed: int) -> Trained:
-    """FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
+    """Train FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
     return train("fa", epochs=10, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:
-    """Γ of everything flattened against Γ per sample and site, averaged afterwards."""
+    """Return Γ of everything flattened against Γ per sample and site, averaged afterwards."""
     found = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
     orders = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
     return Shown(

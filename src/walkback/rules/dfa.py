@@ -28,7 +28,7 @@ class DFA(RandomFeedback):
         self.draw([(classes, width, width) for width in self.widths(states)], generator)
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One product per site."""
+        """Return one product of the error and B per site."""
         error = error_signal(trace)
         return self.sized([place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)])
 

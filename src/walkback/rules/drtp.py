@@ -31,7 +31,7 @@ class DRTP(RandomFeedback):
         self.draw([(classes, width, width) for width in self.widths(states)], generator)
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One product per site; labels that are probabilities are projected as they are."""
+        """Return one product of the label and B per site; labels that are probabilities are projected as they are."""
         target, matrices = trace.labels, self.matrices()
         if not target.is_floating_point():
             target = nn.functional.one_hot(target, matrices[0].shape[0])

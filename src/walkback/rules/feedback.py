@@ -42,7 +42,7 @@ class RandomFeedback(Rule):
         self.fan: list[int] = []
 
     def widths(self, states: Sequence[torch.Tensor]) -> list[int]:
-        """Width of every site; refuses a `target` that its states don't have."""
+        """Return the width of every site; refuse a `target` that its states don't have."""
         if self.target == "readout" and any(h.ndim == 4 for h in states):
             raise InputError(
                 'Expected target "all" for image states (B, C, H, W), but got "readout": they have no first token. '
@@ -62,7 +62,7 @@ class RandomFeedback(Rule):
             self.register_buffer("next_draw", torch.randint(2**31, (), generator=generator))
 
     def matrices(self) -> list[torch.Tensor]:
-        """B0, B1, … as they are now; with `fresh`, drawn for this call."""
+        """Return B0, B1, … as they are now; with `fresh`, drawn for this call."""
         if self.fresh:
             seed = self.get_buffer("next_draw")
             self._fill(torch.Generator().manual_seed(int(seed)))
@@ -70,7 +70,7 @@ class RandomFeedback(Rule):
         return [self.get_buffer(f"B{site}") for site in range(len(self.fan))]
 
     def sized(self, credits: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
+        """Return credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
         return of_length(credits, "unit" if self.unit else "raw")
 
     def redraw(self, generator: torch.Generator) -> bool:
@@ -86,7 +86,7 @@ class RandomFeedback(Rule):
             buffer.copy_(torch.randn(tuple(buffer.shape), generator=generator) * self.scale / fan**0.5)
 
     def describe(self) -> dict[str, object]:
-        """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
+        """Return scale and target of the feedback, whether it is drawn anew, and whether credits have one length."""
         settings = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
         more = {"unit": True if self.unit else None, "draw_seed": self.draw_seed}
         return {**settings, **{name: value for name, value in more.items() if value is not None}}
