@@ -179,7 +179,7 @@ _EDITIONS = {"four-diagnostic": "four-diag.", "three-check": "three-check"}
 def _strip(
     ax: Axes, points: Sequence, names: Sequence[str], t: Threshold, rows: dict[str, dict[str, Any]], wide: bool
 ) -> None:
-    """Draw all values on one axis, a line per rule; below them the gap and, by edition, which thresholds change nothing.
+    """Draw all values on one axis, a line per rule; below the gap and, by edition, the thresholds that change nothing.
 
     `rows` are those of the table, by edition.
     """
