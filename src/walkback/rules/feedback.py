@@ -1,4 +1,4 @@
-"""What FA and DFA share: random matrices that carry credit, drawn once, or anew at every call as an ablation."""
+"""What FA, DFA and DRTP share: random matrices that carry credit, drawn once, or anew at every call as an ablation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from walkback.errors import InputError
 from walkback.registry import positive, true_or_false, whole_numbers
-from walkback.rules.rule import Rule, check_target, feature_dim, of_length
+from walkback.rules.rule import Parts, Rule, check_target, feature_dim, of_length
 
 
 class RandomFeedback(Rule):
@@ -40,6 +40,10 @@ class RandomFeedback(Rule):
         self.draw_seed = draw_seed
         self.scale, self.target, self.fresh, self.unit = scale, check_target(target), fresh, unit
         self.fan: list[int] = []
+
+    def setup(self, parts: Parts, states: Sequence[torch.Tensor], classes: int, generator: torch.Generator) -> None:
+        """Draw B_0…B_L, from the classes straight to every site."""
+        self.draw([(classes, width, width) for width in self.widths(states)], generator)
 
     def widths(self, states: Sequence[torch.Tensor]) -> list[int]:
         """Return the width of every site; refuse a `target` that its states don't have."""
