@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from walkback.errors import InputError
+
 
 class _Place(NamedTuple):
     """Where the numbers of a tensor lie."""
@@ -123,6 +125,17 @@ class Tape(TorchDispatchMode):
         if not tensor.requires_grad:
             self._own(tensor)  # it will be made to carry a gradient
         self._calls.append((_MARK, tensor, key, None))
+
+    def reference(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
+        """Return what `rerun` does, or raise an InputError that says how to give a reference otherwise."""
+        try:
+            return self.rerun()
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
+                f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
+                "reference=twin."
+            ) from error
 
     def rerun(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
         """Return (recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)}).
