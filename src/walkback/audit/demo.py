@@ -66,7 +66,7 @@ def demo(
     accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
     reports = []
     for spec in todo[: len(RULES)]:
-        found = judge(
+        report = judge(
             _report(out, spec),
             headline_acc=accuracy[spec],
             frozen_baseline_acc=accuracy[control_spec(spec)],
@@ -80,9 +80,9 @@ def demo(
         extra: dict[str, Any] = {"frozen_bp_stem_acc": accuracy[controls["BP-stem frozen"]]}
         if any(ended.values()):
             extra["controls_diverged"] = {name: why for name, why in ended.items() if why}
-        found = replace(found, run={**found.run, **extra})
-        found.save(out / f"{spec.rule}.report.json")
-        reports.append(found)
+        report = replace(report, run={**report.run, **extra})
+        report.save(out / f"{spec.rule}.report.json")
+        reports.append(report)
     return reports
 
 

@@ -28,12 +28,12 @@ def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
     path = linear_probe_file(folder)
     if not path.exists():
         return {}
-    found: Any = read_table(path)
-    if (got := schema_of(found)) != SCHEMA or not isinstance(found.get("probes"), dict):
+    document: Any = read_table(path)
+    if (got := schema_of(document)) != SCHEMA or not isinstance(document.get("probes"), dict):
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but got {got}.")
-    for name, record in found["probes"].items():
+    for name, record in document["probes"].items():
         check("probe", record, f"probes.{name} of {path}")
-    return found["probes"]
+    return document["probes"]
 
 
 def train_linear_probe(

@@ -151,10 +151,10 @@ class Records:
 
     def find(self, spec: RunSpec) -> Record | None:
         """Return the run of this spec, whether or not its defaults are written out."""
-        found = self._by_digest.get(canonical(spec).digest)
-        if found is not None:
-            self.asked.add(found.path)
-        return found
+        record = self._by_digest.get(canonical(spec).digest)
+        if record is not None:
+            self.asked.add(record.path)
+        return record
 
     def control(self, record: Record, stem: str = "rule") -> Record | None:
         """Return the frozen control of a run: for `stem` "rule" the matched one of D3, for "bp" that with BP's stem.
@@ -287,10 +287,10 @@ def read_record(path: Path) -> Record:
 
 def _stamp(file: Path) -> tuple[int, ...]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read_record(path: Path) -> Record:

@@ -276,9 +276,9 @@ def duration(seconds: float) -> str:
 def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
     """Return runs in few words: the rule, and what they do not all share, what differs most often first."""
     parts = {spec: _parts(spec) for spec in specs}
-    shared = set.intersection(*(set(said) for said in parts.values())) if len(parts) > 1 else set()
-    own = {spec: [part for part in said if part not in shared] for spec, said in parts.items()}
-    return {spec: " ".join([_short(spec.rule), *said]) for spec, said in own.items()}
+    shared = set.intersection(*(set(words) for words in parts.values())) if len(parts) > 1 else set()
+    own = {spec: [part for part in words if part not in shared] for spec, words in parts.items()}
+    return {spec: " ".join([_short(spec.rule), *words]) for spec, words in own.items()}
 
 
 def _parts(spec: RunSpec) -> list[str]:

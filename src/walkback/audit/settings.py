@@ -288,8 +288,8 @@ def _claim(
     bp, bp_frozen = reference or (None, None)
     headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
     known = [both_correct(*pair) for pair in pairs]
-    told = [both for both in known if both is not None]
-    correct = None if len(told) < len(known) else told[0] if len(told) == 1 else told
+    both_known = [both for both in known if both is not None]
+    correct = None if len(both_known) < len(known) else both_known[0] if len(both_known) == 1 else both_known
     return Claim(headline, frozen, bp, bp_frozen, correct)
 
 

@@ -82,15 +82,15 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     >>> [path for path, _ in matching(net, "layer?.*")]
     ['layer1.0', 'layer2.0', 'layer2.1']
     """
-    found = [("", model)]
+    modules = [("", model)]
     for step in pattern.split("."):
-        found = [
+        modules = [
             (below, child)
-            for path, module in found
+            for path, module in modules
             for below, child in _children(path, module)
             if fnmatchcase(below.rpartition(".")[2], step)
         ]
-    return found
+    return modules
 
 
 def original(module: nn.Module) -> nn.Module:
@@ -172,17 +172,17 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
     Beside stacks and lone blocks: lists of single layers, what stands at one place in each list of a list, and stacks
     of one length together, since a run shows in which order they are called.
     """
-    found = [stack.paths for stack in find_stacks(model)]
-    found += [(path,) for path in lone_blocks(model)]
+    groups = [stack.paths for stack in find_stacks(model)]
+    groups += [(path,) for path in lone_blocks(model)]
     for path, module in named_modules_of(model):
         children = _children(path, module) if isinstance(module, UNCALLED) else []
         if len(children) > 1 and all(_has_weights(m) and type(m) not in UNCALLED for _, m in children):
-            found.append(tuple(p for p, _ in children))
+            groups.append(tuple(p for p, _ in children))
         if len(children) > 1 and all(type(m) in UNCALLED for _, m in children):
             rows = [_children(p, m) for p, m in children]
             columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
-            found += columns
-    single = [paths for paths in dict.fromkeys(found) if all(_has_weights(model.get_submodule(p)) for p in paths)]
+            groups += columns
+    single = [paths for paths in dict.fromkeys(groups) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
         equal = [
             paths
@@ -245,16 +245,16 @@ def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tu
 def _spelled(model: nn.Module) -> Iterator[Stack]:
     for prefix, parent in named_modules_of(model):
         for spelling in SPELLINGS:
-            found = matching(parent, spelling)
-            while found and all(isinstance(m, UNCALLED) for _, m in found):
+            matches = matching(parent, spelling)
+            while matches and all(isinstance(m, UNCALLED) for _, m in matches):
                 spelling += ".*"
-                found = matching(parent, spelling)
-            blocks = [m for _, m in found]
+                matches = matching(parent, spelling)
+            blocks = [m for _, m in matches]
             holders = [m for _, m in matching(parent, spelling.removesuffix(".*"))]
             if not blocks or not all(_may_be_block(m) for m in blocks) or not _is_stack(holders, blocks):
                 continue
             dot = f"{prefix}." if prefix else ""
-            yield Stack(tuple(dot + path for path, _ in found), _kinds(blocks), dot + spelling, True)
+            yield Stack(tuple(dot + path for path, _ in matches), _kinds(blocks), dot + spelling, True)
             break
 
 
@@ -274,11 +274,11 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
             yield from _in_lists(prefix, parent)
             yield from _in_stages(prefix, parent)
         for members in groups.values():
-            found = [block for path, module in members for block in _unfolded(path, module)]
-            blocks = [m for _, m in found]
-            if len(found) > 1 and all(_may_be_block(m) for m in blocks):
-                whole = prefix and isinstance(parent, CONTAINERS) and found == members == _children(prefix, parent)
-                yield Stack(tuple(path for path, _ in found), _kinds(blocks), f"{prefix}.*" if whole else "", False)
+            unfolded = [block for path, module in members for block in _unfolded(path, module)]
+            blocks = [m for _, m in unfolded]
+            if len(unfolded) > 1 and all(_may_be_block(m) for m in blocks):
+                whole = prefix and isinstance(parent, CONTAINERS) and unfolded == members == _children(prefix, parent)
+                yield Stack(tuple(path for path, _ in unfolded), _kinds(blocks), f"{prefix}.*" if whole else "", False)
 
 
 def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
@@ -302,8 +302,8 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
     if len(lists) < 2 or not all(type(m) in UNCALLED for _, m in lists):
         return
     inside = [[(path, m) for path, m in _children(name, m) if _may_be_block(m)] for name, m in lists]
-    if inside[0] and len({len(found) for found in inside}) == 1:
-        blocks = [block for found in inside for block in found]
+    if inside[0] and len({len(row) for row in inside}) == 1:
+        blocks = [block for row in inside for block in row]
         yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), "", False)
 
 

@@ -18,20 +18,20 @@ from walkback.errors import AnatomyError, InputError
 
 def logits_of(output: Any) -> Tensor:
     """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
-    found: Any = output
+    logits: Any = output
     if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
+        logits = output["logits"]
     elif getattr(output, "logits", None) is not None:
-        found = getattr(output, "logits")  # noqa: B009  # of any type
+        logits = getattr(output, "logits")  # noqa: B009  # of any type
     elif is_dataclass(output):
-        found = first_tensor(members(output))
+        logits = first_tensor(members(output))
     elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
+        logits = output[0]
+    if not isinstance(logits, Tensor):
         raise AnatomyError(
             f"Expected the network to return logits, alone or first in a tuple, but got {type(output).__name__}."
         )
-    return found
+    return logits
 
 
 def members(output: Any) -> Sequence[Any]:

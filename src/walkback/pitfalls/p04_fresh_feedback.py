@@ -82,12 +82,12 @@ def show(seed: int = 0) -> Shown:
     for _ in range(DRAWS):
         stranger.redraw(draw)
         fresh.append(run.measure(stranger).deep_cosine or 0.0)
-    found = torch.tensor(fresh, dtype=torch.float64)
+    drawn = torch.tensor(fresh, dtype=torch.float64)
     own = run.measure().deep_cosine or 0.0
     return Shown(
         "deep cosine of DFA",
-        float(found.mean()),
+        float(drawn.mean()),
         own,
-        f"over {DRAWS} fresh draws of B: {float(found.mean()):+.4f} ± {float(found.std()):.4f}; with the B of training "
+        f"over {DRAWS} fresh draws of B: {float(drawn.mean()):+.4f} ± {float(drawn.std()):.4f}; with the B of training "
         f"{own:+.4f}. Save B with the weights. As a null, on purpose, fresh B is just right.",
     )

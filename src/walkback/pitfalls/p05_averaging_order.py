@@ -15,12 +15,12 @@ def trained(seed: int) -> Trained:
 
 def show(seed: int = 0) -> Shown:
     """Return Γ of everything flattened against Γ per sample and site, averaged afterwards."""
-    found = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
-    orders = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
+    gammas = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
+    orders = ", ".join(f"{name} {value:+.3f}" for name, value in gammas.items())
     return Shown(
         "Γ of FA",
-        found["flattened"],
-        found["layers"],
+        gammas["flattened"],
+        gammas["layers"],
         f"by what is averaged first: {orders}. Flattened, the sites and samples with the largest gradients decide "
         "alone. None is wrong in itself; a Γ without its order can't be compared with another.",
     )

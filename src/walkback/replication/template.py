@@ -104,14 +104,14 @@ def _name(spec: RunSpec) -> str:
 def results(records: Records, runs: Sequence[Record]) -> Table:
     """Return what the paper's table should have, one row per rule and control."""
     rows = []
-    for name, found in _rows(records, runs):
-        j = judged_runs(records, found)
-        controls = [c for run in found if (c := records.control(run)) is not None] if _trained(found) else []
+    for name, seeds in _rows(records, runs):
+        j = judged_runs(records, seeds)
+        controls = [c for run in seeds if (c := records.control(run)) is not None] if _trained(seeds) else []
         rows.append(
             [
-                *(name, count(len(found)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
-                *(depth_cell(j), depth_cell(j, "bp"), _worth(found) if _trained(found) else Cell(NONE)),
-                *(spread(j.stat("gamma"), "cos"), _by_site(found), spread(j.stat("h_norm"), "norm")),
+                *(name, count(len(seeds)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
+                *(depth_cell(j), depth_cell(j, "bp"), _worth(seeds) if _trained(seeds) else Cell(NONE)),
+                *(spread(j.stat("gamma"), "cos"), _by_site(seeds), spread(j.stat("h_norm"), "norm")),
                 *(_with_interval(j, what, check) for what, check in (("g_norm", "reference"), ("growth", "growth"))),
                 spread(j.stat("stability"), "cos"),
                 *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),
@@ -126,15 +126,15 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
 
 def _worth(runs: Sequence[Record]) -> Cell:
     """Return what the trained blocks are worth, with its interval: over samples and draws of one run, or over seeds."""
-    found = [run.depth for run in runs if run.depth is not None]
-    if not found:
+    depths = [run.depth for run in runs if run.depth is not None]
+    if not depths:
         return Cell(NONE)
-    worth = [f.worth_pp for f in found]
-    middle, (low, high) = sum(worth) / len(worth), found[0].interval
+    worth = [f.worth_pp for f in depths]
+    middle, (low, high) = sum(worth) / len(worth), depths[0].interval
     if len(worth) > 1:
         half = student(len(worth) - 1) * (stdev(worth) / len(worth) ** 0.5)
         low, high = middle - half, middle + half
-    some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)} seeds)"
+    some = "" if len(depths) == len(runs) else f" ({len(depths)} of {len(runs)} seeds)"
     return Cell(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{some}", {"value": middle, "interval": [low, high]})
 
 
@@ -210,14 +210,14 @@ def _yes(answers: Sequence[bool | None]) -> str:
 
 def _one(runs: Sequence[Record], value: Callable[[Record], str | None], what: str) -> str:
     """Return what all runs have in common; where they differ, every value with its number; what is missing, by name."""
-    found = [value(run) for run in runs]
-    known = [text for text in found if text is not None]
-    absent = len(found) - len(known)
+    values = [value(run) for run in runs]
+    known = [text for text in values if text is not None]
+    absent = len(values) - len(known)
     if not known:
         return f"{MISSING}: {what}"
     counts = [(text, known.count(text)) for text in dict.fromkeys(known)]
     said = counts[0][0] if len(counts) == 1 else "; ".join(f"{text} ({n} runs)" for text, n in counts)
-    return said + (f"; {MISSING} in {absent} of {len(found)} runs: {what}" if absent else "")
+    return said + (f"; {MISSING} in {absent} of {len(values)} runs: {what}" if absent else "")
 
 
 def _condition(name: str, say: Callable[[Any], str] = str) -> Callable[[Sequence[Record]], str]:

@@ -180,13 +180,13 @@ class _Check:
     def _change(self, point: Trace, shift: Deltas) -> Change:
         """Return ⟨e, change of the logits⟩ per row."""
         batch, slope = len(point.labels), loss_slope(self.tracer.source, point.logits, point.labels)
-        found: list[int] = []  # the axis of samples
+        sample_axis: list[int] = []
 
         def change(logits: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            if not found:
-                found.append(self._axis(point.logits, before, rows, shift))
-            e = widened(_split(slope, found[0], batch)[rows])
-            old, new = (widened(_split(z, found[0], len(rows))) for z in (before, logits))
+            if not sample_axis:
+                sample_axis.append(self._axis(point.logits, before, rows, shift))
+            e = widened(_split(slope, sample_axis[0], batch)[rows])
+            old, new = (widened(_split(z, sample_axis[0], len(rows))) for z in (before, logits))
             return (e * (new - old)).sum(1), (e * new).abs().sum(1)
 
         return change

@@ -208,13 +208,13 @@ def _place(t: Tensor) -> _Place:
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
     """Return the tensors among what an operation takes or returns: alone, or in lists."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [v for v in value if isinstance(v, Tensor)]
-    return found
+            tensors += [v for v in value if isinstance(v, Tensor)]
+    return tensors
 
 
 def _with(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

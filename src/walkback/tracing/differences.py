@@ -293,15 +293,15 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
             pooled[mine] = torch.maximum(noise[mine], noise[mine].quantile(0.5))
     right = says & (error <= limit) & (noise <= limit)
     wrong = says & (error > limit) & (error > DOUBT * pooled)
-    told = right | wrong
-    errors = {i: float(error[i]) for i in told.nonzero().flatten().tolist()}
+    decided = right | wrong
+    errors = {i: float(error[i]) for i in decided.nonzero().flatten().tolist()}
     if not bool(says.any()):
         return Reading("unread", "flat" if bool(torch.isfinite(error).any()) else "nonfinite")
-    if any(2 * int((mine & told).sum()) < int(mine.sum()) for mine in each):
-        rounds = (found.rounding / found.unit.clamp(min=torch.finfo(torch.float64).tiny))[says & ~told].quantile(0.5)
+    if any(2 * int((mine & decided).sum()) < int(mine.sum()) for mine in each):
+        rounds = (found.rounding / found.unit.clamp(min=torch.finfo(torch.float64).tiny))[says & ~decided].quantile(0.5)
         return Reading("unread", "rounding" if float(rounds) > limit / DOUBT else "kinks", limit=limit, errors=errors)
-    worst = float(error[told].sort(descending=True).values[: OUTLIERS + 1][-1])
-    shares = [float(wrong[mine & told].double().mean()) if bool((mine & told).any()) else 0.0 for mine in each]
+    worst = float(error[decided].sort(descending=True).values[: OUTLIERS + 1][-1])
+    shares = [float(wrong[mine & decided].double().mean()) if bool((mine & decided).any()) else 0.0 for mine in each]
     least = min(0.5, max(shares))
     off = tuple(site for site, share in zip(sites.unique().tolist(), shares) if share >= least and worst > limit)
     disagreeing = torch.isin(sites, torch.tensor(off, dtype=sites.dtype)) if off else torch.ones_like(says)
@@ -311,7 +311,7 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
         worst,
         limit,
         off,
-        len(rows[told].unique()),
+        len(rows[decided].unique()),
         bool((noise > limit)[disagreeing & says].any()),
         errors,
     )

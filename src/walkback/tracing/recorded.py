@@ -197,33 +197,33 @@ class Recorded:
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
-                found = Shown(why=grads)
+                proof = Shown(why=grads)
             elif key in sent.failed:
-                found = Shown(why="failed", detail=sent.failed[key])
+                proof = Shown(why="failed", detail=sent.failed[key])
             else:
-                found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
+                proof = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
-                refuse_unlike(found, site, module, trace.states[site].dtype, heard.writers.named)
+                refuse_unlike(proof, site, module, trace.states[site].dtype, heard.writers.named)
             except CreditError:
                 # What was drawn when the credit was sent is not what was drawn in the run.
-                if not (heard.drew and found.compared) and not self._is_random(trace):
+                if not (heard.drew and proof.compared) and not self._is_random(trace):
                     raise
-                found = Shown(why="random")
-            if found.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
+                proof = Shown(why="random")
+            if proof.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
                 continue  # no credit, and no gradient: so it should be
-            if found.why:
-                unknown.setdefault(found, []).append(site)
-            if found.fed:
-                values = {"module": module, "fed": len(found.fed), "of": len(found.fed + found.compared)}
-                self._note(Note("inner-feedback", site, {**values, "parameters": list(found.fed)}))
-            if found.added:
-                self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
+            if proof.why:
+                unknown.setdefault(proof, []).append(site)
+            if proof.fed:
+                values = {"module": module, "fed": len(proof.fed), "of": len(proof.fed + proof.compared)}
+                self._note(Note("inner-feedback", site, {**values, "parameters": list(proof.fed)}))
+            if proof.added:
+                self._note(Note("added-gradient", site, {"module": module, "share": proof.added}))
             if derived is not None:
-                own = [name for name in found.compared if name not in derived.shared[key]]
+                own = [name for name in proof.compared if name not in derived.shared[key]]
                 gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
                 altered |= {site: (module, gap, len(names), len(own))} if names else {}
-        for found, sites in unknown.items():
-            self._unproven("weights", found.why, found.detail, sites)
+        for proof, sites in unknown.items():
+            self._unproven("weights", proof.why, proof.detail, sites)
         if altered:
             modules, gaps, some, of = map(list, zip(*altered.values()))
             values = {"sites": list(altered), "modules": modules, "difference": max(gaps)}

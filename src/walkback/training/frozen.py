@@ -171,11 +171,11 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
 
 def digest(parameters: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of names, shapes and bits."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     for name, p in parameters.items():
-        found.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
-        found.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
+        hashed.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _built(build: Build, seed: int) -> nn.Module:

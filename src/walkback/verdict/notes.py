@@ -22,15 +22,15 @@ BETTER = 0.02  # by how much a mean cosine with a neighbouring site must at leas
 
 def notes_on(v: Verdict, m: Measurements, claim: Claim, t: DiagnosticThresholds) -> list[Note]:
     """Return everything to be said beside a verdict, in the order of the report."""
-    said = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None), *m.notes]
-    said += on_claim(m, claim, t)
+    notes = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None), *m.notes]
+    notes += on_claim(m, claim, t)
     if v.measurement_valid is False and not v.failed:
-        said.append(Note("reference-under-floor"))
-    said += _depth_differs(v)
-    said += [*editions_differ(m, t, v.edition), *_clamp_decides(m, v.edition)]
+        notes.append(Note("reference-under-floor"))
+    notes += _depth_differs(v)
+    notes += [*editions_differ(m, t, v.edition), *_clamp_decides(m, v.edition)]
     if is_concentrated(m):
-        said.append(Note("concentrated", loudest(m), {"share": m.gamma_concentration}))
-    return said
+        notes.append(Note("concentrated", loudest(m), {"share": m.gamma_concentration}))
+    return notes
 
 
 def editions_differ(m: Measurements, thresholds: DiagnosticThresholds, edition: str) -> list[Note]:
@@ -57,7 +57,7 @@ def _depth_differs(v: Verdict) -> list[Note]:
 
 
 def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
-    """Return a note what a clamped cosine would have said, in the edition that does not judge by its floor."""
+    """Return a note on what a clamped cosine would have said, in the edition that does not judge by its floor."""
     both = enumerate(zip(m.cosine, m.cosine_clamped))
     off = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
     error, site = max(off, default=(0.0, 0))
@@ -95,12 +95,12 @@ def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> Note | None:
     measured, samples = conditions.get("probe_accuracy"), conditions.get("samples")
     if claim.accuracy is None or not isinstance(measured, float) or not isinstance(samples, int) or samples < 1:
         return None
-    said = min(accuracies("headline_acc", claim.accuracy), key=lambda a: abs(a - measured))
-    middle = (said + measured) / 2
+    claimed = min(accuracies("headline_acc", claim.accuracy), key=lambda a: abs(a - measured))
+    middle = (claimed + measured) / 2
     error = sqrt(max(middle * (1 - middle), 1 / samples) / samples)
-    if abs(said - measured) <= max(APART * error, 0.01):
+    if abs(claimed - measured) <= max(APART * error, 0.01):
         return None
-    return Note("other-accuracy", None, {"claimed": said, "measured": measured, "samples": samples})
+    return Note("other-accuracy", None, {"claimed": claimed, "measured": measured, "samples": samples})
 
 
 def _no_spread(claim: Claim) -> Note | None:

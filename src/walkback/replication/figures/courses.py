@@ -211,10 +211,10 @@ def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[
     for null in nulls:
         ax.axhspan(null["mean"] - 2 * null["std"], null["mean"] + 2 * null["std"], color=st.PALE, lw=0, zorder=0)
     for rule in sorted({r["rule"] for r in rows}, key=st.rule_order):
-        found = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
-        if found:
-            line = [x for x, _ in found], [c["mean"] for _, c in found]
-            ax.errorbar(*line, yerr=[c["std"] or 0 for _, c in found], **st.look(rule, elinewidth=0.7))
+        points = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
+        if points:
+            line = [x for x, _ in points], [c["mean"] for _, c in points]
+            ax.errorbar(*line, yerr=[c["std"] or 0 for _, c in points], **st.look(rule, elinewidth=0.7))
             handles.append(st.key(rule))
     if nulls:
         handles.append(Patch(color=st.PALE, lw=0, label="fresh feedback ± 2 std"))

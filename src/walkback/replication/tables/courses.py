@@ -224,14 +224,14 @@ def mechanism(t: Draft) -> None:
         runs = t.runs(setting)
         for epoch in EPOCHS:
             at = [([r.initial, *r.rows][epoch], r.epochs[epoch][2]) for r in runs if epoch <= len(r.rows)]
-            said, rows = figures("mechanism", setting.rule, epoch=epoch), [row for row, _ in at]
-            if at or said:
+            published, rows = figures("mechanism", setting.rule, epoch=epoch), [row for row, _ in at]
+            if at or published:
                 t.row(
                     *(RULES[setting.rule], OURS[flag], count(epoch), count(len(at))),
-                    against("‖h_L‖", stat(last(m.h_norm) for _, m in at), "norm", among(said, "h_norm")),
-                    against("‖g_L‖", stat(last(m.g_norm) for _, m in at), "norm", among(said, "g_norm")),
-                    against("weights", stat(map(weight_growth, rows)), "norm", among(said, "weight_growth")),
-                    against("product", stat(map(norm_product, rows)), "norm", among(said, "norm_product")),
+                    against("‖h_L‖", stat(last(m.h_norm) for _, m in at), "norm", among(published, "h_norm")),
+                    against("‖g_L‖", stat(last(m.g_norm) for _, m in at), "norm", among(published, "g_norm")),
+                    against("weights", stat(map(weight_growth, rows)), "norm", among(published, "weight_growth")),
+                    against("product", stat(map(norm_product, rows)), "norm", among(published, "norm_product")),
                     spread(stat(norm_product(row, "spectral") for row in rows), "norm"),
                     *(_by_block([of(row) for row in rows]) for of in (weight_growths, norm_products)),
                 )
@@ -280,16 +280,16 @@ def early_epochs(t: Draft) -> None:
             known = [c for m in at for site in deep_sites(m.cosine) if (c := m.cosine[site]) is not None]
             ends = [min(known), max(known)] if known else None
             span = Cell("…".join(number(end, "cos") for end in ends) if ends else NONE, ends)
-            said = figures("early-epochs", "dfa", epoch=epoch)
+            published = figures("early-epochs", "dfa", epoch=epoch)
             rho = stat(run.report.values.get("deep_perturbation") for run in short)
             first = stat(m.cosine[0] if m.cosine else None for m in at)
             t.row(
                 *(OURS[flag], count(epoch), count(len(at))),
-                against("deep cos", stat(m.deep_cosine for m in at), "cos", among(said, "deep_cosine")),
-                Against("", span, None, among(said, "cosine.range")),
+                against("deep cos", stat(m.deep_cosine for m in at), "cos", among(published, "deep_cosine")),
+                Against("", span, None, among(published, "cosine.range")),
                 count(len(short)),
-                against("ρ_pert", rho, "cos", among(said, "perturbation")),
-                against("‖g_L‖", stat(last(m.g_norm) for m in at), "norm", among(said, "g_norm")),
-                against("cos of site 0", first, "cos", among(said, "cosine.first")),
+                against("ρ_pert", rho, "cos", among(published, "perturbation")),
+                against("‖g_L‖", stat(last(m.g_norm) for m in at), "norm", among(published, "g_norm")),
+                against("cos of site 0", first, "cos", among(published, "cosine.first")),
                 valid_cell(at),
             )

@@ -37,20 +37,20 @@ _CAUSES = {
 
 def notes(advisories: object) -> dict[str, Any]:
     """Return the sentences of a report or row as {"notes", "nonfinite", "altered", "doubted"} of walkback.report/2."""
-    found: dict[str, Any] = {"notes": [], "nonfinite": [], "altered": None, "doubted": None}
+    parsed: dict[str, Any] = {"notes": [], "nonfinite": [], "altered": None, "doubted": None}
     for text in map(str, advisories if isinstance(advisories, (list, tuple)) else ()):
         if _NOT_FINITE.match(text):
-            found["nonfinite"].append(nonfinite(text))
+            parsed["nonfinite"].append(nonfinite(text))
         elif text.startswith(_ALTERED):
-            found["altered"] = _altered(text)
+            parsed["altered"] = _altered(text)
         elif text.startswith(_UNCHECKED):
-            found["doubted"] = {"why": text.removeprefix(_UNCHECKED).removeprefix(": ")}
+            parsed["doubted"] = {"why": text.removeprefix(_UNCHECKED).removeprefix(": ")}
         elif text.startswith(_BP_ITSELF):
-            found["notes"].append({"code": "bp-itself", "site": None, "values": {}})
+            parsed["notes"].append({"code": "bp-itself", "site": None, "values": {}})
         else:
             code = "said-anew" if _RENEWED.match(text) else "said"
-            found["notes"].append({"code": code, "site": None, "values": {"text": text}})
-    return found
+            parsed["notes"].append({"code": code, "site": None, "values": {"text": text}})
+    return parsed
 
 
 def nonfinite(text: str) -> dict[str, Any]:
