@@ -148,20 +148,20 @@ class _Reading:
 
     def _refuse_other_reduction(self, batch: _Batch, index: int) -> None:
         """Raise an InputError unless it is said of which loss the gradients are, and nothing contradicts it."""
-        said = batch.reduction or self._reduction
-        if said is None or (self._reduction is not None and said != self._reduction):
-            what = "nothing says it" if said is None else f"batch {index} says {said} and the call {self._reduction}"
+        kind = batch.reduction or self._reduction
+        if kind is None or (self._reduction is not None and kind != self._reduction):
+            what = "nothing says it" if kind is None else f"batch {index} says {kind} and the call {self._reduction}"
             raise InputError(
                 f"Expected to be told whose gradients grads of batch {index} are, of the sum of per-sample losses or "
                 f'of their mean over the batch, but {what}. Pass reduction="sum" or reduction="mean" (a mean loss, as '
                 "training code has it, gives gradients that are smaller by the batch size)."
             )
-        self._reduction = said
-        other = {"sum": "mean", "mean": "sum"}[said]
+        self._reduction = kind
+        other = {"sum": "mean", "mean": "sum"}[kind]
         if batch.reduction_shown() == other:
             raise InputError(
-                f"Expected grads of batch {index} to be gradients of the {said} of per-sample losses "
-                f'(reduction="{said}"), but logits, labels and the last site show those of the {other}: pass '
+                f"Expected grads of batch {index} to be gradients of the {kind} of per-sample losses "
+                f'(reduction="{kind}"), but logits, labels and the last site show those of the {other}: pass '
                 f'reduction="{other}".'
             )
 
@@ -337,7 +337,7 @@ class _Batch:
             )
 
     def prints(self) -> Tensor:
-        """(B,) a number that recognises each sample, by its inputs or else by all of its states."""
+        """Return (B,) a number that recognises each sample, by its inputs or else by all of its states."""
         if self.inputs is not None:
             return prints_of(self.inputs, len(self.inputs))
         return torch.stack([fingerprints(h) * (2 * site + 1) for site, h in enumerate(self.states)]).sum(0)

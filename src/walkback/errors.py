@@ -85,7 +85,7 @@ def visible(text: str) -> str:
 
 
 def _quoted(value: Any, room: int) -> str:
-    """The repr of a value, in full where it fits into `room`, and somewhat longer than that where it does not."""
+    """Return the repr of a value, in full where it fits into `room`, and somewhat longer than that otherwise."""
     if room <= 0:
         return "…"
     if isinstance(value, BaseException):
@@ -105,7 +105,7 @@ def _quoted(value: Any, room: int) -> str:
 
 
 def _joined(start: str, end: str, items: Iterable[tuple[Any, ...]], room: int) -> str:
-    """Items between brackets, as many as fit into `room` and one more: a list of millions is not walked through."""
+    """Return items between brackets, as many as fit into `room` and one more; a list of millions is not walked."""
     text = start
     for i, item in enumerate(items):
         if len(text) > room:

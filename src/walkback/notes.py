@@ -35,12 +35,12 @@ class Note:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """{code, site, values, text}: as reports store it. Reading takes the first three only."""
+        """Return {code, site, values, text}: as reports store it. Reading takes the first three only."""
         return {"code": self.code, "site": self.site, "values": dict(self.values), "text": self.text}
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Note:
-        """The inverse of `to_dict`. What another version wrote is shown with the text that was stored beside it."""
+        """Make a note of what `to_dict` returned. Another version's is shown with the text that was stored with it."""
         code, site, values = str(data["code"]), data.get("site"), data.get("values") or {}
         note = Note(code, site, values)
         try:
@@ -51,7 +51,7 @@ class Note:
 
 
 def coded(notes: Iterable[Note], *codes: str) -> list[Note]:
-    """The notes with one of these codes, in their order.
+    """Return the notes with one of these codes, in their order.
 
     >>> [note.site for note in coded([Note("zero-credit"), Note("concentrated", 1)], "concentrated")]
     [1]
@@ -118,7 +118,7 @@ def _left_out(note: Note) -> str:
 
 
 def why_no_cosine(values: Values) -> str:
-    """Why samples have no cosine, in words: the reference underflowed, something is not finite, the credit is zero."""
+    """Return why samples have no cosine: the reference underflowed, something is not finite, the credit is zero."""
     if values["cause"] == "reference":
         return f"the reference is zero or underflowed (norm below {values['floor']} in {values['dtype']})"
     return {"nonfinite": "credit or reference is not finite", "credit": "the credit is zero"}[values["cause"]]

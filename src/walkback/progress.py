@@ -26,7 +26,7 @@ _above: ContextVar[Console | None] = ContextVar("above", default=None)  # of a b
 
 @contextmanager
 def quietly(really: bool = True) -> Iterator[None]:
-    """Inside, nothing of this module shows anything."""
+    """Let nothing of this module show anything inside the `with` block."""
     token, above = _quiet.set(_quiet.get() or really), _above.set(None if really else _above.get())
     try:
         yield
@@ -36,7 +36,7 @@ def quietly(really: bool = True) -> Iterator[None]:
 
 
 def say(text: str, alarm: bool = False) -> None:
-    """One line on standard error at once, above the bar of `epochs`; an alarm is red where the terminal has colours."""
+    """Print one line on standard error at once, above the bar of `epochs`; an alarm is red in a terminal of colours."""
     from rich.console import Console
 
     console = _above.get()
@@ -86,7 +86,7 @@ def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
     start = time.monotonic()
 
     def pace(position: float) -> float:
-        """Seconds per epoch, of this process alone."""
+        """Return the seconds per epoch, of this process alone."""
         return (time.monotonic() - start) / (position - done)
 
     def line(position: float, numbers: str) -> None:

@@ -37,13 +37,13 @@ def gathered(package: str, table: str) -> dict[str, Any]:
     >>> list(gathered("walkback.rules", "RULES"))[:3]
     ['bp', 'fa', 'dfa']
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for module in sorted(modules_of(package), key=lambda module: getattr(module, "ORDER", 99)):
         part = getattr(module, table, {})
-        if twice := found.keys() & part.keys():
+        if twice := entries.keys() & part.keys():
             raise InputError(f"Expected one file of {package} for each name, but {twice.pop()} stands in two.")
-        found |= part
-    return found
+        entries |= part
+    return entries
 
 
 def names_in(package: str, table: str) -> list[str]:

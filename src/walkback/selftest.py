@@ -41,7 +41,7 @@ class ResidualNet(Residual):
 
 
 def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed: int = 0) -> ResidualNet:
-    """A random ResidualNet whose blocks are written `gain` times larger each: gain 1 is healthy, 200 explodes.
+    """Return a random ResidualNet whose blocks are written `gain` times larger each: gain 1 is healthy, 200 explodes.
 
     >>> import walkback as wb
     >>> round(wb.measure(network(gain=200.0), batches()).growth) > 50
@@ -59,7 +59,7 @@ def network(depth: int = 4, gain: float = 1.0, terminal_norm: bool = True, seed:
 
 
 def batches(count: int = 8, size: int = 128, seed: int = 1) -> list[tuple[Tensor, Tensor]]:
-    """`count` disjoint batches of (size, 16) normal inputs with balanced random labels.
+    """Return `count` disjoint batches of (size, 16) normal inputs with balanced random labels.
 
     >>> len(batches()), batches()[0][0].shape
     (8, torch.Size([128, 16]))
@@ -71,7 +71,7 @@ def batches(count: int = 8, size: int = 128, seed: int = 1) -> list[tuple[Tensor
 
 
 def healthy() -> ResidualNet:
-    """A network the protocol trusts: little growth, a readable gradient.
+    """Return a network the protocol trusts: little growth, a readable gradient.
 
     >>> import walkback as wb
     >>> wb.diagnose(healthy(), batches(), 0.61, 0.35).verdict
@@ -81,7 +81,7 @@ def healthy() -> ResidualNet:
 
 
 def exploded() -> ResidualNet:
-    """Blocks that grow 200-fold each under a terminal norm, which divides the gradient by ‖h‖.
+    """Return a network of blocks that grow 200-fold each under a terminal norm, which divides the gradient by ‖h‖.
 
     >>> import walkback as wb
     >>> wb.diagnose(exploded(), batches()).failed
@@ -91,7 +91,7 @@ def exploded() -> ResidualNet:
 
 
 def exploded_without_norm() -> ResidualNet:
-    """The same explosion with no terminal norm: nothing divides the gradient, so it stays readable.
+    """Return the same explosion with no terminal norm: nothing divides the gradient, so it stays readable.
 
     >>> import walkback as wb
     >>> wb.diagnose(exploded_without_norm(), batches()).failed
@@ -101,7 +101,7 @@ def exploded_without_norm() -> ResidualNet:
 
 
 def creeping() -> ResidualNet:
-    """Thirty-fold growth in each of seven blocks: no block explodes, the stream does.
+    """Return a network with thirty-fold growth in each of seven blocks: no block explodes, the stream does.
 
     >>> import walkback as wb
     >>> m = wb.measure(creeping(), batches())
@@ -112,7 +112,7 @@ def creeping() -> ResidualNet:
 
 
 def drifting() -> ResidualNet:
-    """Exploded along one fixed direction, with a head that is wrong in the same way for every sample."""
+    """Return a network exploded along one direction, with a head that is wrong in the same way for every sample."""
     net = network(gain=200.0)
     with torch.no_grad():
         for level, block in enumerate(net.blocks, 1):
@@ -124,7 +124,7 @@ def drifting() -> ResidualNet:
 
 
 def noisy() -> ResidualNet:
-    """Exploded along one direction, with a head that predicts the label frequencies: only sampling noise is left."""
+    """Return a network exploded along one direction whose head predicts label frequencies: sampling noise is left."""
     net = drifting()
     with torch.no_grad():
         net.out_head.weight.mul_(1e-3)
@@ -133,7 +133,7 @@ def noisy() -> ResidualNet:
 
 
 def absorbing() -> ResidualNet:
-    """A stream far from zero by the same amount in every feature, which LayerNorm takes off again.
+    """Return a network whose stream is far from zero by one amount in all features, which LayerNorm takes off again.
 
     ‖g_L‖ and growth look healthy, but in float32 h + f rounds nearly all of f away.
     """
@@ -144,7 +144,7 @@ def absorbing() -> ResidualNet:
 
 
 def confident() -> tuple[ResidualNet, list[tuple[Tensor, Tensor]]]:
-    """A network that is nearly always sure, and right: in float32 softmax rounds p to 1, and p − 1 to 0."""
+    """Return a network that is nearly always sure, and right: in float32 softmax rounds p to 1, and p − 1 to 0."""
     net = network()
     with torch.no_grad():
         net.out_head.weight.mul_(60.0)
@@ -167,7 +167,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every known answer: (name, network, claim, failed checks in both editions, sub-mode)."""
+    """Return every known answer: (name, network, claim, failed checks in both editions, sub-mode)."""
     drift, noise = "drift-dominated", "noise-dominated"
     return [
         Case("healthy", healthy(), 0.60, 0.35, (), ()),
@@ -206,7 +206,7 @@ def shipped_cases() -> list[Case]:
 
 
 def closed_form_errors(seed: int = 0) -> dict[str, float]:
-    """Relative error of every measured number on a linear residual network, against numpy float64.
+    """Return the relative error of every measured number on a linear residual network, against numpy float64.
 
     With h_l = (I + W_l) h_{l-1} and logits V h_L, states and gradients are matrix products:
     g_l = (I + W_{l+1})ᵀ … (I + W_L)ᵀ Vᵀ (softmax − onehot).

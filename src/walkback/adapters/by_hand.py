@@ -22,16 +22,16 @@ def by_hand(
         matrices: such as ["fc1.B", "fc2.B"]; what stands there when a batch is measured is used.
         error: trace -> (B, C); softmax − onehot by default.
     """
-    found = []
+    tensors = []
     for name in matrices:
         try:
-            found.append(attrgetter(name)(model))
+            tensors.append(attrgetter(name)(model))
         except AttributeError:
-            found.append(None)
-        if not isinstance(found[-1], Tensor) or found[-1].ndim != 2:
+            tensors.append(None)
+        if not isinstance(tensors[-1], Tensor) or tensors[-1].ndim != 2:
             raise InputError(
                 f"Expected {name} to be a feedback matrix (C, d) of {type(model).__name__}, but it is "
-                f"{'not there' if found[-1] is None else type(found[-1]).__name__}."
+                f"{'not there' if tensors[-1] is None else type(tensors[-1]).__name__}."
             )
 
     def credit(trace: Trace) -> list[Tensor]:

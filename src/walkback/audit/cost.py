@@ -98,13 +98,13 @@ def _epochs_gone(out: str | Path, spec: RunSpec, state: str) -> int:
 
 
 def kind(spec: RunSpec) -> str:
-    """Runs of one kind take the same time per epoch."""
+    """Return the kind of a run; runs of one kind take the same time per epoch."""
     s = spec
     return str((s.net, s.net_options, s.data, s.rule, s.rule_options, s.scope, s.augment, s.optimiser.batch_size))
 
 
 def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: float = BUDGET) -> dict[str, float]:
-    """Seconds per epoch of every kind of run, on one thread of this machine.
+    """Return the seconds per epoch of every kind of run, on one thread of this machine.
 
     Args:
         specs: the runs; one of each kind is tried, on random images where the data set is one of files.
@@ -132,7 +132,7 @@ def calibrate(specs: Iterable[RunSpec], root: str | Path | None = None, budget: 
 
 
 def _sample(name: str, root: str | Path | None, count: int) -> tuple[Dataset, int, int]:
-    """Data to time steps on, `count` random images where the true ones are in files, and the sizes of its splits."""
+    """Return data to time steps on (`count` random images where the true ones are in files) and its splits' sizes."""
     source = SOURCES.get(name)
     if source is None:
         data = load(name, root_of(name, root))
@@ -144,7 +144,7 @@ def _sample(name: str, root: str | Path | None, count: int) -> tuple[Dataset, in
 
 
 def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
-    """Best of the steps that fit into the budget: on a busy machine the best is closest to what a step costs."""
+    """Return the best of the steps that fit into the budget: on a busy machine it is closest to what a step costs."""
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
     parts, optimiser = learning(spec, net, rule)

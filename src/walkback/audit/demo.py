@@ -66,7 +66,7 @@ def demo(
     accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
     reports = []
     for spec in todo[: len(RULES)]:
-        found = judge(
+        report = judge(
             _report(out, spec),
             headline_acc=accuracy[spec],
             frozen_baseline_acc=accuracy[control_spec(spec)],
@@ -80,9 +80,9 @@ def demo(
         extra: dict[str, Any] = {"frozen_bp_stem_acc": accuracy[controls["BP-stem frozen"]]}
         if any(ended.values()):
             extra["controls_diverged"] = {name: why for name, why in ended.items() if why}
-        found = replace(found, run={**found.run, **extra})
-        found.save(out / f"{spec.rule}.report.json")
-        reports.append(found)
+        report = replace(report, run={**report.run, **extra})
+        report.save(out / f"{spec.rule}.report.json")
+        reports.append(report)
     return reports
 
 
@@ -225,7 +225,7 @@ def all_numbers(reports: Iterable[Report]) -> str:
 
 
 def _worth(report: Report) -> str:
-    """D3-outcome with its interval; – where it was not measured."""
+    """Return D3-outcome with its interval; – where it was not measured."""
     if report.depth is None:
         return NONE
     (low, high), worth = report.depth["interval"], report.depth["worth_pp"]
@@ -233,7 +233,7 @@ def _worth(report: Report) -> str:
 
 
 def _against(report: Report) -> str:
-    """D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
+    """Return D3 against the stronger control; – where BP does not beat it either, and D3 is not tested."""
     control, margin = report.run["frozen_bp_stem_acc"], report.thresholds["frozen_acc_margin_pp"]
     if report.depth_used is None or round(100 * (report.bp_acc - control), 10) < margin:
         return NONE

@@ -18,22 +18,22 @@ FILE = "linear_probe.json"
 
 
 def linear_probe_file(folder: Path) -> Path:
-    """Where the record is: in the folder of the records, or beside it."""
+    """Return where the record is: in the folder of the records, or beside it."""
     beside = folder.resolve().parent / FILE
     return beside if not (folder / FILE).exists() and beside.exists() else folder / FILE
 
 
 def read_linear_probe(folder: Path) -> dict[str, dict[str, Any]]:
-    """Data set -> its record; empty where none was made."""
+    """Return data set -> its record; empty where none was made."""
     path = linear_probe_file(folder)
     if not path.exists():
         return {}
-    found: Any = read_table(path)
-    if (got := schema_of(found)) != SCHEMA or not isinstance(found.get("probes"), dict):
+    document: Any = read_table(path)
+    if (got := schema_of(document)) != SCHEMA or not isinstance(document.get("probes"), dict):
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but got {got}.")
-    for name, record in found["probes"].items():
+    for name, record in document["probes"].items():
         check("probe", record, f"probes.{name} of {path}")
-    return found["probes"]
+    return document["probes"]
 
 
 def train_linear_probe(

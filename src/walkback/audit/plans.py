@@ -180,17 +180,17 @@ class Plan:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things: 1 run, 2 runs."""
+    """Return a number of things: 1 run, 2 runs."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def names() -> tuple[str, ...]:
-    """The plans there are by name."""
+    """Return the names of the plans there are."""
     return (*PLANS, FULL)
 
 
 def plan(name: str | Path) -> Plan:
-    """A plan by name, or from a TOML file.
+    """Return a plan by name, or from a TOML file.
 
     >>> print(plan("capacity"))
     capacity: 18 runs: 12 models in 2 settings, and 6 frozen controls
@@ -213,14 +213,14 @@ def plan(name: str | Path) -> Plan:
 
 
 def with_controls(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
-    """Each run, the control with the stem trained by the same rule, and the one with the stem trained by BP."""
+    """Return each run, the control with the stem trained by the same rule, and the one with the stem trained by BP."""
     specs = list(specs)
     runs = [spec for spec in specs if spec.scope == "all"]
     return unique([*specs, *(control_spec(spec) for spec in runs), *(control_spec(spec, "bp") for spec in runs)])
 
 
 def unique(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
-    """Each run once, in the order of their first appearance; two runs under one name are an error."""
+    """Return each run once, in the order of their first appearance; two runs under one name are an error."""
     found: dict[str, RunSpec] = {}
     for spec in specs:
         if found.setdefault(spec.name, spec) != spec:
@@ -275,7 +275,7 @@ def _instead(grids: Any) -> str:
 
 
 def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Every combination of a grid: what is a list is an axis, also one level down; the rest is the same for all."""
+    """Return every combination of a grid: a list is an axis, also one level down; the rest is the same for all."""
     axes: dict[tuple[str, ...], Sequence[Any]] = {}
     for key, value in grid.items():
         inner = {(key, name): v for name, v in value.items()} if isinstance(value, Mapping) else {(key,): value}

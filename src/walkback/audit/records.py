@@ -77,7 +77,7 @@ class Record:
         return bool(self.report.run.get("diverged"))
 
     def on_the_data_of(self, other: Record) -> bool:
-        """Whether both were measured on the same samples, as far as their reports tell."""
+        """Return whether both were measured on the same samples, as far as their reports tell."""
         ours, theirs = (run.report.conditions.get("probe_hash") for run in (self, other))
         return ours is None or theirs is None or ours == theirs
 
@@ -97,7 +97,7 @@ class Record:
 
 
 def canonical(spec: RunSpec) -> RunSpec:
-    """The same run without the options that only repeat a default of its network or rule."""
+    """Return the same run without the options that only repeat a default of its network or rule."""
     net = _without_defaults(net_options(spec.net), spec.net_options)
     rule = _without_defaults(rule_options(spec.rule), spec.rule_options)
     return RunSpec(**{**spec.model_dump(), "net_options": net, "rule_options": rule})
@@ -150,14 +150,14 @@ class Records:
         return {canonical(run.spec).digest: run for run in reversed(self.runs)}
 
     def find(self, spec: RunSpec) -> Record | None:
-        """The run of this spec, whether or not its defaults are written out."""
-        found = self._by_digest.get(canonical(spec).digest)
-        if found is not None:
-            self.asked.add(found.path)
-        return found
+        """Return the run of this spec, whether or not its defaults are written out."""
+        record = self._by_digest.get(canonical(spec).digest)
+        if record is not None:
+            self.asked.add(record.path)
+        return record
 
     def control(self, record: Record, stem: str = "rule") -> Record | None:
-        """The frozen control of a run: `stem` "rule" is the matched one of D3, "bp" the one whose stem BP trains.
+        """Return the frozen control of a run: for `stem` "rule" the matched one of D3, for "bp" that with BP's stem.
 
         One that was trained on other data of the same name is none.
         """
@@ -177,7 +177,7 @@ class Records:
 
 
 def read_records(folder: str | Path) -> Records:
-    """All finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`."""
+    """Return all finished runs under a folder, however deep. Nothing is dropped silently: see `Records.problems`."""
     folder = _folder(folder)
     runs: dict[str, Record] = {}
     problems = []
@@ -213,7 +213,7 @@ def _folder(folder: str | Path) -> Path:
 
 
 def read_beside(folder: Path, spec: RunSpec) -> Records:
-    """The finished runs of a store that judge one of this spec: of its rule and of BP on its network and data."""
+    """Return the finished runs of a store that judge one of this spec: its rule's and BP's on its network and data."""
     runs = []
     for path in (path for path in sorted(folder.glob("*/spec.json")) if path.is_file()):
         try:
@@ -228,7 +228,7 @@ def read_beside(folder: Path, spec: RunSpec) -> Records:
 
 
 def _other_data(records: Records) -> Iterator[Problem]:
-    """Controls that were trained on other data of the same name than the run they belong to."""
+    """Yield as problems the controls that were trained on other data of the same name than the run they belong to."""
     for run in records:
         for stem in ("rule", "bp") if run.spec.scope == "all" else ():
             other = records._by_digest.get(canonical(control_spec(run.spec, stem)).digest)
@@ -242,7 +242,7 @@ def _other_data(records: Records) -> Iterator[Problem]:
 
 
 def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
-    """Folders with the files of a run, and empty ones below `folder`, sorted."""
+    """Return folders with the files of a run, and empty ones below `folder`, sorted."""
     seen = set()
     for name, below, files in os.walk(folder, onerror=unreadable.append, followlinks=True):
         real = Path(name).resolve()
@@ -260,7 +260,7 @@ def _candidates(folder: Path, unreadable: list[OSError]) -> Iterator[Path]:
 
 
 def _leads_to_runs(link: Path) -> bool:
-    """Whether a link leads to a run or to a folder of runs: one to / would have the whole disk searched."""
+    """Return whether a link leads to a run or to a folder of runs: one to / would have the whole disk searched."""
     try:
         with os.scandir(link) as entries:
             for entry in islice(entries, 10_000):
@@ -275,7 +275,7 @@ _READ: dict[Path, tuple[tuple[tuple[int, ...], ...], Record]] = {}  # folder -> 
 
 
 def read_record(path: Path) -> Record:
-    """One finished run, or a FormatError that says what is wrong with it. Files that did not change are read once."""
+    """Return one finished run, or raise a FormatError that says what is wrong. Unchanged files are read once."""
     real = path.resolve()
     stamps = tuple(_stamp(real / name) for name in FILES)
     if real not in _READ or _READ[real][0] != stamps:
@@ -287,10 +287,10 @@ def read_record(path: Path) -> Record:
 
 def _stamp(file: Path) -> tuple[int, ...]:
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return ()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read_record(path: Path) -> Record:

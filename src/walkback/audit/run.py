@@ -161,7 +161,7 @@ _STATUS = {"finished": "finished", "begun": "waiting", "new": "waiting", "damage
 
 
 def ordered(specs: Sequence[RunSpec], states: Mapping[RunSpec, store.State]) -> list[RunSpec]:
-    """What is to be trained: first what was begun, then seed by seed, so that a stopped audit has whole tables."""
+    """Return what is to be trained: first what was begun, then seed by seed: a stopped audit has whole tables."""
     seeds = list(dict.fromkeys(spec.seed for spec in specs))
     todo = [spec for spec in specs if states[spec].kind in ("begun", "new")]
     return sorted(todo, key=lambda spec: (states[spec].kind == "new", seeds.index(spec.seed)))
@@ -182,7 +182,7 @@ def check(specs: Sequence[RunSpec], root: str | Path | None = None) -> None:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM stops a command as Ctrl-C does: what it has started first, then a word on how to go on."""
+    """Let SIGTERM stop a command as Ctrl-C does: what it has started first, then a word on how to go on."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,7 +249,7 @@ class _Board:
         return sum(line.status == status for line in self.lines.values())
 
     def seconds_left(self) -> float | None:
-        """Epochs to go at the pace of their kind, or of the mean kind, over the runs that go on at a time."""
+        """Return how long the epochs to go take at the pace of their kind, or the mean one, over the runs at a time."""
         if not self.paces:
             return None
         usual = sum(self.paces.values()) / len(self.paces)
@@ -263,7 +263,7 @@ class _Board:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them.
+    """Return seconds as a person says them.
 
     >>> duration(50), duration(1800), duration(36000)
     ('50 s', '30 min', '10.0 h')
@@ -274,11 +274,11 @@ def duration(seconds: float) -> str:
 
 
 def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
-    """Runs in few words: the rule, and what they do not all share, what differs most often first."""
+    """Return runs in few words: the rule, and what they do not all share, what differs most often first."""
     parts = {spec: _parts(spec) for spec in specs}
-    shared = set.intersection(*(set(said) for said in parts.values())) if len(parts) > 1 else set()
-    own = {spec: [part for part in said if part not in shared] for spec, said in parts.items()}
-    return {spec: " ".join([_short(spec.rule), *said]) for spec, said in own.items()}
+    shared = set.intersection(*(set(words) for words in parts.values())) if len(parts) > 1 else set()
+    own = {spec: [part for part in words if part not in shared] for spec, words in parts.items()}
+    return {spec: " ".join([_short(spec.rule), *words]) for spec, words in own.items()}
 
 
 def _parts(spec: RunSpec) -> list[str]:
@@ -299,13 +299,13 @@ def _parts(spec: RunSpec) -> list[str]:
 
 
 def _short(name: str) -> str:
-    """`module:function` without its module, and not too long."""
+    """Return `module:function` without its module, and not too long."""
     return clipped(name.rpartition(":")[2], 16)
 
 
 @contextmanager
 def _shown(board: _Board, console: Any) -> Iterator[Any]:
-    """A function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
+    """Return a function that shows an event: a live table in a terminal, lines elsewhere, both on standard error."""
     from rich.live import Live
 
     try:
@@ -357,7 +357,7 @@ def _numbers(line: _Line) -> list[str]:
 
 
 def _table(board: _Board, room: int) -> Any:
-    """The runs that fit, those that matter most first."""
+    """Return a table of the runs that fit, those that matter most first."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

@@ -76,7 +76,7 @@ class Setting:
         return {**RULE_OPTIONS.get(self.rule, {}), **({"unit": True} if self.unit else {})}
 
     def spec(self, seed: int) -> RunSpec:
-        """The run of one seed, with the papers' options of its rule."""
+        """Return the run of one seed, with the papers' options of its rule."""
         same = {name: getattr(self, name) for name in _SHARED}
         return RunSpec(**same, net_options=dict(self.net_options), rule_options=self.rule_options, seed=seed)
 
@@ -86,7 +86,7 @@ _SHARED = tuple(f.name for f in fields(Setting) if f.name in RunSpec.model_field
 
 
 def setting_of(spec: RunSpec) -> Setting | None:
-    """The setting a run belongs to; None for ablations and for another optimiser."""
+    """Return the setting a run belongs to; None for ablations and for another optimiser."""
     if spec.optimiser != Optimiser() or any(spec.rule_options.get(k) == v for k, v in ABLATIONS.items()):
         return None
     return _setting(spec)
@@ -100,7 +100,7 @@ def _setting(spec: RunSpec) -> Setting:
 
 @lru_cache(maxsize=4)
 def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
-    """Setting -> options of the rule -> its runs."""
+    """Group runs: setting -> options of the rule -> its runs."""
     groups: dict[Setting, dict[str, list[Record]]] = {}
     for run in records:
         setting = setting_of(run.spec)
@@ -111,7 +111,7 @@ def _groups(records: Records) -> dict[Setting, dict[str, list[Record]]]:
 
 
 def select(records: Records, setting: Setting) -> tuple[Record, ...]:
-    """The runs of a setting, one per seed, by seed.
+    """Return the runs of a setting, one per seed, by seed.
 
     Options of a rule are not mixed. The papers' ones are taken; of a rule that is not theirs, those with most seeds.
     """
@@ -130,17 +130,17 @@ def select(records: Records, setting: Setting) -> tuple[Record, ...]:
 
 
 def shorter(setting: Setting, runs: Sequence[Record]) -> bool:
-    """Whether the runs that stand for a setting were trained for fewer epochs than it asks for."""
+    """Return whether the runs that stand for a setting were trained for fewer epochs than it asks for."""
     return any(run.spec.epochs < setting.epochs for run in runs)
 
 
 def known_settings(records: Records) -> tuple[Setting, ...]:
-    """The settings of which there are runs."""
+    """Return the settings of which there are runs."""
     return tuple(_groups(records))
 
 
 def left_out(records: Records) -> tuple[str, ...]:
-    """Runs that no table has asked for so far: other strengths, networks, optimisers, options of a rule."""
+    """Return the runs that no table has asked for so far: other strengths, networks, optimisers, options of a rule."""
     return tuple(run.path.name for run in records if run.path not in records.asked)
 
 
@@ -175,15 +175,15 @@ class Judged:
     paired: tuple[int, int] = (0, 0)  # how many runs have the matched control, and the one with a BP-trained stem
 
     def stat(self, what: str) -> Stat | None:
-        """A quantity of VALUES over the seeds."""
+        """Return a quantity of VALUES over the seeds."""
         return stat(VALUES[what](run) for run in self.runs)
 
     def flagged(self, name: str) -> list[bool | None]:
-        """By seed: "growth" or "reference"."""
+        """Return whether "growth" or "reference" flags, by seed."""
         return [v[name].flagged for v in self.verdicts["three-check"]]
 
     def word(self, edition: str) -> str | None:
-        """The verdict over all seeds: that of their mean, with its interval. None without runs."""
+        """Return the verdict over all seeds: that of their mean, with its interval. None without runs."""
         return self.pooled[edition].verdict if edition in self.pooled else None
 
     def failed(self, edition: str) -> dict[str, int]:
@@ -199,7 +199,7 @@ class Judged:
         return None if self.depth is None or self.depth.flagged is None else self.depth.p
 
     def without_depth(self, reason: str) -> Judged:
-        """The same with D3 undecided, for a reason."""
+        """Return the same with D3 undecided, for a reason."""
         assert self.depth is not None
         depth = replace(self.depth, flagged=None, reason=reason, cause="straddles")
         return replace(self, depth=depth, pooled={e: reopened(v, reason) for e, v in self.pooled.items()})
@@ -221,7 +221,7 @@ def judged(records: Records, setting: Setting, thresholds: DiagnosticThresholds 
 
 @lru_cache(maxsize=4)
 def alike(records: Records) -> dict[RunSpec, tuple[Record, ...]]:
-    """All runs, those that differ in their seed only together: spec with seed 0 -> its runs, by seed."""
+    """Group all runs by all but their seed: spec with seed 0 -> its runs, by seed."""
     groups: dict[RunSpec, list[Record]] = {}
     for run in records:
         groups.setdefault(_seedless(canonical(run.spec)), []).append(run)
@@ -235,7 +235,7 @@ def judged_runs(records: Records, runs: Sequence[Record], thresholds: Diagnostic
 
 
 def claimed(records: Records, run: Record) -> Claim:
-    """What a run claims, held against its matched control and against BP in the same setting, as `judged_runs` does."""
+    """Return what a run claims, held against its matched control and BP in the same setting, as `judged_runs` does."""
     return _claim(records, [run], "rule", _reference(records, _bp_like(records, run.spec)))
 
 
@@ -244,7 +244,7 @@ def _bp_like(records: Records, spec: RunSpec) -> tuple[Record, ...]:
 
 
 def _reference(records: Records, bp: Sequence[Record]) -> tuple[list[float], list[float]] | None:
-    """Accuracies of runs of BP and of their own controls."""
+    """Return the accuracies of runs of BP and of their own controls."""
     known = [(run.accuracy, control.accuracy) for run in bp if (control := records.control(run)) is not None]
     return ([a for a, _ in known], [b for _, b in known]) if known else None
 
@@ -256,7 +256,7 @@ def _seedless(spec: RunSpec, **other: Any) -> RunSpec:
 def _judge(
     records: Records, setting: Setting, runs: tuple[Record, ...], bp: Sequence[Record], limits: DiagnosticThresholds
 ) -> Judged:
-    """`bp` are the runs of BP in the same setting, without a penalty: they tell whether its task can show depth."""
+    """Judge the runs of a setting; `bp`, its BP runs without a penalty, tell whether its task can show depth."""
     if setting.scope == "frozen":
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
     reference = _reference(records, bp)
@@ -288,13 +288,13 @@ def _claim(
     bp, bp_frozen = reference or (None, None)
     headline, frozen = ([run.accuracy for run in side] for side in zip(*pairs))
     known = [both_correct(*pair) for pair in pairs]
-    told = [both for both in known if both is not None]
-    correct = None if len(told) < len(known) else told[0] if len(told) == 1 else told
+    both_known = [both for both in known if both is not None]
+    correct = None if len(both_known) < len(known) else both_known[0] if len(both_known) == 1 else both_known
     return Claim(headline, frozen, bp, bp_frozen, correct)
 
 
 def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
-    """Which test samples a run and its control have right; None where one of them does not tell."""
+    """Return which test samples a run and its control have right; None where one of them does not tell."""
     return None if run.correct is None or control.correct is None else (run.correct, control.correct)
 
 
@@ -302,7 +302,7 @@ def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
 
 
 def lacking(records: Records, setting: Setting, controls: bool = True) -> list[RunSpec]:
-    """The specs a setting needs for its three seeds and that are not there, its controls with them."""
+    """Return the specs a setting needs for its three seeds and that are not there, its controls with them."""
     runs = {run.spec.seed: run.spec for run in select(records, setting)}
     like = next(iter(runs.values()), setting.spec(SEEDS[0]))  # their epochs, and the options of a rule of one's own
     specs = [runs.get(seed) or RunSpec(**{**like.model_dump(), "seed": seed}) for seed in SEEDS]
@@ -314,7 +314,7 @@ def lacking(records: Records, setting: Setting, controls: bool = True) -> list[R
 
 
 def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
-    """Lines "what: command", one for all seeds of a spec."""
+    """Return lines "what: command", one for all seeds of a spec."""
     seeds: dict[RunSpec, list[int]] = {}
     for spec in specs:
         same = seeds.setdefault(_seedless(spec), [])
@@ -324,7 +324,7 @@ def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
 
 
 def describe(spec: RunSpec) -> str:
-    """A spec in a few words."""
+    """Return a spec in a few words."""
     rule = [LABELS.get(spec.rule, spec.rule), *worded(spec.rule_options)]
     return ", ".join(setting_words(spec, *rule, *(["frozen blocks"] if spec.scope == "frozen" else [])))
 
@@ -346,18 +346,18 @@ def penalty_words(spec: RunSpec) -> list[str]:
 
 
 def how_long(spec: RunSpec) -> list[str]:
-    """Epochs and augmentation in words, as in ['1 epoch', 'plain']."""
+    """Return epochs and augmentation in words, as in ['1 epoch', 'plain']."""
     return [f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}", "augmented" if spec.augment else "plain"]
 
 
 def other_optimiser(spec: RunSpec) -> list[str]:
-    """What differs from the papers' optimiser, in words, as in ['lr 0.008', 'schedule constant']."""
+    """Return what differs from the papers' optimiser, in words, as in ['lr 0.008', 'schedule constant']."""
     changed = spec.optimiser.model_dump(exclude_defaults=True)
     return worded({k.replace("_", " "): v for k, v in changed.items()})
 
 
 def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
-    """What trains a spec with these seeds, for a shell.
+    """Return what trains a spec with these seeds, for a shell.
 
     >>> command(RunSpec(rule="dfa", penalty=0.01), [42], Path("runs"))
     'walkback train --rule dfa --data cifar10 --epochs 100 --penalty 0.01 --seed 42 --out runs'

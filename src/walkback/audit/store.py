@@ -50,7 +50,7 @@ def state(store: str | Path, spec: RunSpec) -> State:
 
 
 def _has_weights(path: Path) -> bool:
-    """Whether the file is there and its index fits its length."""
+    """Return whether the file is there and its index fits its length."""
     try:
         with safe_open(path, framework="np"):
             return True
@@ -59,7 +59,7 @@ def _has_weights(path: Path) -> bool:
 
 
 def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
-    """Epoch, epochs, acc, h_L, g_L and seconds_per_epoch of a run that is being trained, or was until it stopped.
+    """Return epoch, epochs, acc, h_L, g_L and seconds_per_epoch of a run in training, or of one that stopped.
 
     Of a finished run the same from its record, without the seconds; what is not known, or is no number, is left out.
     """

@@ -82,21 +82,21 @@ def diagnosed(
     if is_function and probe != ("test", 0):
         raise InputError(f"Expected --split and --probe-set only with a bundle, but {target} brings its own batches.")
     if is_function:
-        found = _of_function(target, data, root, device, trust)
+        kwargs = _of_function(target, data, root, device, trust)
     else:
-        found = _of_bundle(load_bundle(target, trust), data, root, device, depth, probe)
-    found |= {key: value for key, value in given.items() if value is not None}
+        kwargs = _of_bundle(load_bundle(target, trust), data, root, device, depth, probe)
+    kwargs |= {key: value for key, value in given.items() if value is not None}
     if given["headline_acc"] is not None or given["frozen_baseline_acc"] is not None:
-        found.pop("correct", None)  # the predictions beside a run are not theirs
+        kwargs.pop("correct", None)  # the predictions beside a run are not theirs
     if given["bp_acc"] is not None and given["bp_frozen_acc"] is None:
-        found.pop("bp_frozen_acc", None)  # nor is the control of the BP beside it that of another
+        kwargs.pop("bp_frozen_acc", None)  # nor is the control of the BP beside it that of another
     known = list(signature(diagnose).parameters)
-    if unknown := [key for key in found if key not in known]:
+    if unknown := [key for key in kwargs if key not in known]:
         raise InputError(f"Expected {target} to give arguments of diagnose ({', '.join(known)}), but got {unknown[0]}.")
     if primary is not None:
-        claim = found.get("claim") or Claim(**{field: found.pop(name, None) for field, name in KEYWORDS.items()})
-        found["claim"] = replace(claim, primary=primary)
-    return found
+        claim = kwargs.get("claim") or Claim(**{field: kwargs.pop(name, None) for field, name in KEYWORDS.items()})
+        kwargs["claim"] = replace(claim, primary=primary)
+    return kwargs
 
 
 def _script(target: str) -> str:
@@ -159,23 +159,23 @@ def _of_bundle(
     except (RuntimeError, AssertionError) as error:  # what torch raises for an unknown and for an absent one
         raise InputError(f"Expected a device that torch has here, but got {shown(device)}: {error}.") from None
     value = _loaded(source, root)
-    found: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, value, device, probe)}
+    kwargs: dict[str, Any] = {"model": model, "eval_batches": _batches(bundle, source, value, device, probe)}
     if "input_shape" in bundle.spec:  # a run of ours: the credit of its rule, the accuracy on its own data
         report = bundle.report()
-        found["credit"] = bundle.rule(model)
+        kwargs["credit"] = bundle.rule(model)
         if report is not None:
-            found["method_name"] = report.method
+            kwargs["method_name"] = report.method
             if report.depth is not None and source == bundle.spec["data"]:
-                found["depth"] = Depth.of(report.depth)
-            found["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
-        if found.get("headline_acc") is not None:
-            found |= _claim_beside(bundle)
+                kwargs["depth"] = Depth.of(report.depth)
+            kwargs["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
+        if kwargs.get("headline_acc") is not None:
+            kwargs |= _claim_beside(bundle)
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
-            found[key] = bundle.spec[key]
+            kwargs[key] = bundle.spec[key]
     if depth and not isinstance(value, Dataset):
         raise InputError(f"Expected --depth with a data set that has a train and a test split, but {source} has none.")
-    return found | ({"depth": run_depth(bundle, checked(value), device)} if depth else {})
+    return kwargs | ({"depth": run_depth(bundle, checked(value), device)} if depth else {})
 
 
 def _loaded(source: str, root: Path | None) -> Any:
@@ -219,10 +219,10 @@ def _claim_beside(bundle: Bundle) -> dict[str, Any]:
         return {}
     claim = claimed(records, run)
     print(f"frozen control: {control.path.name} beside it, accuracy {control.accuracy}", file=sys.stderr)
-    found = {"frozen_baseline_acc": control.accuracy, "correct": claim.correct}
+    beside = {"frozen_baseline_acc": control.accuracy, "correct": claim.correct}
     if claim.bp is not None:
         pairs = zip(accuracies("bp_acc", claim.bp), accuracies("bp_frozen_acc", claim.bp_frozen))
         gains = ", ".join(f"{ours:g} against {frozen:g}" for ours, frozen in pairs)
         print(f"BP in the same setting beside it, against its own frozen control: {gains}", file=sys.stderr)
-        found |= {"bp_acc": claim.bp, "bp_frozen_acc": claim.bp_frozen}
-    return found
+        beside |= {"bp_acc": claim.bp, "bp_frozen_acc": claim.bp_frozen}
+    return beside

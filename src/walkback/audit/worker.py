@@ -48,7 +48,7 @@ def work(job: Job, wait: bool = True) -> None:
 
 
 def tail(job: Job) -> str:
-    """Where the log of a job is, and its last lines: what a `failed` event shows."""
+    """Return where the log of a job is, and its last lines: what a `failed` event shows."""
     try:
         lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
     except OSError as error:
@@ -58,7 +58,7 @@ def tail(job: Job) -> str:
 
 @contextmanager
 def _logged(job: Job) -> Iterator[None]:
-    """Python's output goes to the end of the run's log."""
+    """Send Python's output to the end of the run's log inside the `with` block."""
     try:
         log = append_to(job.log)
     except OSError as error:
@@ -75,7 +75,7 @@ def _logged(job: Job) -> Iterator[None]:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Deterministic kernels; as found afterwards."""
+    """Switch deterministic kernels on; they are as found afterwards."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it CUDA's products are not deterministic
     exact = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -94,7 +94,7 @@ def _leash(pipe: IO[bytes]) -> None:
 
 
 def main() -> int:
-    """Two lines on standard input, where modules are found and the job; the worker ends when that is closed."""
+    """Read two lines of standard input, where modules are found and the job, and run it; end when that is closed."""
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")  # what failed, for the process that started us
     os.dup2(2, 1)  # anything else that is printed goes to the log
     if hasattr(os, "register_at_fork"):  # a child that outlives us must not be waited for

@@ -83,7 +83,7 @@ class Calibration:
         return f"The worst figure: {lowest[1]}, {asked}. The worst of an edition: {edition[1]}, asked for a claim."
 
     def to_markdown(self) -> str:
-        """The worst figure, a table of each group, and what is asked in them."""
+        """Return the worst figure, a table of each group, and what is asked in them."""
         return self._text("github", "**{}**\n", "- {}: {}")
 
     def __str__(self) -> str:

@@ -39,18 +39,18 @@ def gains(draw: Draw, seeds: int, spread: float, shared: float, samples: int = 1
         pairs.append((draw.rand(samples) < 0.6 + of_seed + easy, draw.rand(samples) < 0.4 + easy / 2))
     ours, theirs = ([float(side.mean()) for side in both] for both in zip(*pairs))
     if how == "bound":
-        found = paired_margin(ours, theirs, test_samples=samples)
+        margin = paired_margin(ours, theirs, test_samples=samples)
     elif how == "counts":
         counted = [
             {"samples": samples, "both": int((a & b).sum()), "only_ours": int((a & ~b).sum()),
              "only_frozen": int((b & ~a).sum())}
             for a, b in pairs
         ]  # fmt: skip
-        found = paired_margin(ours, theirs, counted if seeds > 1 else counted[0])
+        margin = paired_margin(ours, theirs, counted if seeds > 1 else counted[0])
     else:
-        found = paired_margin(ours, theirs, pairs if seeds > 1 else pairs[0])
-    assert found.interval is not None
-    return found.interval
+        margin = paired_margin(ours, theirs, pairs if seeds > 1 else pairs[0])
+    assert margin.interval is not None
+    return margin.interval
 
 
 def ratio(draw: Draw, samples: int, sigma: float) -> Interval:

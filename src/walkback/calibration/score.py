@@ -84,7 +84,7 @@ def case_of(known: Known, thresholds: DiagnosticThresholds) -> Case:
 def run_cases(
     records: Records, outcomes: Path | None = None, thresholds: DiagnosticThresholds | None = None
 ) -> list[Case]:
-    """Finished runs as cases. Their reference is judged by the clamped cosine, their depth by `outcomes`."""
+    """Return finished runs as cases. Their reference is judged by the clamped cosine, their depth by `outcomes`."""
     gains, limits = _gains(outcomes), thresholds or DiagnosticThresholds()
     found = []
     for run in records:
@@ -118,7 +118,7 @@ def _gains(path: Path | None) -> dict[str, float]:
 
 
 def clamp_error(m: Measurements) -> float | None:
-    """How far the ε of `F.cosine_similarity` puts a cosine off at the worst of sites 1…L."""
+    """Return how far the ε of `F.cosine_similarity` puts a cosine off at the worst of sites 1…L."""
     pairs = list(zip(m.cosine, m.cosine_clamped))[1:]
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
 
@@ -154,14 +154,14 @@ def _either(a: bool | None, b: bool | None) -> bool | None:
 
 
 def _walks_back(verdict: Verdict) -> bool | None:
-    """Whether a claim is walked back on what was given; None where that was tested and decides nothing."""
+    """Return whether a claim is walked back on what was given; None where that was tested and decides nothing."""
     checks = [f for f in verdict.findings if about(f) != "stability"]
     open_ = any(f.cause in ("straddles", "not-measured") for f in checks) or all(f.flagged is None for f in checks)
     return True if verdict.failed else None if open_ else False
 
 
 def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None) -> list[Score]:
-    """Every check against every question, over the cases whose answer is known."""
+    """Score every check against every question, over the cases whose answer is known."""
     limits = asdict(thresholds or DiagnosticThresholds())
     found = []
     for question in QUESTIONS:
@@ -182,7 +182,7 @@ def scores(cases: Sequence[Case], thresholds: DiagnosticThresholds | None = None
 
 
 def rate(k: int, n: int) -> tuple[float, float, float] | None:
-    """k/n with its exact (Clopper-Pearson) 95 % interval."""
+    """Return k/n with its exact (Clopper-Pearson) 95 % interval."""
     if not n:
         return None
     from scipy.stats import binomtest
@@ -216,7 +216,7 @@ def _threshold(scored: Sequence[tuple[bool | None, float | None]], sign: int) ->
 
 
 def _area(bad: np.ndarray, good: np.ndarray) -> float:
-    """The chance that a bad case scores above a good one (ties count half)."""
+    """Return the chance that a bad case scores above a good one (ties count half)."""
     both = np.concatenate([bad, good])
     order = np.unique(both, return_inverse=True)[1]
     counts = np.bincount(order)
@@ -226,7 +226,7 @@ def _area(bad: np.ndarray, good: np.ndarray) -> float:
 
 
 def refit(found: Iterable[Score]) -> DiagnosticThresholds:
-    """Thresholds with the fewest errors on these cases; those that could not be fitted stay as published."""
+    """Return the thresholds with the fewest errors on these cases; those that could not be fitted stay as published."""
     wanted = {"D1": "reference", "D2": "reference", "D2 intrinsic": "rounding", "D3": "depth", "(c)": "drift"}
     fitted = {
         FIELDS[s.check][0]: s.best[0]

@@ -110,7 +110,7 @@ Drawn = tuple[str, str, Strength, int]  # family, dtype, strength, seed
 def zoo(
     count: int = 240, seed: int = 0, nets: Sequence[str] = tuple(NETS), dtypes: Sequence[str] = DTYPES
 ) -> Iterator[Specimen]:
-    """`count` specimens, drawn from a seed; half of them in the first dtype.
+    """Return `count` specimens, drawn from a seed; half of them in the first dtype.
 
     >>> first = next(zoo(1, nets=["resmlp"], dtypes=["float64"]))
     >>> first.kind, len(first.batches), first.net.out_head.weight.dtype
@@ -138,7 +138,7 @@ def name_of(kind: str, dtype: str, strength: Strength, seed: int = 0) -> str:
 
 
 def _strength(draw: np.random.RandomState, dtype: str) -> Strength:
-    """One in three for each: healthy, one thing broken, anything broken."""
+    """Draw a strength: in one of three healthy, in one with one thing broken, in one with anything broken."""
     anything = Strength(
         mix=round(draw.uniform(0.4, 1.6), 1),
         growth=float(10 ** draw.uniform(0, 3)),
@@ -235,7 +235,7 @@ class _Block(nn.Module):
 
 
 def _scales(strength: Strength, depth: int) -> list[float]:
-    """Powers of two, so that rescaling itself rounds nothing; the growth falls on the block in the middle."""
+    """Return a scale per site, powers of two, so that rescaling rounds nothing; the block in the middle grows."""
     low = 2.0 ** round(np.log2(strength.shrink))
     high = low * 2.0 ** round(np.log2(strength.growth))
     return [low] * (depth // 2 + 1) + [high] * (depth - depth // 2)
@@ -251,7 +251,7 @@ def _dtype(net: nn.Module) -> torch.dtype:
 
 @cache
 def _task() -> dict[str, tuple[Tensor, Tensor]]:
-    """Sixteen normal inputs; the class is the largest of four scores, part linear and part quadratic."""
+    """Return splits of sixteen normal inputs; the class is the largest of four scores, part linear, part quadratic."""
     draw = np.random.RandomState(0)
     w, a = draw.standard_normal((CLASSES, 16)), draw.standard_normal((CLASSES, 16, 16)) / 16
     sizes = {"train": TRAIN, "test": TEST, "probe": PROBE, "fresh": FRESH, "other probe": PROBE}
@@ -264,7 +264,7 @@ def _task() -> dict[str, tuple[Tensor, Tensor]]:
 
 @cache
 def _trained(kind: str, seed: int) -> Residual:
-    """A network trained by backpropagation, a second or two."""
+    """Return a network trained by backpropagation, which takes a second or two."""
     x, y = _task()["train"]
     x = x.float()
     with torch.random.fork_rng(devices=[]):
@@ -284,7 +284,7 @@ def _trained(kind: str, seed: int) -> Residual:
 
 @cache
 def _refitted(kind: str, seed: int, draw: int) -> Residual:
-    """The trained network with its blocks drawn anew and its readout fitted to them."""
+    """Return the trained network with its blocks drawn anew and its readout fitted to them."""
     net = deepcopy(_trained(kind, seed))
     net.blocks.load_state_dict(_fresh(kind, draw).blocks.state_dict())
     return _refit(net)
@@ -292,14 +292,14 @@ def _refitted(kind: str, seed: int, draw: int) -> Residual:
 
 @cache
 def _rivals(kind: str, seed: int) -> float:
-    """The mean accuracy of re-randomised networks on fresh samples."""
+    """Return the mean accuracy of re-randomised networks on fresh samples."""
     nets = (_refitted(kind, seed, draw) for draw in range(DRAWS))
     return float(np.mean([accuracy(deepcopy(net).float(), *_task()["fresh"]) for net in nets]))
 
 
 @cache
 def _mixed(kind: str, mix: float, seed: int) -> Residual:
-    """Blocks at (1 − mix)·trained + mix·random; past 1, random ones that grow louder, tenfold by 1.6."""
+    """Return blocks at (1 − mix)·trained + mix·random; past 1, random ones that grow louder, tenfold by 1.6."""
     if not mix:
         return _trained(kind, seed)
     net, other = deepcopy(_trained(kind, seed)), _fresh(kind, 500 + seed).blocks.state_dict()
@@ -343,18 +343,18 @@ def _refit(net: Residual) -> Residual:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Of (N, …) samples."""
+    """Return the accuracy on (N, …) samples."""
     return float((net(x.to(_dtype(net))).argmax(1) == y).double().mean())
 
 
 def _gradients(net: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Gradients (B, n) of per-sample losses at every site."""
+    """Return the gradients (B, n) of per-sample losses at every site."""
     logits, hidden = net(x, return_hidden=True)
     return [g.flatten(1) for g in torch.autograd.grad(F.cross_entropy(logits, y, reduction="sum"), hidden)]
 
 
 def _credits(truth: Sequence[Tensor], alignment: float, seed: int) -> list[Tensor]:
-    """Vectors of length one with this cosine to each row of each site's gradient."""
+    """Return vectors of length one with this cosine to each row of each site's gradient."""
     generator = torch.Generator().manual_seed(seed)
     out = []
     for g in truth:
@@ -368,7 +368,7 @@ def _credits(truth: Sequence[Tensor], alignment: float, seed: int) -> list[Tenso
 def _reported(
     net: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], credits: Sequence[list[Tensor]]
 ) -> tuple[list[float], list[float]]:
-    """Per site, what a script with `loss.mean().backward()` and `F.cosine_similarity` prints, and a plain cosine."""
+    """Return per site the cosine by `loss.mean().backward()` and `F.cosine_similarity`, and a plain one."""
     printed, plain = [], []
     for (x, y), credit in zip(batches, credits):
         logits, hidden = net(x, return_hidden=True)
@@ -381,19 +381,19 @@ def _reported(
 
 
 def _plain_cosine(a: Tensor, g: Tensor) -> float:
-    """The mean over samples; 0 for one without a gradient."""
+    """Return the mean cosine over samples; 0 for one without a gradient."""
     length = g.norm(dim=1)
     return float(torch.where(length > 0, (a * g).sum(1) / (a.norm(dim=1) * length), 0.0).mean())
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Over the batches that gave a number; NaN where none did."""
+    """Return the mean over the batches that gave a number; NaN where none did."""
     known = [v for v in values if isfinite(v)]
     return float(np.mean(known)) if known else float("nan")
 
 
 def _drifts(net: nn.Module) -> bool:
-    """Does the mean direction of one half of fresh samples explain most of the other half's gradients?"""
+    """Return whether the mean direction of one half of fresh samples explains most of the other half's gradients."""
     x, y = (part[:2000] for part in _task()["fresh"])
     g = F.normalize(_gradients(net, x.double(), y)[-1], dim=1, eps=1e-300)
     direction = F.normalize(g[:1000].mean(0), dim=0, eps=1e-300)

@@ -93,7 +93,7 @@ def _check(out: Path | None, name: str) -> None:
 
 
 def _rendered(tables: Sequence[Table], suffix: str) -> str:
-    found = [getattr(table, FORMS[suffix])() for table in tables]
+    texts = [getattr(table, FORMS[suffix])() for table in tables]
     if suffix == ".json":
-        return json_format.dumps(found if len(found) > 1 else found[0], indent=2, ensure_ascii=False, allow_nan=False)
-    return "\n\n".join(found)
+        return json_format.dumps(texts if len(texts) > 1 else texts[0], indent=2, ensure_ascii=False, allow_nan=False)
+    return "\n\n".join(texts)

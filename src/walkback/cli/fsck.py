@@ -17,12 +17,12 @@ def fsck(store: Path, *, json: Flag = False) -> int:
     """
     from walkback.audit.store import checked_runs
 
-    found = checked_runs(store)
+    runs = checked_runs(store)
     if json:
-        print_json({"runs": [{"path": str(run.path), "state": run.state, "why": run.why} for run in found]})
+        print_json({"runs": [{"path": str(run.path), "state": run.state, "why": run.why} for run in runs]})
     else:
-        states = [run.state for run in found]
+        states = [run.state for run in runs]
         counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs"
-        lines = [f"{run.state}: {run.path}: {run.why}" for run in found if run.state != "whole"]
+        lines = [f"{run.state}: {run.path}: {run.why}" for run in runs if run.state != "whole"]
         print_text("\n".join([f"{store}: {counts}", *lines]))
-    return int(any(run.state == "damaged" for run in found))
+    return int(any(run.state == "damaged" for run in runs))

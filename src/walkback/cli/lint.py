@@ -32,13 +32,13 @@ def lint(
 
     if json and format != "text":
         raise InputError(f"Expected --json or --format {format}, but got both.")
-    found = linted(path, *more, select=select.split(","))
+    result = linted(path, *more, select=select.split(","))
     if format in ("sarif", "github"):
-        told = (sarif if format == "sarif" else github)(found)
-        if told:
-            print(told)
+        rendered = (sarif if format == "sarif" else github)(result)
+        if rendered:
+            print(rendered)
     else:
-        answer(found, json or format == "json")
-    for problem in found.problems:
+        answer(result, json or format == "json")
+    for problem in result.problems:
         warn(f"error: {problem}")
-    return 2 if found.problems else 1 if found.findings else 0
+    return 2 if result.problems else 1 if result.findings else 0

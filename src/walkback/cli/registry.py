@@ -80,16 +80,16 @@ def registry(
             raise
         print_text(f"entry: {path}")
         return 0
-    found = public_record.read_public_record(folder)
-    for file, reason in found.problems:
+    record = public_record.read_public_record(folder)
+    for file, reason in record.problems:
         warn(f"not used: {file}: {reason}")
     if action == "page":
         if out.suffix != ".html":
             raise InputError(f"Expected --out to end in .html, the page is one file, but got {out}.")
-        write(out, public_record.page(found))
+        write(out, public_record.page(record))
     written = f"\npage: {out}" if action == "page" else ""
-    print_json(found.to_dict()) if json else print_text(f"{found}{written}")
-    return 1 if found.problems else 0
+    print_json(record.to_dict()) if json else print_text(f"{record}{written}")
+    return 1 if record.problems else 0
 
 
 def _table(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from walkback.registry import names_in
 
 
 def _names(*tables: tuple[str, str]) -> Parameter:
-    """What a folder offers, as a help text."""
+    """Return what a folder offers, as a help text."""
     names = [name for folder, table in tables for name in names_in(f"walkback.{folder}", table)]
     return Parameter(help=f"{', '.join(names)}, or `module:function`.")
 

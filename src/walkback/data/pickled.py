@@ -128,7 +128,7 @@ class _Array:
 
 
 def _plain(value: Any, seen: dict[int, Any]) -> Any:
-    """Stand-ins out, arrays in, through lists, tuples and dicts; what stands in many places is looked at once."""
+    """Put arrays in for stand-ins, through lists, tuples and dicts; what stands in many places is looked at once."""
     if id(value) not in seen:
         seen[id(value)] = _looked_at(value, seen)
     return seen[id(value)]

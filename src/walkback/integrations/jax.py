@@ -78,7 +78,7 @@ def traced(forward: Forward, params: Any, x: Any, y: Any, loss: Callable[[Any, A
     jax = library("jax", "jax")
     _register(jax)
     zeros = {site: jax.numpy.zeros(shape.shape, shape.dtype) for site, shape in _sites(jax, forward, params, x).items()}
-    run = _losses(jax, forward, params, x, y, loss)
+    run = _losses(forward, params, x, y, loss)
     grads, (losses, logits, states) = jax.grad(run, has_aux=True)(zeros)
     return Pass(x, y, logits, losses, tuple(states[site] for site in zeros), tuple(grads[site] for site in zeros))
 
@@ -158,7 +158,7 @@ def _answer(forward: Forward, params: Any, x: Any, taps: Taps) -> tuple[Any, dic
 
 
 def _losses(
-    jax: Any, forward: Forward, params: Any, x: Any, y: Any, loss: Callable[[Any, Any], Any] | None
+    forward: Forward, params: Any, x: Any, y: Any, loss: Callable[[Any, Any], Any] | None
 ) -> Callable[[Mapping[Hashable, Any]], Any]:
     """Return the sum of per-sample losses as a function of the taps, with (losses, logits, states) beside it."""
 
@@ -197,7 +197,7 @@ def _backward_error(jax: Any, forward: Forward, params: Any, one: Pass, loss: An
         found = []
         try:
             keys = list(_sites(jax, forward, wide, x))
-            run = _losses(jax, forward, wide, x, one.labels, loss)
+            run = _losses(forward, wide, x, one.labels, loss)
             for site, (h, g) in enumerate(zip(states, one.grads)):
                 v = draw.normal(size=h.shape)
                 size = STEP * max(float(np.linalg.norm(h)), np.finfo(np.float64).tiny) / float(np.linalg.norm(v))

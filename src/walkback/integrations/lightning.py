@@ -112,7 +112,7 @@ lightning_callback = LightningWatch
 
 
 def __getattr__(name: str) -> type:
-    """`LightningCallback`: the same as a subclass of Lightning's Callback, which LightningCLI asks for."""
+    """Return `LightningCallback`: the same as a subclass of Lightning's Callback, which LightningCLI asks for."""
     if name == "LightningCallback":
         return LightningWatch.concrete()
     raise AttributeError(f"module {__name__} has no attribute {name!r}")

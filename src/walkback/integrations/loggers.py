@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from walkback.errors import InputError
-from walkback.integrations.optional import library
+from walkback.integrations.optional import mlflow_run, tensorboard_writer, wandb_run
 from walkback.training.watch import Row, scalars, where
 
 
 def mlflow_logger(run_id: str | None = None, tracking_uri: str | None = None) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a metric under walkback/….
+    """Return a sink for `Watch(to=[…])`: every number of a row as a metric under walkback/….
 
     Args:
         run_id: the run to log to; by default the one that is active.
         tracking_uri: where it is, such as sqlite:///mlflow.db; by default what MLflow is set to.
     """
-    mlflow = library("mlflow", "mlflow")
-    if run_id is None:
-        active = mlflow.active_run()
-        if active is None:
-            raise InputError("Expected an active run of MLflow, but there is none. Call mlflow.start_run() first.")
-        run_id = active.info.run_id
-    client = mlflow.MlflowClient(tracking_uri)
+    mlflow, client, run_id = mlflow_run(run_id, tracking_uri)
 
     def log(row: Row) -> None:
         now, at = int(1000 * time.time()), where(row)
@@ -36,9 +28,8 @@ def mlflow_logger(run_id: str | None = None, tracking_uri: str | None = None) ->
 
 
 def tensorboard_logger(to: Any) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a scalar under walkback/…; `to` is a folder or a SummaryWriter."""
-    library("tensorboard", "tensorboard")
-    writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter(to) if isinstance(to, (str, Path)) else to
+    """Return a sink for `Watch(to=[…])`: numbers of a row as scalars under walkback/…; `to`: a folder or writer."""
+    writer = tensorboard_writer(to)
 
     def log(row: Row) -> None:
         for name, value in scalars(row).items():
@@ -49,13 +40,11 @@ def tensorboard_logger(to: Any) -> Callable[[Row], None]:
 
 
 def wandb_logger(run: Any = None) -> Callable[[Row], None]:
-    """For `Watch(to=[…])`: every number of a row as a metric under walkback/…, over an axis walkback/at of its own.
+    """Return a sink for `Watch(to=[…])`: a row's numbers as metrics under walkback/…, over an axis walkback/at.
 
     `run` is what `wandb.init` returned; by default the run that is active.
     """
-    active = library("wandb", "wandb").run if run is None else run
-    if active is None:
-        raise InputError("Expected an active run of Weights & Biases, but there is none. Call wandb.init(...) first.")
+    active = wandb_run(run)
     # An axis of its own: W&B drops what is logged at a step before its last, and the user's loop counts its own steps.
     active.define_metric("walkback/at", hidden=True)
     active.define_metric("walkback/*", step_metric="walkback/at")

@@ -7,9 +7,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from walkback.errors import InputError
 from walkback.files import write_whole
-from walkback.integrations.optional import library
+from walkback.integrations.optional import library, mlflow_run, tensorboard_writer, wandb_run
 from walkback.report.frame import site_table
 from walkback.report.panels import limits_of, site_panels
 
@@ -27,10 +26,7 @@ def report_to_wandb(report: Report, run: Any = None, name: str = "walkback-repor
 
     Returns the artifact.
     """
-    wandb = library("wandb", "wandb")
-    active = wandb.run if run is None else run
-    if active is None:
-        raise InputError("Expected an active run of Weights & Biases, but there is none. Call wandb.init(...) first.")
+    wandb, active = library("wandb", "wandb"), wandb_run(run)
     columns, rows = site_table(report)
     active.log({"walkback/sites": wandb.Table(columns=columns, data=rows)})
     active.summary.update(_summary(report))
@@ -50,13 +46,7 @@ def report_to_mlflow(report: Report, run_id: str | None = None, tracking_uri: st
         run_id: the run to log to; by default the one that is active.
         tracking_uri: where it is; by default what MLflow is set to.
     """
-    mlflow = library("mlflow", "mlflow")
-    if run_id is None:
-        active = mlflow.active_run()
-        if active is None:
-            raise InputError("Expected an active run of MLflow, but there is none. Call mlflow.start_run() first.")
-        run_id = active.info.run_id
-    client = mlflow.MlflowClient(tracking_uri)
+    _, client, run_id = mlflow_run(run_id, tracking_uri)
     for name, value in _summary(report).items():
         if isinstance(value, str):
             client.set_tag(run_id, name, value)
@@ -75,9 +65,8 @@ def report_to_tensorboard(report: Report, to: Any, step: int = 0) -> None:
         to: a folder or a SummaryWriter.
         step: where on TensorBoard's axis.
     """
-    library("tensorboard", "tensorboard")
-    figure = library("matplotlib.figure", "report").Figure
-    writer = library("torch.utils.tensorboard", "tensorboard").SummaryWriter(to) if isinstance(to, (str, Path)) else to
+    library("tensorboard", "tensorboard")  # before anything is made
+    figure, writer = library("matplotlib.figure", "report").Figure, tensorboard_writer(to)
     for panel in site_panels(report.per_layer, limits_of(report)):
         drawn = figure(figsize=(5, 3), layout="constrained")
         axes = drawn.subplots()

@@ -169,7 +169,7 @@ class Source:
     cells: tuple[tuple[int, int], ...] = ()  # of a notebook, (first line, number from 1) of each code cell
 
     def place(self, line: int) -> tuple[int | None, int]:
-        """(cell, line in it) of a line of the tree; the cell of a script is None."""
+        """Return (cell, line in it) of a line of the tree; the cell of a script is None."""
         inside = [(first, number) for first, number in self.cells if first <= line]
         return (inside[-1][1], line - inside[-1][0] + 1) if inside else (None, line)
 
@@ -215,7 +215,7 @@ def _read(path: Path) -> Source | Problem:
 
 
 def _cells(path: Path) -> list[tuple[int, str]]:
-    """(number from 1, code) of the code cells; magics become blank lines, cells of another language are empty."""
+    """Return (number from 1, code) of the code cells; magics become blank lines, other languages' cells are empty."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         raise ValueError("expected a notebook with cells (nbformat 4)")

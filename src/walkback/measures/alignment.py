@@ -217,6 +217,6 @@ class SameAsReference:
 
 
 def _cosine(a: Tensor, g: Tensor) -> Tensor:
-    """Per row the cosine of a and g, whatever their size."""
+    """Return the cosine of a and g per row, whatever their size."""
     a, g = by_largest(a)[0], by_largest(g)[0]
     return (a * g).sum(1) / (torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1))

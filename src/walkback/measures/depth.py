@@ -202,7 +202,7 @@ class Pair:
         return Pair(Features.of(model, train, anatomy), Features.of(model, test, anatomy))
 
     def right(self, name: int | str, strength: float) -> Tensor:
-        """(N,) which test samples a readout of a site, or of what the head reads, gets right."""
+        """Return (N,) which test samples a readout of a site, or of what the head reads, gets right."""
         a, b = self.fitted, self.compared
         return score(a.at(name), a.labels, b.at(name), b.labels, strength)
 
@@ -218,7 +218,7 @@ class Pair:
 
 
 def _head(tracer: Tracer) -> nn.Linear:
-    """The one linear map of a readout that is norm + linear; any other readout is an error that says what it has."""
+    """Return the one linear map of a readout that is norm + linear; refuse any other with what it has."""
     modules = [m for part in tracer.anatomy.readout if isinstance(part, nn.Module) for m in modules_of(part)]
     linear = [m for m in modules if isinstance(m, nn.Linear)]
     matrices = [m for m in modules if any(p is not None and p.ndim > 1 for p in m._parameters.values())]
@@ -233,7 +233,7 @@ def _head(tracer: Tracer) -> nn.Linear:
 
 
 def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
-    """(B, d) what the head reads of each sample, once it is shown that logits are the head's map of it."""
+    """Return (B, d) what the head reads of each sample, once it is shown that logits are the head's map of it."""
     if heard:
         rows = site_vectors(heard[-1], trace.pool, readers(trace), trace.mask) if heard[-1].ndim == 3 else heard[-1]
         if rows.ndim == 2 and rows.shape[1] == head.in_features and len(rows) == len(trace.labels):
@@ -252,7 +252,7 @@ def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
 
 
 def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float, float], dict[str, float]]:
-    """Worth in percentage points, its interval, and the two parts of its standard error.
+    """Return the worth in percentage points, its interval, and the two parts of its standard error.
 
     Samples are paired: what counts is the spread of their differences. What samples do to single draws makes draws
     differ too; it is known from the samples, and taken off the spread of draws (two crossed random effects), which has
@@ -298,7 +298,7 @@ def _randomise(model: nn.Module, blocks: Sequence[nn.Module], build: Build | Non
 
 
 def _fresh(model: nn.Module, blocks: Sequence[nn.Module], build: Build, anatomy: Any) -> Sequence[nn.Module]:
-    """The blocks of a new network: those it has, or where an anatomy names parts, those under the same paths."""
+    """Return the blocks of a new network: those it has, or where an anatomy names parts, those under the same paths."""
     other = build()
     if not isinstance(other, nn.Module):
         raise InputError(f"Expected build() to return a torch.nn.Module, but got {type(other).__name__}.")
@@ -336,7 +336,7 @@ def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Batches) -> 
 def _without(
     model: nn.Module, seen: Batches, unseen: Batches, anatomy: Any, first: Pair, strength: float
 ) -> tuple[list[float] | None, str]:
-    """Accuracies with each block left out, then with all of them; or why not."""
+    """Return the accuracies with each block left out, then with all of them; or why there are none."""
     blocks, branch = first.fitted.blocks, bool(first.fitted.branch)
     if first.fitted.fixed:
         return None, first.fitted.fixed
@@ -359,7 +359,7 @@ class _NoStream(Exception):
 
 @contextmanager
 def _skipped(blocks: Sequence[nn.Module], branch: bool) -> Iterator[None]:
-    """Inside, these blocks add nothing to the stream."""
+    """Let these blocks add nothing to the stream inside the `with` block."""
 
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         made = out[0] if isinstance(out, tuple) else out
@@ -376,7 +376,7 @@ def _skipped(blocks: Sequence[nn.Module], branch: bool) -> Iterator[None]:
 
 
 def _pixels(seen: Batches, unseen: Batches, seed: int) -> tuple[float | None, str]:
-    """The accuracy of a linear model of the inputs, or why there is none."""
+    """Return the accuracy of a linear model of the inputs, or why there is none."""
     parts = []
     for batches in (seen, unseen):
         rows, labels, shapes = Rows(), [], set()

@@ -116,41 +116,41 @@ Counted = tuple[Float[Tensor, "sites batch"], Bool[Tensor, "sites batch"], Bool[
 
 
 def cosine(view: View) -> Counted:
-    """cos(a_l, g_l). A sample without credit counts as no alignment; one whose reference underflowed is left out."""
+    """Return cos(a_l, g_l): 0 for a sample without credit; one whose reference underflowed is left out."""
     return view.pairs.own, view.pairs.usable, view.pairs.valid
 
 
 def zero_credit(view: View) -> Float[Tensor, "sites batch"]:
-    """1 for a sample without credit."""
+    """Return 1 for a sample without credit."""
     return (view.pairs.usable & ~view.pairs.directed).double()
 
 
 def cosine_clamped(view: View) -> Float[Tensor, "sites batch"]:
-    """cos(a_l, g_l) as F.cosine_similarity gives it on a mean loss over 128 samples: with ε in its denominator."""
+    """Return cos(a_l, g_l) as F.cosine_similarity gives it (ε in its denominator) on a mean loss over 128 samples."""
     p = view.pairs
     return p.own * unclamped(p.credit_norm, p.dtype) * unclamped(p.grad_norm, p.dtype)
 
 
 def below_eps(view: View) -> Float[Tensor, "sites batch"]:
-    """1 for a sample whose reference is under that ε."""
+    """Return 1 for a sample whose reference is under that ε."""
     norms, eps = view.pairs.grad_norm, cosine_eps(view.pairs.dtype)
     return torch.where(torch.isnan(norms), torch.nan, (norms / PUBLISHED_BATCH < eps).double())
 
 
 def cosine_above(view: View) -> Counted:
-    """cos(a_l, g_{l+1}): would the credit fit the next site better?"""
+    """Return cos(a_l, g_{l+1}): would the credit fit the next site better?"""
     there = view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
     return view.pairs.above, there, there & view.pairs.directed
 
 
 def cosine_below(view: View) -> Counted:
-    """cos(a_l, g_{l-1}): or the previous one?"""
+    """Return cos(a_l, g_{l-1}): would the credit fit the previous site better?"""
     there = view.pairs.usable.roll(1, 0) & view.pairs.next_alike.roll(1, 0)
     return view.pairs.below, there, there & view.pairs.directed
 
 
 def gradient_next(view: View) -> Counted:
-    """cos(g_l, g_{l+1}): how alike the references of the two are."""
+    """Return cos(g_l, g_{l+1}): how alike the references of the two sites are."""
     both = view.pairs.usable & view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
     return view.pairs.beside, both, both
 

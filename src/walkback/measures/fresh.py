@@ -93,7 +93,7 @@ class Redraws:
 
 
 def _spread(values: Numbers) -> tuple[float, float] | None:
-    """Mean and standard deviation, None when one is missing."""
+    """Return mean and standard deviation, None when one is missing."""
     known = [v for v in values if v is not None]
     if len(known) < len(values):
         return None

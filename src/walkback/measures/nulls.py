@@ -70,7 +70,7 @@ class Coupling:
         self.samples += used
 
     def dimension(self, samples: float) -> float | None:
-        """d_eff of a mean cosine over this many samples; None where it can't be told."""
+        """Return d_eff of a mean cosine over this many samples; None where it can't be told."""
         m = self.samples
         if not isinstance(self.total, Tensor) or not m:
             return None
@@ -82,8 +82,8 @@ class Coupling:
 
 
 def _features(x: Tensor) -> Float[Tensor, "rows width"]:
-    """Every position of every sample as a row of features: the last axis of (B, d) and (B, T, d), the channels of
-    (B, C, H, W), else the whole sample.
+    """Return every position of every sample as a row of features: the last axis of (B, d) and (B, T, d), the channels
+    of (B, C, H, W), else the whole sample.
     """
     if x.ndim == 4:
         return x.flatten(2).transpose(1, 2).flatten(0, 1)
@@ -100,7 +100,7 @@ def _columns(width: int, dtype: torch.dtype, device: str) -> Float[Tensor, "widt
 
 
 def null_half(dimension: float) -> float:
-    """Half the width of the 95 % band of a random direction's cosine in this many dimensions.
+    """Return half the width of the 95 % band of a random direction's cosine in this many dimensions.
 
     With k dimensions cos·√(k−1)/√(1−cos²) has Student's t distribution of k − 1 degrees of freedom.
 

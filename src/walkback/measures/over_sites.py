@@ -125,7 +125,7 @@ def crossed(numbers: Mapping[str, Any], ends: Iterable[tuple[str, str]]) -> str:
 
 
 def student(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t distribution.
+    """Return the 97.5 % quantile of Student's t distribution.
 
     >>> round(student(7), 3)
     2.365
@@ -138,7 +138,7 @@ def student(freedom: float) -> float:
 def reads_as(
     cosine: float | None, low: float | None, high: float | None, interval: tuple[float | None, float | None]
 ) -> str | None:
-    """The word signal where the cosine and its interval lie outside the null band, else noise; None without a band.
+    """Return "signal" where the cosine and its interval lie outside the null band, else "noise"; None without a band.
 
     >>> reads_as(0.05, -0.12, 0.12, (None, None)), reads_as(0.05, -0.01, 0.01, (0.04, 0.06))
     ('noise', 'signal')

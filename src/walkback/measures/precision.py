@@ -200,7 +200,7 @@ class IntrinsicMeter:
             self._sum["epsilon", site] += torch.stack([(1 - left).sum(), torch.ones_like(left).sum()])
 
     def _add_direction(self, trace: Trace) -> None:
-        """Stability over different samples: a sample seen before is left out, so repeating data changes nothing."""
+        """Add samples to the direction's stability; one seen before is left out, so repeating data changes nothing."""
         assert trace.prints is not None
         fresh = []
         for row, mark in enumerate(trace.prints.tolist()):
@@ -267,13 +267,13 @@ class IntrinsicMeter:
 
 
 def _float64(t: Tensor) -> Tensor:
-    """In float64, on the CPU where the device has none; whole numbers stay what they are."""
+    """Return values in float64, on the CPU where the device has none; whole numbers stay what they are."""
     t = t if has_float64(t.device) else t.cpu()
     return t.double() if t.is_floating_point() else t
 
 
 def _nudged(t: Tensor, seed: int) -> Tensor:
-    """Each number times 1 ± epsilon of its dtype, up or down by chance."""
+    """Return each number times 1 ± epsilon of its dtype, up or down by chance."""
     if not t.is_floating_point():
         return t
     signs = torch.randint(2, t.shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
@@ -281,13 +281,13 @@ def _nudged(t: Tensor, seed: int) -> Tensor:
 
 
 def _unit(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """(B, n) rows of length one, and (B,) which have a direction; NaN has one, and stays."""
+    """Return (B, n) rows of length one, and (B,) which have a direction; NaN has one, and stays."""
     rows, top = by_largest(x)
     size = torch.linalg.vector_norm(rows, dim=1)
     return rows / size.clamp(min=least)[:, None], ~(size * top < least)
 
 
 def _norms(x: Tensor) -> Tensor:
-    """(B,) norms, whatever their size."""
+    """Return (B,) norms, whatever their size."""
     rows, top = by_largest(x)
     return torch.linalg.vector_norm(rows, dim=1) * top

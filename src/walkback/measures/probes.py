@@ -100,7 +100,7 @@ PROBES: dict[str, type[Probe]] = {
 
 
 def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
-    """Names and objects to probe objects.
+    """Turn names and objects into probe objects.
 
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
@@ -184,7 +184,7 @@ class _Run:
         self.generator: torch.Generator | None = None
 
     def keep(self, name: str, site: int, sites: int, values: Tensor, none: Tensor, left: Tensor) -> None:
-        """Of each sample its value, whether it has no signal, which counts as 0, and whether it can't count."""
+        """Keep of each sample its value, whether it has no signal, which counts as 0, and whether it can't count."""
         self.values.setdefault(name, [[] for _ in range(sites)])[site].append((values, none, left))
 
     def compute(self, found: Found) -> None:
@@ -284,11 +284,11 @@ class _Replayer:
                 tracer.notes.append(Note("probe-dtype", None, {"dtype": self.dtype, "why": why}))
 
     def wide(self, tensor: Tensor) -> Tensor:
-        """As float64 where the network can take it."""
+        """Return values as float64 where the network can take it."""
         return tensor if self.weights is None else tensor.double()
 
     def losses(self, trace: Trace, site: int, delta: Tensor) -> Float[Tensor, " batch"]:
-        """Per-sample losses with `delta` added to the stream at `site`."""
+        """Return the per-sample losses with `delta` added to the stream at `site`."""
         x = trace.inputs
         if self.weights is not None:
             x = mapped(x, lambda t: t.double() if t.is_floating_point() else t)
@@ -300,7 +300,7 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _from_data(state: Tensor, generator: torch.Generator) -> Tensor:
-    """Random directions with the covariance of the batch's states: random mixtures of centred samples."""
+    """Return random directions with the covariance of the batch's states: random mixtures of centred samples."""
     rows = state.flatten(1)
     mix = torch.randn(len(rows), len(rows), dtype=rows.dtype, device=rows.device, generator=generator)
     return (mix @ (rows - rows.mean(0))).view_as(state)
@@ -311,7 +311,7 @@ def _norms(x: Tensor) -> Float[Tensor, " batch"]:
 
 
 def _unit(signal: Tensor) -> Tensor:
-    """Of length 1 per sample; zero where the signal is, NaN where it, or its length, is not finite."""
+    """Return a signal of length 1 per sample; zero where the signal is, NaN where it, or its length, is not finite."""
     norms = _norms(signal)
     return signal / _shaped(norms.where(norms.isfinite(), torch.nan).where(norms != 0, 1.0), signal)
 
@@ -321,14 +321,14 @@ def _shaped(per_sample: Tensor, like: Tensor) -> Tensor:
 
 
 def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> tuple[Tensor, Tensor]:
-    """The correlation per sample, and where there is none since a or b does not vary."""
+    """Return the correlation per sample, and where there is none since a or b does not vary."""
     a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
     lengths = a.norm(dim=1) * b.norm(dim=1)
     return (a * b).sum(1) / lengths, lengths == 0
 
 
 def _mean_of(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float | None, int, int]:
-    """(the mean over samples, how many have no value of their own, how many are left out).
+    """Return (the mean over samples, how many have no value of their own, how many are left out).
 
     A sample without a signal counts as 0. There is no mean where no sample has one, or where a value is not finite.
     """

@@ -131,8 +131,6 @@ SITE_FIELDS = tuple(q.name for q in PER_SITE if q.measured)
 SCALAR_FIELDS = tuple(q.name for q in SCALARS if q.measured)
 PROBE_LISTS = tuple(q.name for q in PER_SITE if q.accumulator == "probe")
 SHIFTED = ("cosine_above", "cosine_below", "gradient_next")
-NULLS = tuple(q.name for q in PER_SITE if q.accumulator in ("interval", "null"))
-PRECISION = tuple(q.name for q in PER_SITE if q.precision)
 # What a report may call more of them, as orders of averaging: words, which no page takes for a tag or a link.
 NAME = r"^[\w .,+()-]{1,80}$"
 # The two ends of each interval and band.

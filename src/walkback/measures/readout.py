@@ -126,7 +126,7 @@ def _split(rows: Tensor, like: Tensor | None = None) -> tuple[Tensor, ...]:
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (d,) in float64; a feature that does not vary gets a tiny one, not zero."""
+    """Return mean and standard deviation (d,) in float64; a feature that does not vary gets a tiny one, not zero."""
     mean = sum(part.double().sum(0) for part in _split(x)) / len(x)
     squares = sum((part.double() - mean).pow(2).sum(0) for part in _split(x))
     largest = max(float(part.abs().max()) for part in _split(x))
@@ -135,7 +135,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _axes(parts: Iterator[Tensor], width: int, count: int, strength: float) -> Tensor:
-    """(d, d) principal axes of standardised features, each scaled to unit variance; as they are where d is large."""
+    """Return (d, d) principal axes of standardised features, scaled to unit variance; the identity where d is large."""
     if width > WIDE:
         return torch.eye(width, dtype=torch.float64)
     spread = sum(rows.T @ rows for rows in parts) / count

@@ -87,7 +87,7 @@ def _share(tracer: Tracer) -> dict[str, Any]:
 
 
 def _refuse_wrong_reference(tracer: Tracer, check: BackwardCheck, recorded: bool) -> None:
-    """A reference that was asked for must be the derivative; with recorded credits this must have been seen."""
+    """Refuse a reference that was asked for and is not the derivative; of recorded credits this must have been seen."""
     if tracer.reference != "own" and check.agrees is False:
         which, remedy = {
             "derived": (
@@ -117,7 +117,7 @@ def paired_by(pairing: str) -> Callable[[Trace], Trace]:
 
 
 def _shifted(trace: Trace) -> Trace:
-    """The trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
+    """Return the trace with the credit of site l + 1 at site l; the last site, which has none above, keeps its own."""
     if trace.credits is None:
         raise InputError('Expected a credit with pairing="shifted", but none was given.')
     if any(a.shape != trace.credits[0].shape for a in trace.credits):

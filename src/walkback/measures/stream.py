@@ -256,7 +256,7 @@ class Norms:
                 found.reasons |= {f"{name}_low": why, f"{name}_high": why}
 
     def _totals(self) -> Iterator[tuple[Tensor, int, Tensor]]:
-        """Of ‖h‖, then of ‖g‖: sums by site over the samples that count, how many do, and the largest by site."""
+        """Return, of ‖h‖, then of ‖g‖, by site: the sum over samples that count, how many do, and the largest."""
         for side in range(2):
             # Without a gradient ‖g‖ is 0 at whichever token it is read; ‖h‖ is another at each.
             unknown = side == 0 and self._pool == "readout"
@@ -265,7 +265,7 @@ class Norms:
             yield total.sum(0), sum(part.n for part in parts), largest.amax(0)
 
     def _outliers(self) -> Iterator[Note]:
-        """Where one sample makes up much of a mean norm, and with it growth or the reference's size."""
+        """Return where one sample makes up much of a mean norm, and with it growth or the reference's size."""
         for what, (total, n, largest) in zip(("‖h‖", "‖g‖"), self._totals()):
             share, site = (largest / total).nan_to_num(0.0).max(0)
             if n >= 1 / OUTLIER**2 and float(share) > OUTLIER:
@@ -273,7 +273,7 @@ class Norms:
 
 
 def _median_token(state: Tensor, mask: Tensor | None) -> Tensor:
-    """(B,) the norm of the median token; of a state without tokens its own."""
+    """Return (B,) the norm of the median token; of a state without tokens its own."""
     if state.ndim != 3:
         return torch.linalg.vector_norm(state.flatten(1), dim=1, dtype=torch.float64)
     norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)

@@ -44,7 +44,7 @@ def pool_at(trace: Trace, state: Tensor) -> int | str | None:
 
 
 def fits(mask: Tensor | None, state: Tensor) -> TypeGuard[Tensor]:
-    """Is this a mask of these states' tokens? The stream may have other tokens than the inputs (cls, patches)."""
+    """Return whether this masks these states' tokens: the stream may have others than the inputs (cls, patches)."""
     return mask is not None and mask.shape == state.shape[:2]
 
 

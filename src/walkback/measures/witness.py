@@ -62,7 +62,7 @@ class Witness:
             self._right += int((logits.argmax(1) == classes).sum())
 
     def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
-        """(B,) one class per sample, where that is what the labels are: not for tokens, several labels, numbers."""
+        """Return (B,) one class per sample; None where labels are something else: of tokens, several, numbers."""
         if logits.ndim != 2 or logits.shape[1] < 2:
             return None
         if labels.is_floating_point():
@@ -130,7 +130,7 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
 
 
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
-    """(losses, cross-entropies) of a batch, one pair where the loss is a mean; None where there is no cross-entropy."""
+    """Return (losses, cross-entropies) of a batch, one pair where the loss is a mean; None without a cross-entropy."""
     try:
         usual = cross_entropy(trace.logits, trace.labels).cpu().double()
     except (WalkbackError, RuntimeError):  # no classification: nothing to compare with
@@ -140,7 +140,7 @@ def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:
 
 
 def _cross_entropies(pairs: Sequence[tuple[Tensor, Tensor] | None]) -> float | None:
-    """How many times cross-entropy a loss of the user's own is; None where it is something else."""
+    """Return how many times cross-entropy a loss of the user's own is; None where it is something else."""
     known = [pair for pair in pairs if pair is not None]
     if not known or len(known) < len(pairs):
         return None

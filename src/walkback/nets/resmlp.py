@@ -27,7 +27,7 @@ class Block(nn.Module):
         self.w2 = nn.Linear(expansion * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, d) to (B, d)."""
+        """Map (B, d) to (B, d)."""
         return self.w2(self.act(self.w1(self.norm(h))))
 
 

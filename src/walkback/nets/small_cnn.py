@@ -19,7 +19,7 @@ class ConvBlock(nn.Module):
         self.w2, self.norm2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, H, W)."""
+        """Map (B, C, H, W) to (B, C, H, W)."""
         if self.preactivation:
             return self.w2(self.act(self.norm2(self.w1(self.act(self.norm1(h))))))
         return self.norm2(self.w2(self.act(self.norm1(self.w1(h)))))
@@ -62,7 +62,7 @@ class SmallCNN(Residual):
         self.out_head = nn.Linear(width, classes)
 
     def readout(self, h: Tensor) -> Tensor:
-        """(B, C, H, W) to logits (B, C)."""
+        """Map (B, C, H, W) to logits (B, C)."""
         return self.out_head(self.pool(h).flatten(1))
 
 

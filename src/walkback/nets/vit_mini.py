@@ -37,7 +37,7 @@ class TransformerBlock(nn.Module):
         self.w2 = nn.Linear(expansion * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """(B, T, d) to (B, T, d)."""
+        """Map (B, T, d) to (B, T, d)."""
         batch, tokens, width = h.shape
         q, k, v = self.qkv(self.norm1(h)).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
@@ -85,7 +85,7 @@ class ViTMini(Residual):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def readout(self, h: Tensor) -> Tensor:
-        """(B, T, d) to logits (B, C), from the class token."""
+        """Map (B, T, d) to logits (B, C), from the class token."""
         return self.head(self.norm(h[:, 0]))
 
 

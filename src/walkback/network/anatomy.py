@@ -362,7 +362,7 @@ Row = tuple[str, str, str, str]
 
 
 def _folded(rows: list[Row]) -> list[Row]:
-    """Long rows of blocks of one type in one container as the first, how many more, and the last."""
+    """Return long rows of blocks of one type in one container as the first, how many more, and the last."""
     out: list[Row] = []
     for _, run in groupby(rows, key=lambda row: (row[0].partition(" ")[0], row[1].rpartition(".")[0], row[2])):
         alike = list(run)
@@ -391,7 +391,7 @@ def is_published(model: nn.Module) -> bool:
 
 
 def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
-    """(stem, readout) of a network that has the published interface, else None."""
+    """Return (stem, readout) of a network that has the published interface, else None."""
     stem = next((name for name in STEMS if isinstance(getattr(model, name, None), nn.Module)), None)
     readout = next((pair for pair in READOUTS if isinstance(getattr(model, pair[1], None), nn.Module)), ())
     present = tuple(name for name in readout if isinstance(getattr(model, name, None), nn.Module))

@@ -60,7 +60,7 @@ def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tu
 
 
 def takes_labels(model: nn.Module) -> bool:
-    """Whether the forward pass of a model takes `labels`, and so may have a loss of its own.
+    """Return whether the forward pass of a model takes `labels`, and so may have a loss of its own.
 
     >>> takes_labels(nn.Linear(2, 2))
     False
@@ -77,7 +77,7 @@ def _signature(model: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def needs_labels(model: nn.Module) -> bool:
-    """Whether the forward pass of a model can't run without `labels`: a feedback rule may project them.
+    """Return whether the forward pass of a model can't run without `labels`: a feedback rule may project them.
 
     >>> class Projecting(nn.Module):
     ...     def forward(self, x, labels):

@@ -169,7 +169,7 @@ class SampleLoss:
         self.next_token = self.next_token if shifted is None else shifted
 
     def _refuse_sum(self, custom: Loss, loss: Tensor, logits: Tensor, y: Tensor) -> None:
-        """On the first batch of more than one: a sum over samples would make every gradient B times too large."""
+        """Refuse a sum over samples on the first batch of more than one: it makes every gradient B times too large."""
         half = len(y) // 2
         if self._no_sum or not half or logits.shape[0] != len(y):
             return

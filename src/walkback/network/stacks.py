@@ -56,7 +56,7 @@ class Stack:
         return " or " not in self.kind
 
     def name(self) -> str:
-        """Where they are: their container, their pattern, or the first and the last."""
+        """Return where the blocks are: their container, their pattern, or the first and the last."""
         if not self.pattern:
             return f"{self.paths[0]} to {self.paths[-1]}"
         container = self.pattern.removesuffix(".*")
@@ -82,15 +82,15 @@ def matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
     >>> [path for path, _ in matching(net, "layer?.*")]
     ['layer1.0', 'layer2.0', 'layer2.1']
     """
-    found = [("", model)]
+    modules = [("", model)]
     for step in pattern.split("."):
-        found = [
+        modules = [
             (below, child)
-            for path, module in found
+            for path, module in modules
             for below, child in _children(path, module)
             if fnmatchcase(below.rpartition(".")[2], step)
         ]
-    return found
+    return modules
 
 
 def original(module: nn.Module) -> nn.Module:
@@ -100,7 +100,7 @@ def original(module: nn.Module) -> nn.Module:
 
 
 def type_name(module: nn.Module) -> str:
-    """The class a user wrote: `fully_shard` puts one of its own, FSDP…, on top, and compile a module around it."""
+    """Return the class a user wrote: `fully_shard` puts its own, FSDP…, on top, and compile a module around it."""
     return next(c.__name__ for c in type(original(module)).__mro__ if not c.__module__.startswith(_SHARDING))
 
 
@@ -137,7 +137,7 @@ def is_tie(stacks: list[Stack]) -> bool:
 
 
 def beside(model: nn.Module, stack: Stack) -> list[str]:
-    """Modules next to a stack, in its container, that could be blocks too: their class is there more than once."""
+    """Return modules next to a stack, in its container, that could be blocks too: of a class that is there twice."""
     above = stack.paths[0].rpartition(".")[0]
     parent = model.get_submodule(above)
     if stack.pattern or not isinstance(parent, nn.Sequential):
@@ -149,7 +149,7 @@ def beside(model: nn.Module, stack: Stack) -> list[str]:
 
 
 def lone_blocks(model: nn.Module) -> list[str]:
-    """Paths of what may be the only block of a network without a stack: lists of one, else what stands between layers.
+    """Return paths of what may be the only block of a network without a stack: lists of one, or what is between layers.
 
     >>> lone_blocks(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2)))
     ['1']
@@ -172,17 +172,17 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
     Beside stacks and lone blocks: lists of single layers, what stands at one place in each list of a list, and stacks
     of one length together, since a run shows in which order they are called.
     """
-    found = [stack.paths for stack in find_stacks(model)]
-    found += [(path,) for path in lone_blocks(model)]
+    groups = [stack.paths for stack in find_stacks(model)]
+    groups += [(path,) for path in lone_blocks(model)]
     for path, module in named_modules_of(model):
         children = _children(path, module) if isinstance(module, UNCALLED) else []
         if len(children) > 1 and all(_has_weights(m) and type(m) not in UNCALLED for _, m in children):
-            found.append(tuple(p for p, _ in children))
+            groups.append(tuple(p for p, _ in children))
         if len(children) > 1 and all(type(m) in UNCALLED for _, m in children):
             rows = [_children(p, m) for p, m in children]
             columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
-            found += columns
-    single = [paths for paths in dict.fromkeys(found) if all(_has_weights(model.get_submodule(p)) for p in paths)]
+            groups += columns
+    single = [paths for paths in dict.fromkeys(groups) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
         equal = [
             paths
@@ -207,7 +207,7 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def guess(stacks: list[Stack], around_it: list[str]) -> str:
-    """What was guessed when the first of `stacks` was taken; "" if nothing was. `around_it` could be blocks too."""
+    """Return what was guessed in taking the first of `stacks`, "" if nothing was; `around_it` could be blocks too."""
     first, others = stacks[0], [s for s in stacks[1:] if s.spelled or len(s) >= len(stacks[0])]
     if first.spelled and not others:
         return ""
@@ -245,21 +245,21 @@ def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tu
 def _spelled(model: nn.Module) -> Iterator[Stack]:
     for prefix, parent in named_modules_of(model):
         for spelling in SPELLINGS:
-            found = matching(parent, spelling)
-            while found and all(isinstance(m, UNCALLED) for _, m in found):
+            matches = matching(parent, spelling)
+            while matches and all(isinstance(m, UNCALLED) for _, m in matches):
                 spelling += ".*"
-                found = matching(parent, spelling)
-            blocks = [m for _, m in found]
+                matches = matching(parent, spelling)
+            blocks = [m for _, m in matches]
             holders = [m for _, m in matching(parent, spelling.removesuffix(".*"))]
             if not blocks or not all(_may_be_block(m) for m in blocks) or not _is_stack(holders, blocks):
                 continue
             dot = f"{prefix}." if prefix else ""
-            yield Stack(tuple(dot + path for path, _ in found), _kinds(blocks), dot + spelling, True)
+            yield Stack(tuple(dot + path for path, _ in matches), _kinds(blocks), dot + spelling, True)
             break
 
 
 def _is_stack(holders: list[nn.Module], blocks: list[nn.Module]) -> bool:
-    """Blocks of one kind in containers; or of several in lists, which say that they are one stack."""
+    """Return whether blocks are of one kind in containers, or of several in lists, which say they are one stack."""
     allowed = CONTAINERS if len({_kind(b) for b in blocks}) == 1 else UNCALLED
     return all(isinstance(holder, allowed) for holder in holders)
 
@@ -274,15 +274,15 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
             yield from _in_lists(prefix, parent)
             yield from _in_stages(prefix, parent)
         for members in groups.values():
-            found = [block for path, module in members for block in _unfolded(path, module)]
-            blocks = [m for _, m in found]
-            if len(found) > 1 and all(_may_be_block(m) for m in blocks):
-                whole = prefix and isinstance(parent, CONTAINERS) and found == members == _children(prefix, parent)
-                yield Stack(tuple(path for path, _ in found), _kinds(blocks), f"{prefix}.*" if whole else "", False)
+            unfolded = [block for path, module in members for block in _unfolded(path, module)]
+            blocks = [m for _, m in unfolded]
+            if len(unfolded) > 1 and all(_may_be_block(m) for m in blocks):
+                whole = prefix and isinstance(parent, CONTAINERS) and unfolded == members == _children(prefix, parent)
+                yield Stack(tuple(path for path, _ in unfolded), _kinds(blocks), f"{prefix}.*" if whole else "", False)
 
 
 def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
-    """Blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
+    """Yield blocks of several types in turn: neighbours, each with a sibling of the same type and shapes of weights."""
     marks = [(_kind(m), tuple(p.shape for p in parameters_of(m))) if _may_be_block(m) else None for _, m in children]
     run: list[int] = []
     for i, mark in enumerate([*marks, None]):
@@ -297,18 +297,18 @@ def _mixed(prefix: str, children: list[tuple[str, nn.Module]]) -> Iterator[Stack
 
 
 def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks that stand in each list of a list, as many in all, beside modules that are none (lists of norms, sums)."""
+    """Yield blocks that stand in each list of a list, as many in all, beside modules that are none (norms, sums)."""
     lists = _children(prefix, parent)
     if len(lists) < 2 or not all(type(m) in UNCALLED for _, m in lists):
         return
     inside = [[(path, m) for path, m in _children(name, m) if _may_be_block(m)] for name, m in lists]
-    if inside[0] and len({len(found) for found in inside}) == 1:
-        blocks = [block for found in inside for block in found]
+    if inside[0] and len({len(row) for row in inside}) == 1:
+        blocks = [block for row in inside for block in row]
         yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), "", False)
 
 
 def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
-    """Blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
+    """Yield blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
     stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
     blocks = [block for stage in stages for block in stage]
     only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
@@ -332,7 +332,7 @@ def _unfolded(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _may_be_block(module: nn.Module) -> bool:
-    """Something with weights that is more than one layer of torch's own."""
+    """Return whether a module has weights and is more than one layer of torch's own."""
     if type(module) in UNCALLED:
         return False
     primitive = type(module).__module__.startswith("torch.nn.modules") and not any(children_of(module))
@@ -340,7 +340,7 @@ def _may_be_block(module: nn.Module) -> bool:
 
 
 def _kind(module: nn.Module) -> object:
-    """Equal for modules that may be siblings in one stack: the class, and for containers the kinds inside."""
+    """Return what siblings in one stack have in common: the class, and for containers the kinds inside."""
     module = original(module)
     if type(module) in CONTAINERS:
         return type(module), frozenset(_kind(child) for _, child in children_of(module))
@@ -355,7 +355,7 @@ def _kinds(blocks: Iterable[nn.Module]) -> str:
 
 
 def _distinct(stacks: list[Stack]) -> list[Stack]:
-    """Without those whose blocks are all in one that is spelled or longer."""
+    """Return the stacks without those whose blocks are all in one that is spelled or longer."""
     out: list[Stack] = []
     having: dict[str, list[frozenset[str]]] = {}
     for stack in sorted(stacks, key=lambda s: (-len(s), not s.spelled, not s.pattern)):
@@ -368,7 +368,7 @@ def _distinct(stacks: list[Stack]) -> list[Stack]:
 
 
 def _nested(stacks: list[Stack]) -> Iterator[tuple[Stack, Stack, int]]:
-    """(inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
+    """Return (inner, outer, in how many blocks of the outer one) for stacks that lie in blocks of another."""
     owners: dict[str, list[Stack]] = {}
     for stack in stacks:
         for path in stack.paths:

@@ -12,7 +12,7 @@ from walkback.errors import AnatomyError
 
 
 def read_at(deepest: Float[Tensor, "batch tokens width"]) -> int | str:
-    """The one token all samples are read at (−1 for the last), "readout" if each has its own, "mean" if it has several.
+    """Return the token all samples are read at (−1: the last), "readout" if each has its own, "mean" if several.
 
     >>> g = torch.zeros(2, 3, 4)
     >>> g[:, 1] = 1.0
@@ -31,7 +31,7 @@ def read_at(deepest: Float[Tensor, "batch tokens width"]) -> int | str:
 
 
 def read_still(deepest: Float[Tensor, "batch tokens width"], token: int, index: int) -> int | str:
-    """The token found on the first batch must be the one every batch reads; "readout" where it is each sample's own.
+    """Return the token if this batch reads it as the first did, "readout" if each sample has its own; refuse others.
 
     >>> g = torch.zeros(2, 3, 4)
     >>> g[:, 1] = 1.0
@@ -53,7 +53,7 @@ def read_still(deepest: Float[Tensor, "batch tokens width"], token: int, index: 
 
 
 def some_tokens(deepest: Float[Tensor, "batch tokens width"]) -> list[int] | None:
-    """The tokens with a gradient, where all samples have the same ones and not all (a cls token may be left out).
+    """Return the tokens with a gradient, if all samples have the same ones and not all (cls may be left out).
 
     >>> g = torch.zeros(2, 9, 4)
     >>> g[:, :2] = 1.0

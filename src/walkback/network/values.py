@@ -17,25 +17,25 @@ from walkback.errors import AnatomyError, InputError
 
 
 def logits_of(output: Any) -> Tensor:
-    """The logits in what a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
-    found: Any = output
+    """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
+    logits: Any = output
     if isinstance(output, Mapping) and "logits" in output:
-        found = output["logits"]
+        logits = output["logits"]
     elif getattr(output, "logits", None) is not None:
-        found = getattr(output, "logits")  # noqa: B009  # of any type
+        logits = getattr(output, "logits")  # noqa: B009  # of any type
     elif is_dataclass(output):
-        found = first_tensor(members(output))
+        logits = first_tensor(members(output))
     elif isinstance(output, (tuple, list)) and output:
-        found = output[0]
-    if not isinstance(found, Tensor):
+        logits = output[0]
+    if not isinstance(logits, Tensor):
         raise AnatomyError(
             f"Expected the network to return logits, alone or first in a tuple, but got {type(output).__name__}."
         )
-    return found
+    return logits
 
 
 def members(output: Any) -> Sequence[Any]:
-    """What a block or a network returned, as a sequence: of a tuple, a dataclass or a dict its values, in order."""
+    """Return what a block or network returned as a sequence: of a tuple, a dataclass or a dict its values, in order."""
     if isinstance(output, (tuple, list)):
         return output
     if is_dataclass(output):
@@ -247,7 +247,7 @@ def no_inference(tensor: Tensor) -> Tensor:
 
 
 def random_state(device: torch.device | None) -> Tensor:
-    """The generators a forward pass can draw from; what eval mode switches off leaves them as they were."""
+    """Return the state of the generators a forward pass can draw from; what eval mode switches off leaves it alone."""
     if device is None or device.type not in ("cuda", "mps"):
         return torch.get_rng_state()
     own = torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.mps.get_rng_state()

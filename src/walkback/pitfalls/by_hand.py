@@ -88,7 +88,7 @@ def _norms(script: Script, node: ast.AST, depth: int = DEEPEST) -> int:
     if depth and isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add)):
         left, right = (_norms(script, side, depth - 1) for side in (node.left, node.right))
         return left + right if isinstance(node.op, ast.Mult) else max(left, right)  # (‖a‖ + ε)(‖b‖ + ε)
-    if depth and _is_floor(script, node):
+    if depth and _is_floor(node):
         return _norms(script, _inner(script, node), depth - 1)
     return int(is_norm(script, node))
 
@@ -102,7 +102,7 @@ def _floor(script: Script, node: ast.AST, depth: int = DEEPEST) -> float | None:
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and depth:
         sides = (_floor(script, follow(script, side), depth - 1) for side in (node.left, node.right))
         return next((side for side in sides if side is not None), None)
-    elif isinstance(node, ast.Call) and _is_floor(script, node):
+    elif isinstance(node, ast.Call) and _is_floor(node):
         name = method(node)
         if name in ("clamp", "clip", "clamp_min"):
             whole = script.name(node.func).startswith(("torch.", "numpy.", "jax."))
@@ -115,7 +115,7 @@ def _floor(script: Script, node: ast.AST, depth: int = DEEPEST) -> float | None:
     return epsilon if epsilon is not None and LEAST <= epsilon <= MOST else None
 
 
-def _is_floor(script: Script, node: ast.AST) -> bool:
+def _is_floor(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and method(node) in ("clamp", "clip", "clamp_min", "max", "maximum", "fmax")
 
 
@@ -123,7 +123,7 @@ def _inner(script: Script, node: ast.AST) -> ast.AST:
     """Return what is held up, without the ε."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return node.left if value_of(script, node.right) is not None else node.right
-    if isinstance(node, ast.Call) and _is_floor(script, node):
+    if isinstance(node, ast.Call) and _is_floor(node):
         of = owner(node)
         whole = of is None or script.name(node.func).startswith(("torch.", "numpy.", "jax."))
         return node.args[0] if whole and node.args else of or node

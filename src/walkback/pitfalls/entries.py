@@ -95,7 +95,7 @@ class Reader:
         return node
 
     def _indexed(self, node: ast.Subscript) -> Vector | None:
-        """credits[l + 1] in a loop over l."""
+        """Return the list and shift of credits[l + 1] in a loop over l; None where it is no such thing."""
         layers, index = self.layers(node.value), _index(node.slice)
         loop = index and self._loop(index[0])
         if layers is None or index is None or loop is None:
@@ -134,7 +134,7 @@ class Reader:
         return turns
 
     def _walked(self, node: ast.expr) -> Vector | None:
-        """A list that is looped over: X, reversed(X), X[::-1] or X[-2::-1]."""
+        """Return a list that is looped over: X, reversed(X), X[::-1] or X[-2::-1]."""
         backwards, less = False, 0
         if given := self.given(node, "reversed"):
             node, backwards = given[0], True
@@ -149,7 +149,7 @@ class Reader:
         return None if layers.end is None else Vector(layers, layers.end + less, layers.start, backwards=True)
 
     def _over(self, node: ast.expr) -> ast.expr:
-        """What is looped over: without tqdm and, for an index or for pairs that are made already, its direction."""
+        """Return what is looped over, without tqdm and, for an index or for pairs made already, its direction."""
         while isinstance(node, ast.Call) and node.args:
             called, inner = self.script.name(node.func).rpartition(".")[2], node.args[0]
             turned = called == "reversed" and (self.given(inner, "range") or self.given(inner, "list"))
@@ -159,7 +159,7 @@ class Reader:
         return node
 
     def bound(self, node: ast.expr) -> tuple[Layers, int] | None:
-        """(X, 1) where the largest index is that of X's last but one: range(len(X) - 1), range(len(X) - 2, -1, -1)."""
+        """Return (X, 1) where the largest index is X's last but one: range(len(X) - 1), range(len(X) - 2, -1, -1)."""
         given = self.given(self._over(node), "range")
         if len(given) < 3:
             return self.length(given[-1]) if given else None
@@ -172,7 +172,7 @@ class Reader:
         return bool(self.given(loop.iter, "reversed")) or (len(given) == 3 and whole_number(given[2]) == -1)
 
     def _loop(self, name: ast.Name) -> Loop | None:
-        """The loop around a name that gives it its value."""
+        """Return the loop around a name that gives it its value."""
         for up in self.script.above(name):
             if isinstance(up, _FUNCTIONS):
                 return None
@@ -248,7 +248,7 @@ class Reader:
         return last, _value(last, name.id)
 
     def _is_always_before(self, write: ast.stmt, path: list[ast.AST]) -> bool:
-        """Does an assignment stand in a block around a place, given with its parents?"""
+        """Return whether an assignment stands in a block around a place, given with its parents."""
         parent = self.script.parents[write]
         if parent not in path:
             return False
@@ -258,7 +258,7 @@ class Reader:
 
 
 def _value(write: ast.stmt, name: str) -> ast.expr | None:
-    """What an assignment gives a name."""
+    """Return what an assignment gives a name."""
     if not isinstance(write, (ast.Assign, ast.AnnAssign)):
         return None
     for target in targets(write):
@@ -273,7 +273,7 @@ def _value(write: ast.stmt, name: str) -> ast.expr | None:
 
 
 def _index(node: ast.expr) -> tuple[ast.Name, int] | None:
-    """(l, 1) of l + 1; None of 3 - l, which runs the other way."""
+    """Return (l, 1) of l + 1; None of 3 - l, which runs the other way."""
     match node:
         case ast.Name():
             return node, 0

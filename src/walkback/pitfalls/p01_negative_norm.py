@@ -38,14 +38,14 @@ def detect(script: Script) -> Found:
 
 
 def states(seed: int) -> Tensor:
-    """(128, 256) standard normal states: every row has a norm of about 16."""
+    """Return (128, 256) standard normal states: every row has a norm of about 16."""
     import torch
 
     return torch.randn(128, 256, generator=torch.Generator().manual_seed(seed))
 
 
 def show(seed: int = 0) -> Shown:
-    """The norm of a state, taken both ways."""
+    """Return the norm of a state, taken both ways."""
     h = states(seed)
     wrong = float(h.norm(-1))  # walkback: ignore[P01]
     right = float(h.norm(dim=-1).mean())

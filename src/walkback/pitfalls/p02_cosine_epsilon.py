@@ -62,7 +62,7 @@ class Epsilon:
 
 
 def measured_epsilon(dtype: torch.dtype | None = None) -> Epsilon:
-    """Asked of the function itself: the cosine of parallel vectors is 1, so what it says is ‖b‖/ε at the floor."""
+    """Return the ε the function itself shows: the cosine of parallel vectors is 1, so at the floor it says ‖b‖/ε."""
     import torch
     import torch.nn.functional as F
 
@@ -75,7 +75,7 @@ def measured_epsilon(dtype: torch.dtype | None = None) -> Epsilon:
 
 
 def vectors(seed: int) -> tuple[Tensor, Tensor]:
-    """(512, 64) credits of norm 1 and gradients of norm 1e-10, with a cosine of about 0.7."""
+    """Return (512, 64) credits of norm 1 and gradients of norm 1e-10, with a cosine of about 0.7."""
     import torch
     import torch.nn.functional as F
 
@@ -86,7 +86,7 @@ def vectors(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def show(seed: int = 0) -> Shown:
-    """The mean cosine, by torch and in float64 without a floor."""
+    """Return the mean cosine, by torch and in float64 without a floor."""
     import torch
 
     a, g = vectors(seed)

@@ -42,7 +42,7 @@ def _scales(script: Script) -> bool:
 
 
 def _only_infers(script: Script, call: ast.Call) -> bool:
-    """Without gradients, and none are taken later in the same function: `.half()` changes the network for good."""
+    """Return whether no gradients are taken here or later in the function: `.half()` changes the network for good."""
     after = [c for c in script.inside(script.scope(call)) if isinstance(c, ast.Call) and c.lineno > call.lineno]
     return script.without_gradients(call) and not any(_takes_gradient(script, c) for c in after)
 
@@ -66,7 +66,7 @@ def _autocasts_to_half(script: Script, call: ast.Call, name: str) -> bool:
 
 
 def gradient(seed: int) -> Tensor:
-    """(128, 32) g_L of a mean loss on a network whose stream exploded under a terminal norm, in fp32."""
+    """Return (128, 32) g_L of a mean loss on a network whose stream exploded under a terminal norm, in fp32."""
     import torch
 
     from walkback.selftest import batches, network
@@ -80,7 +80,7 @@ def gradient(seed: int) -> Tensor:
 
 
 def show(seed: int = 0) -> Shown:
-    """The mean gradient norm after a trip through fp16."""
+    """Return the mean gradient norm after a trip through fp16."""
     import torch
 
     from walkback.measures.rounding import smallest_subnormal

@@ -47,7 +47,7 @@ def _is_unit_test(script: Script, scope: Scope) -> bool:
 
 
 def _keys(script: Script) -> Iterator[str]:
-    """Strings that are read from a mapping: ckpt["B"], ckpt.get("B")."""
+    """Return strings that are read from a mapping: ckpt["B"], ckpt.get("B")."""
     for node in script.nodes:
         key = None
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
@@ -68,12 +68,12 @@ DRAWS = 8
 
 
 def trained(seed: int) -> Trained:
-    """DFA with a penalty that keeps its reference healthy."""
+    """Train DFA with a penalty that keeps its reference healthy."""
     return train("dfa", penalty=1e-2, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:
-    """The deep cosine with the feedback of training and with feedback drawn anew."""
+    """Return the deep cosine with the feedback of training and with feedback drawn anew."""
     import torch
 
     run = trained(seed)
@@ -82,12 +82,12 @@ def show(seed: int = 0) -> Shown:
     for _ in range(DRAWS):
         stranger.redraw(draw)
         fresh.append(run.measure(stranger).deep_cosine or 0.0)
-    found = torch.tensor(fresh, dtype=torch.float64)
+    drawn = torch.tensor(fresh, dtype=torch.float64)
     own = run.measure().deep_cosine or 0.0
     return Shown(
         "deep cosine of DFA",
-        float(found.mean()),
+        float(drawn.mean()),
         own,
-        f"over {DRAWS} fresh draws of B: {float(found.mean()):+.4f} ± {float(found.std()):.4f}; with the B of training "
+        f"over {DRAWS} fresh draws of B: {float(drawn.mean()):+.4f} ± {float(drawn.std()):.4f}; with the B of training "
         f"{own:+.4f}. Save B with the weights. As a null, on purpose, fresh B is just right.",
     )

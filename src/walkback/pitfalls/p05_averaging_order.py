@@ -9,18 +9,18 @@ PITFALL = Entry(5, "averaging-order", "Γ depends on what is averaged first", "r
 
 
 def trained(seed: int) -> Trained:
-    """FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
+    """Train FA without a penalty: the gradient is far smaller at deep sites, so a flattened cosine hardly sees them."""
     return train("fa", epochs=10, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:
-    """Γ of everything flattened against Γ per sample and site, averaged afterwards."""
-    found = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
-    orders = ", ".join(f"{name} {value:+.3f}" for name, value in found.items())
+    """Return Γ of everything flattened against Γ per sample and site, averaged afterwards."""
+    gammas = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
+    orders = ", ".join(f"{name} {value:+.3f}" for name, value in gammas.items())
     return Shown(
         "Γ of FA",
-        found["flattened"],
-        found["layers"],
+        gammas["flattened"],
+        gammas["layers"],
         f"by what is averaged first: {orders}. Flattened, the sites and samples with the largest gradients decide "
         "alone. None is wrong in itself; a Γ without its order can't be compared with another.",
     )

@@ -51,7 +51,7 @@ def _is_layer_list(script: Script, node: ast.AST) -> bool:
 
 
 def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension, *values: ast.AST) -> bool:
-    """One cosine per turn of a loop over layers.
+    """Return whether there is one cosine per turn of a loop over layers.
 
     The loop names layers, or each turn has a gradient of its own whose cosine is averaged over samples.
     """
@@ -70,7 +70,7 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
 
 
 def _is_cosine_by_hand(node: ast.AST) -> bool:
-    """(a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))."""
+    """Return whether it is (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))."""
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
         return False
     norms = [n for n in ast.walk(node.right) if method(n) in ("norm", "vector_norm")]
@@ -78,7 +78,7 @@ def _is_cosine_by_hand(node: ast.AST) -> bool:
 
 
 def _kept(script: Script, value: ast.AST) -> list[ast.AST]:
-    """What is put into a list or sum, with what was assigned to a name in it that is used for nothing else."""
+    """Return what is put into a list or sum, with what was assigned to a name in it that is used for nothing else."""
     names = [n for n in ast.walk(value) if isinstance(n, ast.Name)]
     scope, found = script.scope(value), [value]
     for name in names:
@@ -90,7 +90,7 @@ def _kept(script: Script, value: ast.AST) -> list[ast.AST]:
 
 
 def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
-    """Lists with one cosine per layer."""
+    """Yield lists with one cosine per layer."""
     for node in script.nodes:
         into, put = None, None
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.ListComp) and _is_layer_list(script, node.value):
@@ -105,7 +105,7 @@ def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
 
 
 def _averaged(script: Script, node: ast.AST) -> ast.AST | None:
-    """What a mean is taken over: sum(x) / n, mean(x), torch.stack(x).mean(); None where it is no mean."""
+    """Return what a mean is taken over: sum(x) / n, mean(x), torch.stack(x).mean(); None where it is no mean."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.left, ast.Call):
         return node.left.args[0] if script.name(node.left.func) == "sum" and node.left.args else None
     if not isinstance(node, ast.Call) or method(node) not in ("mean", "fmean", "average"):
@@ -121,7 +121,7 @@ def _averaged(script: Script, node: ast.AST) -> ast.AST | None:
 
 
 def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
-    """Is this use of a list its making, its filling or the mean itself?"""
+    """Return whether this use of a list is its making, its filling or the mean itself."""
     up = list(script.above(name))
     if isinstance(name.ctx, ast.Store) or mean in up:
         return True
@@ -132,12 +132,12 @@ def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
 
 
 def trained(seed: int) -> Trained:
-    """DFA at a high learning rate: the stream explodes and the deep sites lose their alignment."""
+    """Train DFA at a high learning rate: the stream explodes and the deep sites lose their alignment."""
     return train("dfa", epochs=6, lr=1.2e-2, seed=seed)
 
 
 def show(seed: int = 0) -> Shown:
-    """Γ over sites 0…L−1 against the mean of the deep sites."""
+    """Return Γ over sites 0…L−1 against the mean of the deep sites."""
     m = trained(seed).measure()
     sites = ", ".join(f"{c or 0.0:+.3f}" for c in m.cosine)
     return Shown(

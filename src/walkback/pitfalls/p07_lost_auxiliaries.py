@@ -90,7 +90,7 @@ _MODULES = {"Module", "Linear", "Conv2d", "LightningModule", "Sequential"}
 
 
 def _saved_words(script: Script, call: ast.Call) -> Iterator[str]:
-    """Names and strings in what is saved, one assignment deep."""
+    """Return names and strings in what is saved, one assignment deep."""
     yield from words(call.args[0])
     if isinstance(call.args[0], ast.Name):
         for node in script.of(ast.Assign):
@@ -126,7 +126,7 @@ def _fallbacks(script: Script) -> Found:
 
 
 def _missing(test: ast.AST) -> tuple[bool, bool]:
-    """(true where the feedback is missing, true where it is there)."""
+    """Return (true where the feedback is missing, true where it is there)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         missing, there = _missing(test.operand)
         return there, missing
@@ -148,7 +148,7 @@ def _takes_gradient(script: Script, statement: ast.stmt) -> bool:
 
 
 def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) -> float:
-    """Γ as such scripts take it: credits of DFA, or the gradient where the checkpoint has no feedback."""
+    """Return Γ as such scripts take it: credits of DFA, or the gradient where the checkpoint has no feedback."""
     cosines = []
     for site, g in enumerate(grads):
         feedback = checkpoint.get(f"B{site}")
@@ -158,7 +158,7 @@ def gamma(checkpoint: Mapping[str, Tensor], grads: list[Tensor], error: Tensor) 
 
 
 def show(seed: int = 0) -> Shown:
-    """Γ from a checkpoint of the network alone, and from one that has B."""
+    """Return Γ from a checkpoint of the network alone, and from one that has B."""
     run = trained(seed)
     error, grads = run.signals()
     return Shown(

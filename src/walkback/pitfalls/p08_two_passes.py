@@ -28,13 +28,13 @@ def detect(script: Script) -> Found:
 
 
 def _draws(script: Script, call: ast.Call) -> bool:
-    """Is it next(iter(…))?"""
+    """Return whether it is next(iter(…))."""
     inner = call.args[0] if call.args and script.name(call.func) == "next" else None
     return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
 
 
 def with_dropout(seed: int, p: float = 0.5, gain: float = 1.0) -> nn.Module:
-    """A network, healthy unless a gain makes it grow, with dropout at the end of every block."""
+    """Return a network, healthy unless a gain makes it grow, with dropout at the end of every block."""
     from torch import nn
 
     from walkback.selftest import network
@@ -46,7 +46,7 @@ def with_dropout(seed: int, p: float = 0.5, gain: float = 1.0) -> nn.Module:
 
 
 def gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """(B, d) the gradient at site 0: BP's credit, and the reference it is compared with."""
+    """Return (B, d) the gradient at site 0: BP's credit, and the reference it is compared with."""
     import torch
 
     logits, hidden = net(x, return_hidden=True)  # walkback: ignore[P10]
@@ -55,7 +55,7 @@ def gradients(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def show(seed: int = 0) -> Shown:
-    """BP compared with itself, from two passes with dropout and from one pass."""
+    """Compare BP with itself, from two passes with dropout and from one pass."""
     import torch
 
     from walkback.selftest import batches

@@ -47,7 +47,7 @@ def _differ(ours: dict[str | None, object], theirs: dict[str | None, object]) ->
 
 
 def accuracies(seed: int) -> tuple[float, float, float]:
-    """DFA, its matched control, and a control with a sixth of the epochs."""
+    """Return the accuracies of DFA, its matched control, and a control with a sixth of the epochs."""
     run = train("dfa", epochs=6, seed=seed)
     matched = train("dfa", "frozen", epochs=6, seed=seed)
     short = train("dfa", "frozen", epochs=1, seed=seed)  # walkback: ignore[P09]
@@ -55,7 +55,7 @@ def accuracies(seed: int) -> tuple[float, float, float]:
 
 
 def show(seed: int = 0) -> Shown:
-    """The depth margin against both controls."""
+    """Return the depth margin against both controls."""
     ours, matched, short = accuracies(seed)
     return Shown(
         "depth margin, pp",

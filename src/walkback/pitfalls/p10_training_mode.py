@@ -92,13 +92,13 @@ def _builds_model(node: ast.Assign) -> bool:
 
 
 def _imported_models(script: Script) -> set[str]:
-    """Networks by their name, as in `from model import net`."""
+    """Return imported networks by their name, as in `from model import net`."""
     names = {a.asname or a.name for n in script.tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
     return {name for name in names if MODEL.fullmatch(name)}
 
 
 def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
-    """argmax(…) == y, also of a name that was assigned it, or `argmax(…).eq(y)`."""
+    """Return whether there is argmax(…) == y, also of a name that was assigned it, or `argmax(…).eq(y)`."""
     compared = [n for n in nodes if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
     parts: list[ast.AST] = [*compared, *(n for n in nodes if method(n) == "eq")]
     for name in [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)]:
@@ -107,7 +107,7 @@ def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
 
 
 def _compares(script: Script, nodes: list[ast.AST]) -> bool:
-    """A cosine with a gradient, or a gradient that is taken (by `backward` too, where it is read afterwards)."""
+    """Return whether there is a cosine with a gradient, or a gradient taken (by `backward` too, if read afterwards)."""
     read = any(isinstance(n, ast.Attribute) and n.attr == "grad" and isinstance(n.ctx, ast.Load) for n in nodes)
     return any(
         (script.is_cosine_call(c) and any(map(script.is_gradient, c.args)))
@@ -122,12 +122,12 @@ P = 0.9  # of dropout: what it keeps is scaled by 1/(1 − p)
 
 
 def exploding_with_dropout(seed: int) -> nn.Module:
-    """A network whose stream its branches make up, with dropout at the end of each."""
+    """Return a network whose stream its branches make up, with dropout at the end of each."""
     return with_dropout(seed, P, gain=10.0)
 
 
 def stream_norm(net: nn.Module, seed: int) -> float:
-    """‖h_L‖, averaged over samples."""
+    """Return ‖h_L‖, averaged over samples."""
     import torch
 
     from walkback.selftest import batches
@@ -138,7 +138,7 @@ def stream_norm(net: nn.Module, seed: int) -> float:
 
 
 def show(seed: int = 0) -> Shown:
-    """‖h_L‖ in both modes."""
+    """Return ‖h_L‖ in both modes."""
     import torch
 
     net = exploding_with_dropout(seed)

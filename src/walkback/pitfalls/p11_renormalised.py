@@ -46,7 +46,7 @@ def _known(script: Script, call: ast.Call, of: ast.expr) -> bool:
 
 
 def stream(seed: int) -> list[Tensor]:
-    """h_0…h_L, each (128, 32), of a network whose blocks grow the stream about 200-fold each."""
+    """Return h_0…h_L, each (128, 32), of a network whose blocks grow the stream about 200-fold each."""
     import torch
 
     from walkback.selftest import batches, network
@@ -57,13 +57,13 @@ def stream(seed: int) -> list[Tensor]:
 
 
 def growth(states: list[Tensor]) -> float:
-    """The largest factor between the mean norms of neighbouring sites."""
+    """Return the largest factor between the mean norms of neighbouring sites."""
     norms = [float(h.norm(dim=1).mean()) for h in states]
     return max(b / a for a, b in pairwise(norms))
 
 
 def show(seed: int = 0) -> Shown:
-    """Growth of the stream as logged after normalising, and as it is."""
+    """Return the growth of the stream as logged after normalising, and as it is."""
     import torch.nn.functional as F
 
     states = stream(seed)

@@ -11,13 +11,13 @@ PENALTY = 1.0
 
 
 def accuracies(seed: int) -> tuple[float, float, float]:
-    """DFA with the penalty, BP without it, BP with it."""
+    """Return the accuracies of DFA with the penalty, BP without it, BP with it."""
     dfa, bp = train("dfa", penalty=PENALTY, seed=seed), train("bp", seed=seed)
     return dfa.accuracy, bp.accuracy, train("bp", penalty=PENALTY, seed=seed).accuracy
 
 
 def show(seed: int = 0) -> Shown:
-    """The gap between DFA with a penalty and BP, without it and with it."""
+    """Return the gap between DFA with a penalty and BP, without it and with it."""
     dfa, bp, null = accuracies(seed)
     return Shown(
         "gap of DFA + λ to BP, pp",

@@ -61,7 +61,7 @@ BATCH, PUBLISHED = 1024, 128
 
 
 def norm(x: Tensor, y: Tensor, size: int) -> float:
-    """Mean over samples of ‖g_L‖, as a script takes it that averages the loss over batches of `size`."""
+    """Return the mean over samples of ‖g_L‖, as a script takes it that averages the loss over batches of `size`."""
     import torch
 
     from walkback.selftest import healthy
@@ -76,7 +76,7 @@ def norm(x: Tensor, y: Tensor, size: int) -> float:
 
 
 def show(seed: int = 0) -> Shown:
-    """‖g_L‖ of the same network on the same samples, in batches of 1024 and of 128."""
+    """Return ‖g_L‖ of the same network on the same samples, in batches of 1024 and of 128."""
     from walkback.selftest import batches
 
     x, y = batches(1, BATCH, seed=seed + 1)[0]

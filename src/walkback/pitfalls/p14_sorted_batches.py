@@ -85,14 +85,14 @@ COUNT = 8  # batches of 128 that are measured, as the protocol asks
 
 
 def samples(seed: int) -> tuple[Tensor, Tensor]:
-    """(10240, 16) inputs in random order, and labels of ten classes of equal size."""
+    """Return (10240, 16) inputs in random order, and labels of ten classes of equal size."""
     from walkback.selftest import batches
 
     return batches(1, 10 * COUNT * 128, seed=seed + 1)[0]
 
 
 def stability(x: Tensor, y: Tensor) -> float:
-    """Mean pairwise cosine of the batch-mean g_L over the first eight batches of 128."""
+    """Return the mean pairwise cosine of the batch-mean g_L over the first eight batches of 128."""
     from walkback.api import measure
     from walkback.selftest import noisy
 
@@ -101,7 +101,7 @@ def stability(x: Tensor, y: Tensor) -> float:
 
 
 def show(seed: int = 0) -> Shown:
-    """Direction stability of one network, from sorted and from shuffled samples."""
+    """Return the direction stability of one network, from sorted and from shuffled samples."""
     x, y = samples(seed)
     order = y.argsort(stable=True)  # walkback: ignore[P14]
     seen = len(y[order][: COUNT * 128].unique())

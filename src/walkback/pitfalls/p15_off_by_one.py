@@ -88,7 +88,7 @@ def detect(script: Script) -> Found:
 
 
 def _cosines(script: Script) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
-    """Calls of a cosine, by name or as torch's module, and quotients by two norms, each with its two vectors."""
+    """Yield calls of a cosine, by name or as torch's module, and quotients by two norms, each with its two vectors."""
     modules = script.cosine_modules()
     for node in script.nodes:
         vectors: list[ast.expr] = []
@@ -103,7 +103,7 @@ def _cosines(script: Script) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
 
 
 def _is_credit_with_gradient(script: Script, pair: Pair) -> bool:
-    """Gradients on one side and what a rule sends on the other, and no name that says time, or that it is meant so."""
+    """Return whether a gradient meets what a rule sends, and no name says that it is time, or meant so."""
     loop = pair.sides[0].loop
     around = [] if loop is None else [*names(loop.target), *names(loop.iter)]
     lists = [side.layers.name for side in pair.sides]
@@ -122,7 +122,7 @@ def _is_credit_with_gradient(script: Script, pair: Pair) -> bool:
 
 
 def _called(script: Script, node: ast.AST) -> Iterator[str]:
-    """What the result is called: the function around it, and what it is assigned or appended to."""
+    """Return what the result is called: the function around it, and what it is assigned or appended to."""
     yield getattr(script.scope(node), "name", "")
     for up in script.above(node):
         if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr == "append":
@@ -139,7 +139,7 @@ def _called(script: Script, node: ast.AST) -> Iterator[str]:
 
 
 def _is_shifted(reader: Reader, pair: Pair) -> bool:
-    """Is it certain that a credit meets the gradient of another layer?"""
+    """Return whether it is certain that a credit meets the gradient of another layer."""
     a, g = pair.sides
     if a.layers.is_same_list(g.layers) or any(_is_joined(reader, side.layers) for side in pair.sides):
         return False
@@ -154,7 +154,7 @@ def _is_shifted(reader: Reader, pair: Pair) -> bool:
 
 
 def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Layers:
-    """What a list was made from, entry by entry, with what is left out of that; itself where it is not certain."""
+    """Return what a list was made from, entry by entry, and what is left out of that; itself where uncertain."""
     whole = replace(layers, held="", start=0, end=0)
     made = whole if layers.held else _made_from(reader, layers)
     if made is None or depth > 4:
@@ -165,7 +165,7 @@ def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Layers:
 
 
 def _made_from(reader: Reader, layers: Layers) -> Layers | None:
-    """The list for each of whose entries this one has one."""
+    """Return the list for each of whose entries this one has one."""
     value, changes = layers.made, [call for call in reader.script.calls() if _changes(call, layers.root[0])]
     if isinstance(value, ast.List) and not value.elts and len(changes) == 1:
         loop = reader.script.parents.get(reader.script.parents[changes[0]])
@@ -207,12 +207,12 @@ def _is_joined(reader: Reader, layers: Layers) -> bool:
 
 
 def _inputs(call: ast.Call) -> list[ast.expr]:
-    """What torch.autograd.grad(loss, hidden) differentiates by."""
+    """Return what torch.autograd.grad(loss, hidden) differentiates by."""
     return [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "inputs")]
 
 
 def _differentiated(reader: Reader, node: ast.expr) -> Layers | None:
-    """hidden, of torch.autograd.grad(loss, hidden)."""
+    """Return hidden, of torch.autograd.grad(loss, hidden)."""
     if not isinstance(node, ast.Call) or not reader.script.differentiates(node):
         return None
     given = _inputs(node)
@@ -220,7 +220,7 @@ def _differentiated(reader: Reader, node: ast.expr) -> Layers | None:
 
 
 def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> Layers | None:
-    """The list that a loop makes one entry for each of.
+    """Return the list that a loop makes one entry for each of.
 
     Not of gradients: [g @ B for g in grads[1:]] are the credits of the layers below.
     """
@@ -240,7 +240,7 @@ def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> Layers | None:
 
 
 def _of_one_trace(reader: Reader, pair: Pair) -> bool:
-    """trace.credits and trace.grads, where the script uses Walkback: both start at site 0."""
+    """Return whether these are trace.credits and trace.grads, where the script uses Walkback: both start at site 0."""
     a, g = (side.layers.node for side in pair.sides)
     ours = any(name.partition(".")[0] in ("walkback", "protocol") for name in reader.script.aliases.values())
     if not ours or not isinstance(a, ast.Attribute) or not isinstance(g, ast.Attribute):
@@ -249,7 +249,7 @@ def _of_one_trace(reader: Reader, pair: Pair) -> bool:
 
 
 def _alike(reader: Reader, pair: Pair) -> bool:
-    """Does something in the same function say that the same index is the same layer in both lists?
+    """Return whether something in the same function says that the same index is the same layer in both lists.
 
     Equal lengths: len(credits) == len(grads), or zip(credits, grads, strict=True). Or credits[L] = grads[L].
     """
@@ -277,7 +277,7 @@ def _alike(reader: Reader, pair: Pair) -> bool:
 
 
 def _is_too_early(reader: Reader, cosine: ast.expr, credit: ast.expr, gradient: ast.expr) -> bool:
-    """Is a credit that starts as the last gradient compared with the next one before it is carried down to it?"""
+    """Return whether a credit that starts as the last gradient meets the next one before it is carried down to it."""
     carried, g = reader.bare(credit), reader.entry(gradient)
     if not isinstance(carried, ast.Name) or g is None or not isinstance(g.loop, (ast.For, ast.AsyncFor)):
         return False
@@ -300,7 +300,7 @@ def _is_too_early(reader: Reader, cosine: ast.expr, credit: ast.expr, gradient: 
 
 
 def signals(run: Trained) -> tuple[list[Tensor], list[Tensor]]:
-    """a_0…a_L of FA and g_0…g_L, each (1024, 64) in float64: a_L is g_L itself, carried down by the matrices B."""
+    """Return a_0…a_L of FA and g_0…g_L, each (1024, 64) in float64: a_L is g_L, carried down by the matrices B."""
     grads = [g.double() for g in run.signals()[1]]
     credits = [grads[-1]]
     for matrix in reversed(run.rule.matrices()):  # type: ignore[operator]
@@ -309,13 +309,13 @@ def signals(run: Trained) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def pairings(run: Trained) -> tuple[list[float], list[float]]:
-    """Cosines at sites 0…L−1 with the credit of the site above, and with each site's own."""
+    """Return the cosines at sites 0…L−1 with the credit of the site above, and with each site's own."""
     credits, grads = signals(run)
     return list(map(cosine, credits[1:], grads)), list(map(cosine, credits, grads[:-1]))
 
 
 def show(seed: int = 0) -> Shown:
-    """Γ of FA over sites 0…L−1, paired one site off and paired right."""
+    """Return Γ of FA over sites 0…L−1, paired one site off and paired right."""
     wrong, right = pairings(trained(seed))
     untrained, _ = pairings(train("fa", epochs=0, seed=seed))
     above, own = (", ".join(f"{c:+.3f}" for c in found) for found in (wrong, right))

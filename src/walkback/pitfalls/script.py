@@ -83,21 +83,21 @@ class Script:
             yield scope, self.inside(scope)
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Parents, from the nearest to the module."""
+        """Yield the parents of a node, from the nearest to the module."""
         while node in self.parents:
             node = self.parents[node]
             yield node
 
     def scope(self, node: ast.AST) -> Scope:
-        """The function a node stands in, or the module."""
+        """Return the function a node stands in, or the module."""
         return self._scopes.get(node, self.tree)
 
     def inside(self, scope: Scope) -> list[ast.AST]:
-        """Nodes of a scope, without those of functions defined in it."""
+        """Return the nodes of a scope, without those of functions defined in it."""
         return self._inside.get(scope, [])
 
     def name(self, node: ast.AST) -> str:
-        """A dotted name with its imports resolved, F.normalize as torch.nn.functional.normalize; else ""."""
+        """Return a dotted name with its imports resolved, F.normalize as torch.nn.functional.normalize; else ""."""
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
@@ -108,18 +108,18 @@ class Script:
     # -- what an expression holds ----------------------------------------------------------------------------
 
     def is_gradient(self, node: ast.AST) -> bool:
-        """A gradient or credit, by its name or by where it comes from."""
+        """Return whether it is a gradient or credit, by its name or by where it comes from."""
         return Kinds(self, node, _gradient).holds(node)
 
     def is_normalised(self, node: ast.AST) -> bool:
         return Kinds(self, node, _normalised).holds(node)
 
     def is_data(self, node: ast.AST) -> bool:
-        """Drawn, written down or read from a data set, so neither a state nor a gradient of a network."""
+        """Return whether it is drawn, written down or read from a data set, so no state or gradient of a network."""
         return Kinds(self, node, _data).holds(node)
 
     def without_gradients(self, node: ast.AST) -> bool:
-        """Inside `with torch.no_grad()` or a function that it decorates."""
+        """Return whether it is inside `with torch.no_grad()` or a function that it decorates."""
         off = ("no_grad", "inference_mode")
         for up in self.above(node):
             marks = [item.context_expr for item in up.items] if isinstance(up, (ast.With, ast.AsyncWith)) else []
@@ -152,7 +152,7 @@ class Script:
         return {ast.dump(t).replace("Store()", "Load()"): node.value for node in made for t in node.targets}
 
     def is_cosine_call(self, node: ast.AST) -> bool:
-        """A call of torch's cosine, or of a function that is named like one."""
+        """Return whether it is a call of torch's cosine, or of a function that is named like one."""
         if not isinstance(node, ast.Call):
             return False
         called = self.name(node.func)
@@ -182,7 +182,7 @@ class Script:
                 self._bind(element, part, scope, made, seen)
 
     def _parts(self, value: ast.AST, count: int) -> list[ast.AST]:
-        """What each of `count` targets gets: of zip and enumerate their own part, of anything else all of it."""
+        """Return what each of `count` targets gets: of zip and enumerate their own part, of anything else all of it."""
         parts: list[ast.AST] = []
         if isinstance(value, (ast.Tuple, ast.List)):
             parts = list(value.elts)
@@ -215,7 +215,7 @@ class Kinds:
         return False
 
     def assigned(self, name: str) -> bool | None:
-        """Of the last assignment to a name before here; None where it has none, as a parameter."""
+        """Return whether it holds of the last assignment to a name before here; None without one, as a parameter."""
         before = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
         if not before:
             return None

@@ -25,7 +25,7 @@ class Trained:
     accuracy: float
 
     def measure(self, rule: Rule | None = None) -> Measurements:
-        """The numbers of the protocol, with the network's own rule or another."""
+        """Return the numbers of the protocol, with the network's own rule or another."""
         from walkback.api import measure
 
         return measure(self.net, self.batches, credit=rule or self.rule)
@@ -51,7 +51,7 @@ def cosine(a: Tensor, g: Tensor) -> float:
 def train(
     rule: str, scope: str = "all", epochs: int = 6, penalty: float = 0.0, lr: float = 4e-3, seed: int = 0
 ) -> Trained:
-    """A ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128; trained once."""
+    """Train a ResMLP (d = 64, L = 4) on the embedded task with eight classes, AdamW, batches of 128, once."""
     import torch
 
     from walkback.data import load

@@ -30,7 +30,7 @@ ANY = (
 
 
 def agrees(ours: float | str | None, figure: Figure, least: Mapping[str, float] = _LEAST) -> bool | None:
-    """Whether our value agrees with a published one; None where there is nothing to compare.
+    """Return whether our value agrees with a published one; None where there is nothing to compare.
 
     Args:
         least: kind -> what may always lie between them.
@@ -60,7 +60,7 @@ def agrees(ours: float | str | None, figure: Figure, least: Mapping[str, float] 
 
 
 def agrees_any(ours: float | str | None, figures: Iterable[Figure], least: Mapping[str, float] = _LEAST) -> bool | None:
-    """True if one of the variants agrees, None if there is none.
+    """Return True if one of the variants agrees, None if there is none.
 
     Orders of magnitude and bounds count only where no firm figure is published, and figures of other conditions never.
 
@@ -76,7 +76,7 @@ def agrees_any(ours: float | str | None, figures: Iterable[Figure], least: Mappi
 
 
 def answer(by_column: dict[str, bool | None]) -> str:
-    """The cell under "agrees?": yes, no, or how many of how many and which do not.
+    """Return the cell under "agrees?": yes, no, or how many of how many and which do not.
 
     >>> answer({"acc": True, "Γ": None}), answer({"acc": True, "Γ": False}), answer({"acc": None})
     ('yes', '1 of 2, not Γ', '–')
@@ -91,7 +91,7 @@ def answer(by_column: dict[str, bool | None]) -> str:
 
 
 def published(figures: Sequence[Figure]) -> str:
-    """All variants in one cell, with their sources; † was converted from the convention of about 1024 samples.
+    """Return all variants in one cell, with their sources; † was converted from the convention of about 1024 samples.
 
     >>> from walkback.replication.published import figures as published_figures
     >>> published(published_figures("lambda-sweep", "bp", what="acc", penalty=1e-2))

@@ -31,7 +31,7 @@ def as_published(records: Records) -> Records:
 
 
 def _own_spec(spec: RunSpec) -> RunSpec | None:
-    """The spec under our own conventions of a run under the papers', None for any other run."""
+    """Return the spec under our own conventions of a run under the papers', None for any other run."""
     fields = AS_PUBLISHED.get(spec.rule)
     if fields is None:
         return None
@@ -56,7 +56,7 @@ def _read(run: Record, spec: RunSpec) -> Record:
 
 
 def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:
-    """A row whose cosines and nudging are those that the papers seem to have published."""
+    """Return a row whose cosines and nudging are those that the papers seem to have published."""
     per_layer, values = dict(row.get("per_layer") or {}), dict(row.get("values") or {})
     step = READING["nudging"].removeprefix("nudging")
     for held, of in ((per_layer, "nudging"), (values, "deep_nudging")):

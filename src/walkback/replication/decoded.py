@@ -123,7 +123,7 @@ def _key(figure: Figure) -> tuple[Any, ...]:
 
 
 def _found(records: Records) -> dict[tuple[Any, ...], Against]:
-    """Figure -> what our runs have beside it; the first variant that has anything, of controls that of DFA's stem."""
+    """Return figure -> what our runs have beside it: the first variant that has any, of controls that of DFA's stem."""
     out: dict[tuple[Any, ...], Against] = {}
     for pair in (*(p for each in TABLES.values() for p in each.compared(records)), *_beside_no_table(records)):
         for key in {_key(f) for f in pair.said}:
@@ -135,7 +135,7 @@ def _found(records: Records) -> dict[tuple[Any, ...], Against]:
 
 
 def _beside_no_table(records: Records) -> Iterable[Against]:
-    """What is published in words of a sentence, and has no table of its own."""
+    """Yield what is published in words of a sentence, and has no table of its own, beside ours."""
     dfa = select(records, Setting("dfa", augment=True))
     orders = [value for run in dfa[:1] for value in run.report.aggregates.values() if value is not None]
     span = f"{min(orders):+.3f}…{max(orders):+.3f}" if orders else NONE
@@ -157,12 +157,12 @@ def _figures(where: str, what: str) -> tuple[Figure, ...]:
 
 
 def _largest(run: Record) -> float | None:
-    """The cosine of a run that is furthest from zero."""
+    """Return the cosine of a run that is furthest from zero."""
     return max((c for c in run.measurements.cosine if c is not None), key=abs, default=None)
 
 
 def _agrees(pair: Against, said: Sequence[Figure]) -> tuple[bool | None, bool | None]:
-    """Whether ours agrees, by the rule as it is and by the former one."""
+    """Return whether ours agrees, by the rule as it is and by the former one."""
     as_compared = [f for f in pair.said if _key(f) == _key(said[0])] or said
     return agrees_any(pair.value, as_compared), agrees_any(pair.value, as_compared, FORMER)
 
@@ -188,7 +188,7 @@ def _yes(mark: bool | None) -> str:
 
 
 def _explained(f: Figure, marks: Sequence[tuple[bool | None, bool | None] | None]) -> str:
-    """What is known of a figure that one of ours does not have."""
+    """Return what is known of a figure that one of ours does not have."""
     if not any(mark is not None and mark[0] is False for mark in marks):
         return NONE
     name = f"{f.where} {f.rule or '-'} {f.what}"

@@ -33,7 +33,7 @@ BOLD = (
 
 
 def thresholds(limits: DiagnosticThresholds | None = None) -> str:
-    """The sentence of a caption.
+    """Return the sentence of a caption on thresholds.
 
     >>> thresholds()[:55]
     'Checks flag: D1 and (a) growth above 50; D2 and (b) ‖g_'
@@ -47,7 +47,7 @@ def thresholds(limits: DiagnosticThresholds | None = None) -> str:
 
 
 def best(table: Table) -> frozenset[tuple[int, int]]:
-    """(row, column) of the best cells: see BOLD. Nothing is best of one, ties are all best, unless it flags."""
+    """Return (row, column) of the best cells: see BOLD. Nothing is best of one, ties are all best, unless it flags."""
     cells: dict[tuple[Any, ...], list[tuple[float, int, int]]] = {}
     for r, row in enumerate(table.data):
         if not _compared(row):
@@ -75,7 +75,7 @@ def _flags(raw: Any) -> bool:
 
 
 def to_csv(table: Table) -> str:
-    """The rows as read, then mean and std of every measured column in full, and the columns in which a row is best."""
+    """Return the rows as read, then mean and std of every measured column in full, and where each row is best."""
     measured = [h for h in table.columns if any(isinstance(row[h], dict) and "mean" in row[h] for row in table.data)]
     marked = best(table)
     rows: list[list[Any]] = [

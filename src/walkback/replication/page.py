@@ -223,7 +223,7 @@ def _judged_report(run: Record, verdict: Verdict) -> Report:
 
 
 def _replay(run: Record) -> dict[str, Any]:
-    """The course of training from initialisation on, as logged, and the epoch each check fired."""
+    """Return the course of training from initialisation on, as logged, and the epoch each check fired."""
     steps = run.epochs
     return {
         "epoch": [epoch for epoch, _, _ in steps],
@@ -241,7 +241,7 @@ def _replay(run: Record) -> dict[str, Any]:
 
 
 def _json(data: Any) -> str:
-    """JSON that can stand inside a script element: nothing in it ends the element or opens a comment."""
+    """Return JSON that can stand inside a script element: nothing in it ends the element or opens a comment."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
@@ -249,7 +249,7 @@ def _json(data: Any) -> str:
 
 
 def _ends(settings: Sequence[dict[str, Any]]) -> tuple[float, float]:
-    """Lowest and highest of all gains over frozen blocks with their intervals, of zero and the margin."""
+    """Return the lowest and highest of all gains over frozen blocks with their intervals, of zero and the margin."""
     gains = [(s["d3"]["value"], *(s["d3"]["interval"] or ())) for s in settings if s["d3"]["value"] is not None]
     ends = [0.0, LIMITS.frozen_acc_margin_pp, *(x for gain in gains for x in gain)]
     return min(ends), max(ends)

@@ -93,7 +93,7 @@ def _what_decides(finding: Finding | None) -> str:
 
 
 def _over(answers: Sequence[bool | None]) -> dict[str, str]:
-    """One answer over all seeds: no where any says no."""
+    """Return one answer over all seeds: no where any says no."""
     no, known = answers.count(False), len(answers) - answers.count(None)
     if not known:
         return mark("not tested")
@@ -107,7 +107,7 @@ def _depth_answer(j: Judged) -> dict[str, str]:
 
 
 def _check(j: Judged, name: str, what: str) -> dict[str, Any]:
-    """D1 or D2 over the seeds: the value, whether it flags, and how far from the limit."""
+    """Return D1 or D2 over the seeds: the value, whether it flags, and how far from the limit."""
     findings = [v[name] for v in j.verdicts["three-check"]]
     first = asdict(findings[0])
     values = [f.value for f in findings]

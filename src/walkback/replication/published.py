@@ -110,7 +110,7 @@ class Figure:
 
 
 def figures(where: str, rule: str | None = None, **fields: object) -> tuple[Figure, ...]:
-    """All that is published of a setting; `fields` choose further, such as what="acc" or penalty=1e-2.
+    """Return all that is published of a setting; `fields` choose further, such as what="acc" or penalty=1e-2.
 
     >>> [(f.value, f.std, f.source) for f in figures("primary", "dfa", what="acc")]
     [(0.306, 0.006, '002'), (0.308, 0.014, '000 001'), (0.306, None, '004'), (0.308, None, '003')]

@@ -23,7 +23,7 @@ MISSING = "*missing*"
 
 
 def template() -> str:
-    """The empty template, as in docs/reporting-template.md."""
+    """Return the empty template, as in docs/reporting-template.md."""
     return (resources.files("walkback.report") / "assets" / "reporting-template.md").read_text(encoding="utf-8")
 
 
@@ -46,7 +46,7 @@ def fill_template(records: Records, path: str | Path) -> Path:
 
 
 def filled(records: Records) -> str:
-    """The template as text, its part about a setting once for each."""
+    """Return the template as text, its part about a setting once for each."""
     head, section, end = re.split(r"<!-- (?:setting|end) -->\n", template())
     parts = []
     for runs in settings(records):
@@ -57,7 +57,7 @@ def filled(records: Records) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Names of rules and options are whatever a user chose."""
+    """Escape text for Markdown, since names of rules and options are whatever a user chose."""
     return markdown(text).replace(markdown(MISSING), MISSING)
 
 
@@ -71,7 +71,7 @@ def _head(text: str, records: Records) -> str:
 
 
 def settings(records: Records) -> list[tuple[Record, ...]]:
-    """Runs of one network, data set, recipe and length: a section of the template each, controls with them."""
+    """Group runs by network, data set, recipe and length: a section of the template each, controls with them."""
     groups: dict[RunSpec, list[Record]] = {}
     for run in records:
         same = run.spec.model_dump(exclude={"rule", "rule_options", "scope", "seed", "credit_length", *NO_LOCAL_LOSS})
@@ -102,16 +102,16 @@ def _name(spec: RunSpec) -> str:
 
 
 def results(records: Records, runs: Sequence[Record]) -> Table:
-    """What the paper's table should have, one row per rule and control."""
+    """Return what the paper's table should have, one row per rule and control."""
     rows = []
-    for name, found in _rows(records, runs):
-        j = judged_runs(records, found)
-        controls = [c for run in found if (c := records.control(run)) is not None] if _trained(found) else []
+    for name, seeds in _rows(records, runs):
+        j = judged_runs(records, seeds)
+        controls = [c for run in seeds if (c := records.control(run)) is not None] if _trained(seeds) else []
         rows.append(
             [
-                *(name, count(len(found)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
-                *(depth_cell(j), depth_cell(j, "bp"), _worth(found) if _trained(found) else Cell(NONE)),
-                *(spread(j.stat("gamma"), "cos"), _by_site(found), spread(j.stat("h_norm"), "norm")),
+                *(name, count(len(seeds)), spread(j.stat("acc"), "acc"), spread(accuracies(controls), "acc")),
+                *(depth_cell(j), depth_cell(j, "bp"), _worth(seeds) if _trained(seeds) else Cell(NONE)),
+                *(spread(j.stat("gamma"), "cos"), _by_site(seeds), spread(j.stat("h_norm"), "norm")),
                 *(_with_interval(j, what, check) for what, check in (("g_norm", "reference"), ("growth", "growth"))),
                 spread(j.stat("stability"), "cos"),
                 *(verdict_cell(j, edition) for edition in ("three-check", "four-diagnostic")),
@@ -125,21 +125,21 @@ def results(records: Records, runs: Sequence[Record]) -> Table:
 
 
 def _worth(runs: Sequence[Record]) -> Cell:
-    """What the trained blocks are worth, with its interval: over samples and draws of one run, or over seeds."""
-    found = [run.depth for run in runs if run.depth is not None]
-    if not found:
+    """Return what the trained blocks are worth, with its interval: over samples and draws of one run, or over seeds."""
+    depths = [run.depth for run in runs if run.depth is not None]
+    if not depths:
         return Cell(NONE)
-    worth = [f.worth_pp for f in found]
-    middle, (low, high) = sum(worth) / len(worth), found[0].interval
+    worth = [f.worth_pp for f in depths]
+    middle, (low, high) = sum(worth) / len(worth), depths[0].interval
     if len(worth) > 1:
         half = student(len(worth) - 1) * (stdev(worth) / len(worth) ** 0.5)
         low, high = middle - half, middle + half
-    some = "" if len(found) == len(runs) else f" ({len(found)} of {len(runs)} seeds)"
+    some = "" if len(depths) == len(runs) else f" ({len(depths)} of {len(runs)} seeds)"
     return Cell(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{some}", {"value": middle, "interval": [low, high]})
 
 
 def _with_interval(j: Judged, what: str, check: str) -> Cell:
-    """A norm over the seeds with the interval of its check, where it has one."""
+    """Return a norm over the seeds with the interval of its check, where it has one."""
     cell, verdict = spread(j.stat(what), "norm"), j.pooled.get("three-check")
     interval = None if verdict is None else verdict[check].interval
     ends = "" if interval is None else f" [{', '.join(number(end, 'norm') for end in interval)}]"
@@ -151,7 +151,7 @@ def _trained(runs: Sequence[Record]) -> bool:
 
 
 def _by_site(runs: Sequence[Record]) -> Cell:
-    """The mean over seeds at every site: Γ alone hides which site carries it."""
+    """Return the mean over seeds at every site: Γ alone hides which site carries it."""
     lists = [run.measurements.cosine for run in runs]
     if not all(lists) or len({len(values) for values in lists}) != 1:
         return Cell(NONE)
@@ -160,12 +160,12 @@ def _by_site(runs: Sequence[Record]) -> Cell:
 
 
 def _body(results: Table) -> str:
-    """The rows of a Table as Markdown, without its title."""
+    """Return the rows of a Table as Markdown, without its title."""
     return "\n".join(line for line in results.to_markdown().splitlines() if line.startswith("|"))
 
 
 def findings(records: Records, runs: Sequence[Record]) -> str:
-    """One sentence per rule: the claim, then what the checks leave of it."""
+    """Return one sentence per rule: the claim, then what the checks leave of it."""
     said = []
     for name, found in _rows(records, runs):
         if _trained(found):
@@ -209,19 +209,19 @@ def _yes(answers: Sequence[bool | None]) -> str:
 
 
 def _one(runs: Sequence[Record], value: Callable[[Record], str | None], what: str) -> str:
-    """What all runs have in common; where they differ, every value with its number; what is missing, by name."""
-    found = [value(run) for run in runs]
-    known = [text for text in found if text is not None]
-    absent = len(found) - len(known)
+    """Return what all runs have in common; where they differ, every value with its number; what is missing, by name."""
+    values = [value(run) for run in runs]
+    known = [text for text in values if text is not None]
+    absent = len(values) - len(known)
     if not known:
         return f"{MISSING}: {what}"
     counts = [(text, known.count(text)) for text in dict.fromkeys(known)]
     said = counts[0][0] if len(counts) == 1 else "; ".join(f"{text} ({n} runs)" for text, n in counts)
-    return said + (f"; {MISSING} in {absent} of {len(found)} runs: {what}" if absent else "")
+    return said + (f"; {MISSING} in {absent} of {len(values)} runs: {what}" if absent else "")
 
 
 def _condition(name: str, say: Callable[[Any], str] = str) -> Callable[[Sequence[Record]], str]:
-    """A field of the conditions a report logs."""
+    """Return a field of the conditions a report logs."""
 
     def field(runs: Sequence[Record]) -> str:
         def value(run: Record) -> str | None:
@@ -239,7 +239,7 @@ def _architecture(run: Record) -> str:
 
 
 def _rules(runs: Sequence[Record]) -> str:
-    """Every rule with what decides it: its options, and the scale of its feedback where it has one."""
+    """Return every rule with what decides it: its options, and the scale of its feedback where it has one."""
     said = {}
     for run in runs:
         options = {**run.spec.rule_options, **(run.report.run.get("rule") or {})}
@@ -330,7 +330,7 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
 
 
 def _control(runs: Sequence[Record]) -> str:
-    """Which stems there are for which rules: by the same rule, which D3 compares with, and by BP, usually stronger."""
+    """Return which stems there are for which rules: by the same rule, as D3 compares, and by BP, usually stronger."""
     frozen = dict.fromkeys(run.spec for run in runs if run.spec.scope == "frozen")
     if not frozen:
         return f"{MISSING}: no run with frozen blocks in this setting"
@@ -357,7 +357,7 @@ def _named(specs: Sequence[RunSpec]) -> str:
 
 
 def _called(spec: RunSpec) -> str:
-    """A rule with its options."""
+    """Return a rule with its options."""
     return " ".join([RULES.get(spec.rule, spec.rule), *worded(spec.rule_options)])
 
 

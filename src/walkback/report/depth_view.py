@@ -49,11 +49,11 @@ def depth_table(report: Report) -> list[tuple[list[str], list[list[str]]]]:
     """Return accuracy by depth as a table of heads and rows, one row per site; [] where it was not measured."""
     if report.depth is None:
         return []
-    found = Depth.of(report.depth)
-    left_out = None if found.without is None else [None, *found.without]  # block l writes site l
+    depth = Depth.of(report.depth)
+    left_out = None if depth.without is None else [None, *depth.without]  # block l writes site l
     rows = [
-        [str(site), *(_fraction(x, site) for x in (found.by_depth[TRAINED], found.by_depth.get(RANDOM), left_out))]
-        for site in range(len(found.by_depth[TRAINED]))
+        [str(site), *(_fraction(x, site) for x in (depth.by_depth[TRAINED], depth.by_depth.get(RANDOM), left_out))]
+        for site in range(len(depth.by_depth[TRAINED]))
     ]
     return [(["site", "probe, trained", "probe, re-randomised", "acc without block"], rows)]
 
@@ -67,18 +67,18 @@ def depth_lines(report: Report) -> list[str]:
     """Return what blocks are worth in words, with what it was measured on; [] where it was not measured."""
     if report.depth is None:
         return []
-    found = Depth.of(report.depth)
-    (low, high), count = found.interval, found.samples
-    floors = (("stem alone", found.without_all, "without_all"), ("inputs alone", found.pixels, "pixels"))
+    depth = Depth.of(report.depth)
+    (low, high), count = depth.interval, depth.samples
+    floors = (("stem alone", depth.without_all, "without_all"), ("inputs alone", depth.pixels, "pixels"))
     alone = [f"{name} {a:.3f}" for name, a, _ in floors if a is not None]
-    alone += [f"{name} not measured: {found.reasons.get(key, 'no reason')}" for name, a, key in floors if a is None]
+    alone += [f"{name} not measured: {depth.reasons.get(key, 'no reason')}" for name, a, key in floors if a is None]
     lines = [
-        f"trained blocks are worth {found.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]: accuracy {found.trained:.3f} "
-        f"with them, {found.random:.3f} with random ones ({len(found.rerandomised)} draws); {', '.join(alone)}",
+        f"trained blocks are worth {depth.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]: accuracy {depth.trained:.3f} "
+        f"with them, {depth.random:.3f} with random ones ({len(depth.rerandomised)} draws); {', '.join(alone)}",
         f"all readouts refitted on {count['train']} training samples, compared on {count['test']} test samples; "
-        f"standard error {found.parts['samples']:.2f} pp from samples, {found.parts['draws']:.2f} pp from draws",
+        f"standard error {depth.parts['samples']:.2f} pp from samples, {depth.parts['draws']:.2f} pp from draws",
     ]
-    return [*lines, WITHIN_DRAWS] if found.within_draws else lines
+    return [*lines, WITHIN_DRAWS] if depth.within_draws else lines
 
 
 def seeds_lines(report: Report) -> list[str]:

@@ -65,27 +65,27 @@ def gate(report: Report, required: Iterable[str] = ()) -> Gate:
 
 
 def _word(report: Report) -> str:
-    """The verdict in the three words, also of a report that prints the published ones."""
+    """Return the verdict in the three words, also of a report that prints the published ones."""
     return str(report.to_dict()["verdict"])
 
 
 def difference(report: Report, required: Iterable[str] = ()) -> str:
     """Return what was expected of every check beside what was measured; "" where the gate passes."""
-    found = gate(report, required)
-    if found.word == PASSES:
+    gated = gate(report, required)
+    if gated.word == PASSES:
         return ""
     rows = []
     for f, (_, _, value, _, result) in zip(report.findings, finding_rows(report)[1]):
-        counts = f["check"] in (*found.required, *found.flagged)
-        mark = "-" if counts and f["check"] in found.flagged else "?" if counts and f["flagged"] is None else " "
+        counts = f["check"] in (*gated.required, *gated.flagged)
+        mark = "-" if counts and f["check"] in gated.flagged else "?" if counts and f["flagged"] is None else " "
         why = f["reason"] if f["flagged"] is None else distance([f["value"]], f) if f["flagged"] else ""
         rows.append([mark, f["check"], f["title"], f"not {f['flags_when']}", value, result.lower(), why])
     head = ["", "check", "", "expected", "measured", "result", ""]
     name = report.method or "the claim"
-    asked = "" if not tuple(required) else f", with {', '.join(found.required)} required"
+    asked = "" if not tuple(required) else f", with {', '.join(gated.required)} required"
     return "\n".join(
         [
-            f"Expected {name} to pass the {report.edition} protocol{asked}, but it is {found.word}.",
+            f"Expected {name} to pass the {report.edition} protocol{asked}, but it is {gated.word}.",
             *("", tabulate(rows, head, tablefmt="simple", disable_numparse=True), ""),
             report.verdict_line,
         ]
@@ -104,25 +104,25 @@ def junit(report: Report, required: Iterable[str] = ()) -> str:
     A check fails where it walks the claim back or was required and flags, or was required and not decided; one that was
     not tested and not required is skipped.
     """
-    found = gate(report, required)
+    gated = gate(report, required)
     name = f"walkback {report.method}".strip()
     suite = ET.Element("testsuite", {"name": _xml(name)})
     properties = ET.SubElement(suite, "properties")
-    for key, value in _properties(report, found).items():
+    for key, value in _properties(report, gated).items():
         ET.SubElement(properties, "property", {"name": key, "value": _xml(value)})
     for f, (_, _, value, _, result) in zip(report.findings, finding_rows(report)[1]):
         case = _case(suite, report, f"{f['check']} {f['title']}")
         text = f"{value}, flags when {f['flags_when']}: {result.lower()}" + (f"; {f['reason']}" if f["reason"] else "")
-        if f["check"] in found.flagged:
+        if f["check"] in gated.flagged:
             _add(case, "failure", text, "flagged")
-        elif f["flagged"] is None and f["check"] in found.required and found.word == UNDECIDED:
+        elif f["flagged"] is None and f["check"] in gated.required and gated.word == UNDECIDED:
             _add(case, "failure", text, "undecided")
         elif f["flagged"] is None:
             _add(case, "skipped", text)
         ET.SubElement(case, "system-out").text = _xml(text)
     case = _case(suite, report, "gate")
-    if found.word != PASSES:
-        _add(case, "failure", found.line, found.word, difference(report, required))
+    if gated.word != PASSES:
+        _add(case, "failure", gated.line, gated.word, difference(report, required))
     ET.SubElement(case, "system-out").text = _xml(report.details())
     cases = suite.findall("testcase")
     for kind, tag in (("tests", None), ("failures", "failure"), ("skipped", "skipped")):

@@ -30,7 +30,7 @@ def longtable(shown: Table, shares: Sequence[float]) -> list[list[str]]:
 
 
 def _row(cells: Iterable[str]) -> str:
-    r"""Cells as LaTeX; long names may be broken, since they have no spaces to break them at.
+    r"""Return cells as a row of LaTeX; long names may be broken, since they have no spaces to break them at.
 
     >>> print(_row(["my_rules:sign", "[-4.8, -3.2]"]))
       {}my\_\allowbreak{}rules:\allowbreak{}sign & [$-4.8$, $-3.2$] \\

@@ -71,7 +71,7 @@ def make_report(
 
 
 def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
-    """The scalars that are no fields of Measurements."""
+    """Return the scalars that are no fields of Measurements."""
     deep = deep_of(m.cosine, m.conditions)
     probes = {name: m.probes.get(name) for name in PROBE_LISTS}
     return {
@@ -83,7 +83,7 @@ def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
 
 
 def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
-    """Those of the measurement, and what judges D3 beside the accuracies, so that a report can be judged again."""
+    """Return the measurement's conditions and what judges D3 beside the accuracies: a report can be judged again."""
     paired = None if claim.correct is None else _counts(claim)
     others = {name: _plain(value) for name, value in claim.controls.items()}
     judging = {
@@ -99,7 +99,7 @@ def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
 
 
 def _counts(claim: Claim) -> Any:
-    """Paired predictions as counts: of one seed, or one per seed."""
+    """Return paired predictions as counts: of one seed, or one per seed."""
     seeds = len(accuracies("headline_acc", claim.accuracy)) if claim.accuracy is not None else 1
     each = [paired_counts(pair) for pair in one_per_seed(claim.correct or [], seeds)]
     return each[0] if seeds == 1 else each

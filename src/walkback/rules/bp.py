@@ -23,7 +23,7 @@ class BP(Rule):
     exact = True
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """The traced gradients."""
+        """Return the traced gradients."""
         return trace.grads
 
 

@@ -22,7 +22,7 @@ class Value(nn.Module):
         self.leave = nn.Linear(hidden, 1)
 
     def forward(self, h: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        """(N, d) states, (N, 1) times, (N, C) labels to (N,) values."""
+        """Map (N, d) states, (N, 1) times, (N, C) labels to (N,) values."""
         return self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.other(torch.cat([t, y], 1)))).squeeze(1)
 
 
@@ -63,7 +63,7 @@ class CreditBridge(Rule):
         self.value.requires_grad_(self.learns)
 
     def _values(self, trace: TrainingPass, states: Tensor) -> Tensor:
-        """(sites·B,) values of h_0…h_L stacked along the batch."""
+        """Return (sites·B,) values of h_0…h_L stacked along the batch."""
         sites, batch = self.depth + 1, len(trace.labels)
         t = torch.arange(sites, device=states.device, dtype=states.dtype).repeat_interleave(batch) / self.depth
         y = trace.labels
@@ -73,14 +73,14 @@ class CreditBridge(Rule):
         return self.value(pooled, t[:, None], y.to(states.dtype).repeat(sites, 1))
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One backward pass through V for all sites at once."""
+        """Run one backward pass through V for all sites at once; return a credit per site."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         with torch.enable_grad():
             (found,) = torch.autograd.grad(self._values(trace, states).sum(), [states])
         return found.split(len(trace.labels))
 
     def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
-        """Terminal value and gradient, and the bootstrap of the other sites."""
+        """Return the loss of terminal value and gradient, and of the bootstrap of the other sites."""
         if not self.learns:
             return None
         batch = len(trace.labels)
@@ -95,7 +95,7 @@ class CreditBridge(Rule):
         return terminal + bootstrap + self.anchor * slope
 
     def describe(self) -> dict[str, object]:
-        """Size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
+        """Return the size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""
         settings = {"hidden": self.hidden, "anchor": self.anchor, "trained": self.learns, "sees_label": self.label}
         return {**settings, "target": "every token or position alike"}  # V sees their mean
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from walkback.rules.feedback import RandomFeedback
-from walkback.rules.rule import Parts, error_signal, place
+from walkback.rules.rule import error_signal, place
 from walkback.tracing.trace import TrainingPass
 
 
@@ -23,12 +22,8 @@ class DFA(RandomFeedback):
     (5, torch.Size([3, 16]))
     """
 
-    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
-        """Draw B_0…B_L."""
-        self.draw([(classes, width, width) for width in self.widths(states)], generator)
-
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One product per site."""
+        """Return one product of the error and B per site."""
         error = error_signal(trace)
         return self.sized([place(error @ matrix, h, self.target) for matrix, h in zip(self.matrices(), trace.states)])
 

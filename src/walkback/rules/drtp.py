@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from walkback.rules.feedback import RandomFeedback
-from walkback.rules.rule import Parts, place
+from walkback.rules.rule import place
 from walkback.tracing.trace import TrainingPass
 
 
@@ -26,12 +25,8 @@ class DRTP(RandomFeedback):
     (5, torch.Size([3, 16]))
     """
 
-    def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
-        """Draw B_0…B_L."""
-        self.draw([(classes, width, width) for width in self.widths(states)], generator)
-
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One product per site; labels that are probabilities are projected as they are."""
+        """Return one product of the label and B per site; labels that are probabilities are projected as they are."""
         target, matrices = trace.labels, self.matrices()
         if not target.is_floating_point():
             target = nn.functional.one_hot(target, matrices[0].shape[0])

@@ -47,7 +47,7 @@ class EP(Rule):
         self.parts = parts
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """`steps` passes down the energy, then the residuals."""
+        """Run `steps` passes down the energy; return the residuals."""
         with buffers_kept((*self.parts.blocks, *self.parts.readout_modules)):
             return self._relaxed(trace)
 
@@ -70,7 +70,7 @@ class EP(Rule):
         return [h - p for h, p in zip(states, predicted)]
 
     def describe(self) -> dict[str, object]:
-        """β, steps, step size, where credit goes, and once set up the sites that so few steps can't reach."""
+        """Return β, steps, step size, where credit goes, and once set up the sites that so few steps can't reach."""
         settings = {"beta": self.beta, "steps": self.steps, "step_size": self.step_size}
         settings["target"] = "every token or position, each its own"
         parts: Parts | None = getattr(self, "parts", None)

@@ -31,7 +31,7 @@ class FA(RandomFeedback):
         self.draw([(upper, lower, upper) for lower, upper in pairwise(self.widths(states))], generator)
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """From the top down, one product per site."""
+        """Return one product per site, from the top down."""
         credits = [trace.grads[-1]]
         vector = gather(trace.grads[-1])
         for matrix, state in zip(reversed(self.matrices()), reversed(trace.states[:-1])):

@@ -1,4 +1,4 @@
-"""What FA and DFA share: random matrices that carry credit, drawn once, or anew at every call as an ablation."""
+"""What FA, DFA and DRTP share: random matrices that carry credit, drawn once, or anew at every call as an ablation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from walkback.errors import InputError
 from walkback.registry import positive, true_or_false, whole_numbers
-from walkback.rules.rule import Rule, check_target, feature_dim, of_length
+from walkback.rules.rule import Parts, Rule, check_target, feature_dim, of_length
 
 
 class RandomFeedback(Rule):
@@ -41,8 +41,12 @@ class RandomFeedback(Rule):
         self.scale, self.target, self.fresh, self.unit = scale, check_target(target), fresh, unit
         self.fan: list[int] = []
 
+    def setup(self, parts: Parts, states: Sequence[torch.Tensor], classes: int, generator: torch.Generator) -> None:
+        """Draw B_0…B_L, from the classes straight to every site."""
+        self.draw([(classes, width, width) for width in self.widths(states)], generator)
+
     def widths(self, states: Sequence[torch.Tensor]) -> list[int]:
-        """Width of every site; refuses a `target` that its states don't have."""
+        """Return the width of every site; refuse a `target` that its states don't have."""
         if self.target == "readout" and any(h.ndim == 4 for h in states):
             raise InputError(
                 'Expected target "all" for image states (B, C, H, W), but got "readout": they have no first token. '
@@ -62,7 +66,7 @@ class RandomFeedback(Rule):
             self.register_buffer("next_draw", torch.randint(2**31, (), generator=generator))
 
     def matrices(self) -> list[torch.Tensor]:
-        """B0, B1, … as they are now; with `fresh`, drawn for this call."""
+        """Return B0, B1, … as they are now; with `fresh`, drawn for this call."""
         if self.fresh:
             seed = self.get_buffer("next_draw")
             self._fill(torch.Generator().manual_seed(int(seed)))
@@ -70,7 +74,7 @@ class RandomFeedback(Rule):
         return [self.get_buffer(f"B{site}") for site in range(len(self.fan))]
 
     def sized(self, credits: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
+        """Return credits (B, …) as they are; with `unit`, each sample's divided by its length. No credit stays none."""
         return of_length(credits, "unit" if self.unit else "raw")
 
     def redraw(self, generator: torch.Generator) -> bool:
@@ -86,7 +90,7 @@ class RandomFeedback(Rule):
             buffer.copy_(torch.randn(tuple(buffer.shape), generator=generator) * self.scale / fan**0.5)
 
     def describe(self) -> dict[str, object]:
-        """Scale and target of the feedback, whether it is drawn anew, and whether its credits have one length."""
+        """Return scale and target of the feedback, whether it is drawn anew, and whether credits have one length."""
         settings = {"feedback_std": f"{self.scale:g}/sqrt(d)", "target": self.target, "fresh": self.fresh}
         more = {"unit": True if self.unit else None, "draw_seed": self.draw_seed}
         return {**settings, **{name: value for name, value in more.items() if value is not None}}

@@ -48,7 +48,7 @@ class LayeredFeedback(Rule):
         raise NotImplementedError
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """From the top down, one vector-Jacobian product per block."""
+        """Return one vector-Jacobian product per block, from the top down."""
         credits = [trace.grads[-1]]
         with buffers_kept(self.parts.blocks), carried_by(self.layers, self.feedback()), torch.enable_grad():
             for block, state in zip(reversed(self.parts.blocks), reversed(trace.states[:-1])):
@@ -64,7 +64,7 @@ class LayeredFeedback(Rule):
 
 @contextmanager
 def carried_by(layers: Sequence[nn.Module], feedback: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, every layer answers as always, and its backward pass goes through its feedback weight."""
+    """Let every layer answer as always, inside, and its backward pass go through its feedback weight."""
 
     def swapped(weight: Tensor):
         def hook(layer: nn.Module, args: tuple[Tensor, ...], made: Tensor) -> Tensor:

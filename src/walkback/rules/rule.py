@@ -145,7 +145,7 @@ def of_length(credits: Sequence[Tensor], length: str) -> Sequence[Tensor]:
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """(B, n) rows of length 1; a row of zeros stays. By its largest entry first: squares of small numbers vanish."""
+    """Return (B, n) rows of length 1; a row of zeros stays. Divide by the largest entry first: small squares vanish."""
     least = torch.finfo(rows.dtype).tiny
     rows = rows / rows.abs().amax(1, keepdim=True).clamp(min=least)
     return rows / rows.norm(dim=1, keepdim=True).clamp(min=least)
@@ -217,7 +217,7 @@ def _alike(a: Tensor, b: Tensor) -> bool:
 
 @contextmanager
 def _evaluating(net: nn.Module) -> Iterator[None]:
-    """Eval mode inside, so that samples move no running statistics; every module's own mode outside."""
+    """Set eval mode inside, so that samples move no running statistics; every module has its own mode back outside."""
     modes = [(m, m.training) for m in modules_of(net)]
     try:
         for module, _ in modes:

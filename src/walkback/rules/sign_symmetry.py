@@ -34,7 +34,7 @@ class USF(LayeredFeedback):
         self.scale = scale
 
     def feedback(self) -> Sequence[Tensor]:
-        """Signs of the weights as they are now."""
+        """Return the signs of the weights as they are now."""
         return [m * layer.weight.detach().sign() for m, layer in zip(self.sizes(), self.layers)]
 
     def sizes(self) -> Sequence[Tensor | float]:

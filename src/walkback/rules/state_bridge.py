@@ -24,7 +24,7 @@ class Predictor(nn.Module):
         self.leave = nn.Linear(hidden, width)
 
     def forward(self, h: Tensor, t: Tensor) -> Tensor:
-        """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
+        """Map states (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
         rms = h.pow(2).mean(-1, keepdim=True).clamp(min=torch.finfo(h.dtype).tiny).sqrt()  # 0 has no slope there
         return rms * self.leave(nn.functional.gelu(self.enter(self.norm(h)) + self.time(t)))
 
@@ -37,7 +37,7 @@ class PlainPredictor(nn.Module):
         self.enter, self.time, self.leave = nn.Linear(width, hidden), nn.Linear(1, hidden), nn.Linear(hidden, width)
 
     def forward(self, h: Tensor, t: Tensor) -> Tensor:
-        """States (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
+        """Map states (N, …, d) and their times (N, …, 1) to predicted last states (N, …, d)."""
         return self.leave(nn.functional.gelu(self.enter(h) + self.time(t)))
 
 
@@ -79,7 +79,7 @@ class StateBridge(Rule):
         self.predictor.requires_grad_(self.learns)
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
-        """One backward pass through G and the readout for all sites at once."""
+        """Run one backward pass through G and the readout for all sites at once; return a credit per site."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         labels = trace.labels.repeat(self.sites, *[1] * (trace.labels.ndim - 1))
         with torch.enable_grad(), buffers_kept(self.parts.readout_modules):
@@ -88,7 +88,7 @@ class StateBridge(Rule):
         return found.split(len(trace.labels))
 
     def predict(self, states: Tensor) -> Tensor:
-        """h_0…h_L, stacked along the batch, to predictions of h_L."""
+        """Map h_0…h_L, stacked along the batch, to predictions of h_L."""
         times = torch.linspace(0, 1, self.sites, device=states.device, dtype=states.dtype)
         t = times.repeat_interleave(len(states) // self.sites)
         if states.ndim == 4:
@@ -97,7 +97,7 @@ class StateBridge(Rule):
         return self.predictor(states, t.view(-1, *[1] * (states.ndim - 1)).expand(*states.shape[:-1], 1))
 
     def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
-        """Mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²; of ‖G(h_l) − h_L‖² / d in the plain form."""
+        """Return the mean over sites of ‖G(h_l) − h_L‖² / ‖h_L‖²; of ‖G(h_l) − h_L‖² / d in the plain form."""
         if not self.learns:
             return None
         target = trace.states[-1].detach()
@@ -109,7 +109,7 @@ class StateBridge(Rule):
         return squares.sum(1).mean() / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
     def describe(self) -> dict[str, object]:
-        """Size of G, whether it learns, and where credit goes."""
+        """Return the size of G, whether it learns, and where credit goes."""
         settings = {"hidden": self.hidden, "trained": self.learns, "target": "every token or position, each its own"}
         return settings if self.form == "scale-free" else {**settings, "form": self.form}
 

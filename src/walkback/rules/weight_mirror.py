@@ -41,7 +41,7 @@ class KolenPollack(LayeredFeedback):
         self.redraw(generator)
 
     def feedback(self) -> Sequence[Tensor]:
-        """B as it is now."""
+        """Return B as it is now."""
         return list(self.B)
 
     @torch.no_grad()
@@ -52,7 +52,7 @@ class KolenPollack(LayeredFeedback):
         return True
 
     def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
-        """Σ ⟨B, ∂W⟩, whose gradient by B is that which this step left in W; None where no block trains."""
+        """Return Σ ⟨B, ∂W⟩, whose gradient by B is that which this step left in W; None where no block trains."""
         pairs = [(b, layer.weight.grad) for b, layer in zip(self.B, self.layers) if layer.weight.grad is not None]
         return torch.stack([(b * grad.detach().to(b)).sum() for b, grad in pairs]).sum() if pairs else None
 
@@ -90,7 +90,7 @@ class WeightMirror(KolenPollack):
         self.register_buffer("next_draw", torch.randint(2**31, (), generator=generator))
 
     def auxiliary_loss(self, trace: TrainingPass | None) -> Tensor:
-        """Σ ½‖B‖² − ⟨B, (W n) nᵀ⟩ averaged over noise n ~ N(0, 1): its gradient is B − W on average."""
+        """Return Σ ½‖B‖² − ⟨B, (W n) nᵀ⟩ averaged over noise n ~ N(0, 1): its gradient is B − W on average."""
         seed, terms = self.get_buffer("next_draw"), []
         draw = torch.Generator().manual_seed(int(seed))
         seed += 1

@@ -178,21 +178,21 @@ class _Check:
         return read(run, change, point, self.dtype, ladder, narrowest, through_kinks=bool(shift))
 
     def _change(self, point: Trace, shift: Deltas) -> Change:
-        """⟨e, change of the logits⟩ per row."""
+        """Return ⟨e, change of the logits⟩ per row."""
         batch, slope = len(point.labels), loss_slope(self.tracer.source, point.logits, point.labels)
-        found: list[int] = []  # the axis of samples
+        sample_axis: list[int] = []
 
         def change(logits: Tensor, before: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-            if not found:
-                found.append(self._axis(point.logits, before, rows, shift))
-            e = widened(_split(slope, found[0], batch)[rows])
-            old, new = (widened(_split(z, found[0], len(rows))) for z in (before, logits))
+            if not sample_axis:
+                sample_axis.append(self._axis(point.logits, before, rows, shift))
+            e = widened(_split(slope, sample_axis[0], batch)[rows])
+            old, new = (widened(_split(z, sample_axis[0], len(rows))) for z in (before, logits))
             return (e * (new - old)).sum(1), (e * new).abs().sum(1)
 
         return change
 
     def _axis(self, whole: Tensor, few: Tensor, rows: Tensor, shift: Deltas) -> int:
-        """Where the samples are in the logits; an error where these are others than within the batch."""
+        """Return where the samples are in the logits; raise an error where these are others than within the batch."""
         batch = len(self.point.labels)
         axes = _axes(whole, few, batch, len(rows))
         if len(axes) > 1 and batch == len(rows) > 1:
@@ -207,7 +207,7 @@ class _Check:
         raise Untold("coupled" if torch.allclose(again, few, equal_nan=True) else "random")
 
     def _refuse_coupled(self, shift: Deltas, limit: float) -> None:
-        """Before anyone is accused: samples must get the very logits that more of them get together."""
+        """Refuse samples that do not get the very logits that more of them get together, before anyone is accused."""
         rows = torch.arange(min(len(self.point.labels), ROWS), device=self.point.labels.device)
         half = rows[: (len(rows) + 1) // 2]
         more, few = self._logits(rows, {}, shift), self._logits(half, {}, shift)
@@ -274,7 +274,7 @@ class _Check:
         return replace(beside, answer="agrees", limit=ROUNDED, sites=())
 
     def _reads_more(self, shift: Deltas) -> bool:
-        """Does the same loss of the same logits change with what the network did last, say an auxiliary term?"""
+        """Return whether the same loss of the same logits changes with what the network did last: an auxiliary term."""
         if not self.tracer.has_custom_loss:
             return False
         self._logits(torch.arange(len(self.point.labels), device=self.point.labels.device), {}, shift)
@@ -311,7 +311,7 @@ def _rows(x: Inputs, y: Tensor, rows: Tensor) -> tuple[Inputs, Tensor]:
 
 
 def _axes(whole: Tensor, few: Tensor, batch: int, rows: int) -> list[int]:
-    """The axes that may be that of the samples, one or several numbers each, in what comes out for more and for few."""
+    """Return the axes that may be the samples', one or several numbers each, given outputs for more and for few."""
     return [
         axis
         for axis, size in enumerate(whole.shape)
@@ -324,7 +324,7 @@ def _split(t: Tensor, axis: int, rows: int) -> Tensor:
 
 
 def _close(a: Tensor, b: Tensor, share: float) -> bool:
-    """Are rows of numbers the same, up to a share of the largest in each?"""
+    """Return whether rows of numbers are the same, up to a share of the largest in each."""
     a, b = widened(a), widened(b)
     same = (a == b) | (a.isnan() & b.isnan())
     return bool((same | ((a - b).abs() <= share * a.abs().amax(1, keepdim=True))).all())

@@ -86,24 +86,24 @@ def _read_loss(tracer: Tracer, logits: Tensor, labels: Tensor, dtype: torch.dtyp
     reading = Reading("unread", "rounding")
     for limit, step in LADDERS[dtype]:
         generator = torch.Generator(logits.device).manual_seed(SEED)
-        found: dict[str, list[Tensor]] = {name: [] for name in NUMBERS}
+        numbers: dict[str, list[Tensor]] = {name: [] for name in NUMBERS}
         for i in range(LOSS_PROBES):
             way, unit = direction(slope.reshape(1, -1), z.reshape(1, -1), i % 2 == 1, generator)
             up, down = (total(z + share * way.view_as(z)) - before for share in (step, -step))
-            found["slope"].append((up - down) / (2 * step))
-            found["predicted"].append((widened(slope.flatten()) * widened(way.flatten())).sum())
-            found["bend"].append((up + down) / step)
-            found["rounding"].append(size / step)
-            found["unit"].append(unit[0])
-            found["least"].append(torch.zeros_like(up))
-        reading = judged(probed(**{name: torch.stack(values) for name, values in found.items()}), sites, rows, limit)
+            numbers["slope"].append((up - down) / (2 * step))
+            numbers["predicted"].append((widened(slope.flatten()) * widened(way.flatten())).sum())
+            numbers["bend"].append((up + down) / step)
+            numbers["rounding"].append(size / step)
+            numbers["unit"].append(unit[0])
+            numbers["least"].append(torch.zeros_like(up))
+        reading = judged(probed(**{name: torch.stack(values) for name, values in numbers.items()}), sites, rows, limit)
         if reading.answer != "unread":
             break
     return reading
 
 
 def other_labels(labels: Tensor, logits: Tensor, custom: bool) -> Tensor | None:
-    """Labels that a loss must take, and that a network is wrong about: those of other samples of the batch.
+    """Return labels that a loss must take, and that a network is wrong about: those of other samples of the batch.
 
     None where there are none. Is a backward pass the derivative of its forward pass, it is so for any labels.
     """

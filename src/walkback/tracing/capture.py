@@ -244,7 +244,7 @@ class Capture:
         return tensor.clone() if self.layout.copies and tensor._is_view() else tensor
 
     def _seed(self, stream: Tensor) -> Tensor:
-        """A tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
+        """Return a tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
         if fragile(stream, self.own()):
             stream = stream.detach().clone()
         carry_gradient(stream)
@@ -286,7 +286,7 @@ def called_at(anatomy: Anatomy) -> list[tuple[nn.Module, list[int]]]:
 
 @contextmanager
 def seeing_modules(capture: Capture, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Inside, take down of each of these modules that takes and returns one tensor what these are."""
+    """Take down, inside, the input and output of each of these modules that takes and returns one tensor."""
 
     def hook(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         given = first_tensor(args)

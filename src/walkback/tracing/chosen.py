@@ -181,18 +181,18 @@ class _OtherOrder(Exception):
 
 def _ordered(tracer: Tracer, names: list[str], x: Inputs, y: Tensor) -> AnatomyError:
     """Return the error that names sites in the order of their calls, once that line has been tried."""
-    told = "Expected sites in the order in which the network calls them, since credits are given in that order, but "
-    told += f"they run as {', '.join(names)}."
+    message = "Expected sites in the order in which the network calls them, since credits are given in that order, but "
+    message += f"they run as {', '.join(names)}."
     first = tracer.anatomy
     try:
         tracer.take(layers_of(tracer.model, names))
         tracer.read(x, y)
-        told += f" Name them so: sites={names}."
+        message += f" Name them so: sites={names}."
     except AnatomyError as error:
-        told += f" In that order too they can't be read: {error}"
+        message += f" In that order too they can't be read: {error}"
     finally:
         tracer.take(first)
-    return AnatomyError(told)
+    return AnatomyError(message)
 
 
 def unreached(name: str) -> str:

@@ -16,7 +16,7 @@ _sessions = 0
 
 @contextmanager
 def copyable() -> Iterator[None]:
-    """Inside, `copy.deepcopy` of a network that is being measured gives a network that is not.
+    """Let `copy.deepcopy` of a network that is being measured give a network that is not, inside the `with` block.
 
     The copy has none of our hooks, which would record its passes as those of the original. A tensor that the network
     keeps with the graph of the pass just measured is copied without it, where torch would refuse to copy it at all.

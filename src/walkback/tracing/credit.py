@@ -195,7 +195,7 @@ class Asked:
         return self._kept
 
     def finish(self, put_back_only: bool = False) -> None:
-        """At the end of a session: put back weights that were written past the version counter, and complain."""
+        """Put back weights that were written past the version counter at the end of a session, and complain."""
         kept, self._kept = self._kept, None
         if kept is not None and self._lasts:
             changed = kept.put_back()
@@ -203,7 +203,7 @@ class Asked:
                 self._refuse(changed, False, self._ever_ran)
 
     def _refuse_stale(self, trace: Trace, credits: tuple[Tensor, ...]) -> None:
-        """Two batches with the same per-sample credit: it was recorded once, on another batch."""
+        """Refuse two batches with the same per-sample credit: it was recorded once, on another batch."""
         if trace.index > 1:
             return  # what was recorded once shows in the first two batches
         ours = torch.stack([fingerprints(a) for a in credits])

@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from walkback.errors import InputError
+
 
 class _Place(NamedTuple):
     """Where the numbers of a tensor lie."""
@@ -124,6 +126,17 @@ class Tape(TorchDispatchMode):
             self._own(tensor)  # it will be made to carry a gradient
         self._calls.append((_MARK, tensor, key, None))
 
+    def reference(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
+        """Return what `rerun` does, or raise an InputError that says how to give a reference otherwise."""
+        try:
+            return self.rerun()
+        except (RuntimeError, NotImplementedError) as error:
+            raise InputError(
+                "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
+                f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
+                "reference=twin."
+            ) from error
+
     def rerun(self) -> tuple[Any, dict[Hashable, tuple[Tensor, GradientEdge]]]:
         """Return (recorded tensor -> its differentiable twin, {mark: (twin, gradient edge)}).
 
@@ -166,7 +179,7 @@ class Tape(TorchDispatchMode):
         return twin, marks
 
     def _copied(self, place: _Place, copies: dict[Any, Tensor]) -> Tensor:
-        """A tensor at the same place in a copy of its memory, which it shares with all that lay in the original."""
+        """Return a tensor at the same place in a copy of its memory, shared with all that lay in the original."""
         if len(self._outside[place.memory]) == 1:
             return _in_memory(place, self._before[place.memory].clone())
         whole = (place.memory, place.dtype)
@@ -183,7 +196,7 @@ def _in_memory(place: _Place, memory: Any) -> Tensor:
 
 
 def _spot(t: Tensor) -> tuple[int, torch.Size] | None:
-    """Where the numbers of a tensor begin, and its shape; None where its memory can't be looked at."""
+    """Return where the numbers of a tensor begin, and its shape; None where its memory can't be looked at."""
     if t.layout != torch.strided or is_traceable_wrapper_subclass(t):
         return None
     return t.data_ptr(), t.shape
@@ -195,13 +208,13 @@ def _place(t: Tensor) -> _Place:
 
 def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
     """Return the tensors among what an operation takes or returns: alone, or in lists."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, (list, tuple)):
-            found += [v for v in value if isinstance(v, Tensor)]
-    return found
+            tensors += [v for v in value if isinstance(v, Tensor)]
+    return tensors
 
 
 def _with(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -89,7 +89,7 @@ class Probed:
     least: Float[Tensor, " probes"]
 
     def errors(self) -> tuple[Float[Tensor, " probes"], Float[Tensor, " probes"], Bool[Tensor, " probes"]]:
-        """(error, noise, whether a probe can say anything), the first two in units of the slope to be expected."""
+        """Return (error, noise, whether a probe can say anything), the first two in units of the expected slope."""
         rounds = torch.maximum(self.rounding, self.least)
         noise = torch.maximum(self.bend.abs(), rounds)
         finite = torch.isfinite(self.slope) & torch.isfinite(self.predicted) & torch.isfinite(noise)
@@ -105,7 +105,7 @@ class Probed:
         return replace(self, bend=torch.maximum(kink.abs(), drift.abs()))
 
     def as_bent(self, far: Probed, read: Mapping[int, float]) -> bool:
-        """Are those not `read` at kinks: bent as much at twice the step, where noise has half of it, a curve twice?"""
+        """Return whether those not `read` are at kinks: bent as much at twice the step (noise half, a curve twice)."""
         ratios = far.bend.abs() / self.bend.abs()
         ratios = ratios[[i for i in range(len(ratios)) if i not in read and ratios[i].isfinite()]]
         return bool(len(ratios)) and 0.75 < float(ratios.quantile(0.5)) < 1.5
@@ -205,7 +205,7 @@ class _Types(TorchDispatchMode):
 
 
 def _passes(run: Run, change: Change, point: Trace, dtype: torch.dtype) -> list[_Pass]:
-    """Every site a few times, with other samples each time: those of the largest gradient first, and some of all."""
+    """Return passes over every site, with other samples each time: the largest gradients first, and some of all."""
     device, sites, batch = point.states[0].device, len(point.states), len(point.labels)
     generator = torch.Generator(device).manual_seed(SEED)
     loudness = torch.stack([norms(g) for g in point.grads]).amax(0).nan_to_num(0.0)
@@ -293,15 +293,15 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
             pooled[mine] = torch.maximum(noise[mine], noise[mine].quantile(0.5))
     right = says & (error <= limit) & (noise <= limit)
     wrong = says & (error > limit) & (error > DOUBT * pooled)
-    told = right | wrong
-    errors = {i: float(error[i]) for i in told.nonzero().flatten().tolist()}
+    decided = right | wrong
+    errors = {i: float(error[i]) for i in decided.nonzero().flatten().tolist()}
     if not bool(says.any()):
         return Reading("unread", "flat" if bool(torch.isfinite(error).any()) else "nonfinite")
-    if any(2 * int((mine & told).sum()) < int(mine.sum()) for mine in each):
-        rounds = (found.rounding / found.unit.clamp(min=torch.finfo(torch.float64).tiny))[says & ~told].quantile(0.5)
+    if any(2 * int((mine & decided).sum()) < int(mine.sum()) for mine in each):
+        rounds = (found.rounding / found.unit.clamp(min=torch.finfo(torch.float64).tiny))[says & ~decided].quantile(0.5)
         return Reading("unread", "rounding" if float(rounds) > limit / DOUBT else "kinks", limit=limit, errors=errors)
-    worst = float(error[told].sort(descending=True).values[: OUTLIERS + 1][-1])
-    shares = [float(wrong[mine & told].double().mean()) if bool((mine & told).any()) else 0.0 for mine in each]
+    worst = float(error[decided].sort(descending=True).values[: OUTLIERS + 1][-1])
+    shares = [float(wrong[mine & decided].double().mean()) if bool((mine & decided).any()) else 0.0 for mine in each]
     least = min(0.5, max(shares))
     off = tuple(site for site, share in zip(sites.unique().tolist(), shares) if share >= least and worst > limit)
     disagreeing = torch.isin(sites, torch.tensor(off, dtype=sites.dtype)) if off else torch.ones_like(says)
@@ -311,7 +311,7 @@ def judged(found: Probed, sites: Tensor, rows: Tensor, limit: float) -> Reading:
         worst,
         limit,
         off,
-        len(rows[told].unique()),
+        len(rows[decided].unique()),
         bool((noise > limit)[disagreeing & says].any()),
         errors,
     )

@@ -107,14 +107,7 @@ class LayerCapture:
     def on_tape(self) -> Callable[[Tensor], Tensor]:
         """Take all edges on a graph that follows the forward pass alone; return what gives a tensor's twin there."""
         assert self.tape is not None
-        try:
-            twin, marks = self.tape.rerun()
-        except (RuntimeError, NotImplementedError) as error:
-            raise InputError(
-                "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
-                f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
-                "reference=twin."
-            ) from error
+        twin, marks = self.tape.reference()
         for number, run in enumerate(self.runs):
             run.edges = {leaf: marks[number, leaf][1] for leaf in run.states}
         return twin

@@ -70,7 +70,7 @@ class Kept:
 
 @contextmanager
 def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """On leaving, every tensor holds bit for bit what it held on entering, also where code wrote to its `.data`.
+    """Put back on leaving, bit for bit, what every tensor held on entering, also where code wrote to its `.data`.
 
     Yields a list that has on leaving those that had been written; see `Kept`.
 
@@ -134,7 +134,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _bits(t: Tensor) -> list[Tensor]:
-    """What a tensor is made of, as integers: a NaN is equal to itself, and numbers of every type can be compared."""
+    """Return a tensor's bits as integers: a NaN is equal to itself, and numbers of every type can be compared."""
     t = t.detach()
     if t.layout == torch.sparse_coo:
         return [t._indices(), *_bits(t._values())]
@@ -165,7 +165,7 @@ def _put_back(now: Tensor, copy: Tensor) -> None:
 
 
 def _has_moved(now: Tensor, memory: Tensor) -> bool:
-    """After `p.data = other`, or a change of its dtype or shape: others may share the memory it had."""
+    """Return whether a tensor's memory, dtype or shape is another (`p.data = other`); others may share the old one."""
     if now.layout != torch.strided or memory.layout != torch.strided or not _has_values(memory):
         return now.layout != memory.layout
     here, there = ((t.dtype, t.device, t.shape, t.stride(), t.is_meta or t.data_ptr()) for t in (now, memory))

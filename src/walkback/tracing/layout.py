@@ -180,7 +180,7 @@ def refuse_shapes(states: Iterable[Tensor], batch: int, axis: int = 0) -> None:
 
 
 def _refuse_condition(capture: Capture) -> None:
-    """The stream changes from block to block; what all of them are handed alike is a condition."""
+    """Refuse what all blocks are handed alike: that is a condition, while the stream changes from block to block."""
     first, *rest = capture.given.values()
     same = bool(rest) and all(h.data_ptr() == first.data_ptr() and h.shape == first.shape for h in rest)
     if same and first.numel() and any(made.data_ptr() != first.data_ptr() for made in capture.made.values()):
@@ -192,7 +192,7 @@ def _refuse_condition(capture: Capture) -> None:
 
 
 def _compared(declared: Sequence[Tensor] | None, states: tuple[Tensor, ...]) -> list[Note]:
-    """`return_hidden` is what scripts log; say so when it is not what the network computes with."""
+    """Return a note where `return_hidden`, which scripts log, is not what the network computes with."""
     if declared is None:
         return []
     if len(declared) != len(states):
@@ -259,7 +259,7 @@ def find_branch(capture: Capture, declared: Sequence[Tensor] | None, needed: boo
 
 
 def _which(given: Tensor, made: Tensor, new: Tensor) -> str | None:
-    """Does `new` continue `made` as the branch or as the state? None: it can't be told from these numbers."""
+    """Return whether `new` continues `made` as the branch or as the state; None: these numbers can't tell."""
     if given.shape != made.shape:  # what is returned can't be a branch
         if new.shape != made.shape or not bool(torch.isfinite(new.sum(dtype=widest(new.device)))):
             return None

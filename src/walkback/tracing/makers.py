@@ -48,7 +48,7 @@ class Makers(TorchFunctionMode):
         return found
 
     def _look_at_owners(self, given: Iterable[Any]) -> None:
-        """A parameter that enters the graph while its module does not run gets a gradient from elsewhere too."""
+        """Keep which parameters enter the graph while their module does not run: others give them a gradient too."""
         for t in given:
             owners = self._owners.get(id(t))
             if owners and not owners & {*self._running} and not _in_backward():
@@ -61,21 +61,21 @@ class Makers(TorchFunctionMode):
         self._outside = {t.grad_fn for t in given if isinstance(t, Tensor) and t.grad_fn is not None}
 
     def leave(self, key: Key) -> None:
-        """A writer has ended: let its tensors go."""
+        """End a writer and let its tensors go."""
         self.end(key)
         self._made, self._outside = {}, set()
 
     def begin(self, key: Key) -> None:
-        """A module with the weights of a writer that has none begins."""
+        """Begin a module with the weights of a writer that has none."""
         self._running.append(key)
 
     def end(self, key: Key) -> None:
-        """It has ended."""
+        """End such a module."""
         if key in self._running:
             self._running.remove(key)
 
     def source(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """The first tensor in the module that held the value of `tensor`, and whether the graph is cut on the way.
+        """Return the first tensor in the module that held the value of `tensor`, and whether the graph is cut between.
 
         Ways down: a custom autograd Function that passed the value on (it can only be there for its backward pass), a
         plain operation with one input that did (a view, a copy), and from a tensor without a graph to one of the same
@@ -120,5 +120,5 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _in_backward() -> bool:
-    """Inside a backward pass, where activation checkpointing runs parts of modules again."""
+    """Return whether this runs inside a backward pass, where activation checkpointing runs parts of modules again."""
     return torch._C._current_graph_task_id() != -1

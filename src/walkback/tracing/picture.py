@@ -27,7 +27,7 @@ class Picture:
     run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it: every block, however many there are."""
+        """Return the picture as JSON holds it: every block, however many there are."""
         rows = [dict(zip(("role", "path", "type"), row)) for row in self.anatomy.rows()]
         sites = len(self.anatomy.blocks) + 1
         share = self.anatomy.share

@@ -44,7 +44,7 @@ def quiet_training(model: nn.Module) -> Iterator[None]:
 
 
 def _is_noisy(module: nn.Module) -> bool:
-    """Whether a module computes another thing in training mode: dropout, a norm with statistics, a random slope."""
+    """Return whether a module computes another thing in training mode: dropout, norm statistics, a random slope."""
     if isinstance(module, (_DropoutNd, _NormBase, nn.RReLU)):
         return True
     if isinstance(module, nn.RNNBase):
@@ -57,23 +57,15 @@ def _is_noisy(module: nn.Module) -> bool:
     return leaf and ("drop" in name or "stochasticdepth" in name)
 
 
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+_ATEN_DROPOUTS = (torch.dropout, torch.dropout_, torch.native_dropout, torch.alpha_dropout, torch.feature_dropout)
 # function -> position, name and value of the argument that makes it do what it does in eval mode
 _QUIET: dict[Any, tuple[int, str, Any]] = {
-    F.dropout: (2, "training", False),
-    F.dropout1d: (2, "training", False),
-    F.dropout2d: (2, "training", False),
-    F.dropout3d: (2, "training", False),
-    F.alpha_dropout: (2, "training", False),
-    F.feature_alpha_dropout: (2, "training", False),
+    **dict.fromkeys(_DROPOUTS, (2, "training", False)),
+    **dict.fromkeys((*_ATEN_DROPOUTS, torch.feature_alpha_dropout), (2, "train", False)),
     F.rrelu: (3, "training", False),
     F.multi_head_attention_forward: (13, "training", False),
     F.scaled_dot_product_attention: (4, "dropout_p", 0.0),
-    torch.dropout: (2, "train", False),
-    torch.dropout_: (2, "train", False),
-    torch.native_dropout: (2, "train", False),
-    torch.alpha_dropout: (2, "train", False),
-    torch.feature_dropout: (2, "train", False),
-    torch.feature_alpha_dropout: (2, "train", False),
     F.batch_norm: (5, "training", False),
     F.instance_norm: (5, "use_input_stats", False),
 }

@@ -304,7 +304,7 @@ class Reach:
         return [*inside, *slots.values()]
 
     def _is_data(self, thing: Any) -> bool:
-        """Is all that an object leads to data? A lock, a file, a thread, an iterator: others work with it meanwhile."""
+        """Return whether an object leads to data only: others meanwhile use a lock, a file, a thread, an iterator."""
         known = self._data.get(id(thing))
         if known is not None:
             return known

@@ -43,7 +43,7 @@ def recorded(
     writers: Sequence[Part] | None = None,
     train: bool | None = None,
 ) -> Recorded:
-    """The credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
+    """Return the credit that a network's own training code sends to each site: `diagnose(…, credit=recorded(model))`.
 
     The reference can then not come from that backward: `diagnose` derives it from the forward pass alone, or takes
     `reference=twin`, and verifies it by finite differences.
@@ -117,7 +117,7 @@ class Recorded:
         )
 
     def __call__(self, trace: Trace) -> list[Tensor]:
-        """One signal per site, shaped like `trace.states`. Those of the first batch are proven."""
+        """Return one signal per site, shaped like `trace.states`. Those of the first batch are proven."""
         if trace.reference == "own":
             raise CreditError(
                 "Expected a reference that does not come from the network's own backward pass, since that is what is "
@@ -182,7 +182,7 @@ class Recorded:
     # -- proofs: on the first batch, where the user's code is run again ----------------------------------
 
     def _prove_by_weights(self, trace: Trace, heard: Listener) -> None:
-        """Each credit gives the gradients in the weights of its module, and nothing else does."""
+        """Prove that each credit gives the gradients in the weights of its module, and nothing else does."""
         keys = heard.keys(trace.states)
         left = {key: heard.gradients(key) for key in keys}
         try:
@@ -197,33 +197,33 @@ class Recorded:
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
-                found = Shown(why=grads)
+                proof = Shown(why=grads)
             elif key in sent.failed:
-                found = Shown(why="failed", detail=sent.failed[key])
+                proof = Shown(why="failed", detail=sent.failed[key])
             else:
-                found = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
+                proof = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
-                refuse_unlike(found, site, module, trace.states[site].dtype, heard.writers.named)
+                refuse_unlike(proof, site, module, trace.states[site].dtype, heard.writers.named)
             except CreditError:
                 # What was drawn when the credit was sent is not what was drawn in the run.
-                if not (heard.drew and found.compared) and not self._is_random(trace):
+                if not (heard.drew and proof.compared) and not self._is_random(trace):
                     raise
-                found = Shown(why="random")
-            if found.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
+                proof = Shown(why="random")
+            if proof.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
                 continue  # no credit, and no gradient: so it should be
-            if found.why:
-                unknown.setdefault(found, []).append(site)
-            if found.fed:
-                values = {"module": module, "fed": len(found.fed), "of": len(found.fed + found.compared)}
-                self._note(Note("inner-feedback", site, {**values, "parameters": list(found.fed)}))
-            if found.added:
-                self._note(Note("added-gradient", site, {"module": module, "share": found.added}))
+            if proof.why:
+                unknown.setdefault(proof, []).append(site)
+            if proof.fed:
+                values = {"module": module, "fed": len(proof.fed), "of": len(proof.fed + proof.compared)}
+                self._note(Note("inner-feedback", site, {**values, "parameters": list(proof.fed)}))
+            if proof.added:
+                self._note(Note("added-gradient", site, {"module": module, "share": proof.added}))
             if derived is not None:
-                own = [name for name in found.compared if name not in derived.shared[key]]
+                own = [name for name in proof.compared if name not in derived.shared[key]]
                 gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
                 altered |= {site: (module, gap, len(names), len(own))} if names else {}
-        for found, sites in unknown.items():
-            self._unproven("weights", found.why, found.detail, sites)
+        for proof, sites in unknown.items():
+            self._unproven("weights", proof.why, proof.detail, sites)
         if altered:
             modules, gaps, some, of = map(list, zip(*altered.values()))
             values = {"sites": list(altered), "modules": modules, "difference": max(gaps)}
@@ -240,7 +240,7 @@ class Recorded:
             return None
 
     def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor]) -> None:
-        """With the batch in another order, the credits come in that order."""
+        """Prove that with the batch in another order, the credits come in that order."""
         batch = len(trace.labels)
         order = torch.randperm(batch, generator=torch.Generator().manual_seed(0)).to(trace.labels.device)
         x = mapped(trace.inputs, lambda t: t[order.to(t.device)] if t.ndim and t.shape[0] == batch else t)
@@ -289,7 +289,7 @@ class Recorded:
         return bool(farthest(first, second)[0]) or bool(farthest(second, third)[0])
 
     def _prove_by_mode(self, trace: Trace, credits: Sequence[Tensor]) -> None:
-        """Unless the mode was chosen: the credits of eval mode are those of training mode."""
+        """Prove, unless the mode was chosen, that the credits of eval mode are those of training mode."""
         if self.train is not None:
             return
         try:
@@ -319,7 +319,7 @@ class Recorded:
             )
 
     def _look_at_writers(self, trace: Trace, heard: Listener) -> None:
-        """A module that was named should write the state of its site, or what is added to it."""
+        """Note where a module that was named writes neither the state of its site nor what is added to it."""
         for site in heard.made if heard.writers.named else ():
             made, state = heard.batch_first(heard.made[site]), trace.states[site]
             before = trace.states[site - 1] if site else None

@@ -129,14 +129,7 @@ def gradients(capture: Capture, losses: Tensor, rewritten: bool = False) -> Grad
 
 def _rerun(capture: Capture, tape: Tape, losses: Tensor) -> Tensor:
     """Return the losses again, and set the edges of all sites, on a graph that follows the forward pass alone."""
-    try:
-        twin, marks = tape.rerun()
-    except (RuntimeError, NotImplementedError) as error:
-        raise InputError(
-            "Expected a forward pass that can be run again, operation by operation, to derive the reference from "
-            f"it, but {str(error).splitlines()[0]} Pass a plain twin of the network with the same weights: "
-            "reference=twin."
-        ) from error
+    twin, marks = tape.reference()
     capture.edges = {site: marks[site][1] for site in range(capture.depth + 1)}
     capture.streams = {key[1]: mark[1] for key, mark in marks.items() if isinstance(key, tuple)}
     capture.first_made = marks[1][0]

@@ -42,7 +42,7 @@ def double_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Are its weights spread over processes, so that a copy would gather them?"""
+    """Return whether a module's weights are spread over processes, so that a copy would gather them."""
     return any(type(p).__name__ == "DTensor" for p in parameters_of(model))
 
 
@@ -118,7 +118,7 @@ def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
 
 @torch.no_grad()
 def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: Weights) -> list[Tensor | None]:
-    """f_1 … f_L with every block l given states[l - 1] in place of what it would receive, run with `weights`.
+    """Return f_1 … f_L with every block l given states[l - 1] in place of what it would receive, run with `weights`.
 
     None for a block that changes the shape of the stream: it writes a new one rather than add to it.
     """

@@ -216,7 +216,7 @@ class Tracer:
             self._stack.__exit__(*exc)  # type: ignore[arg-type]
 
     def _refuse_outside(self, name: str) -> None:
-        """The hooks and eval mode last as long as the `with` block."""
+        """Refuse a call outside the `with` block: the hooks and eval mode last as long as it does."""
         if self.asked.found is None:
             raise InputError(
                 f"Expected Tracer.{name} to be called inside `with Tracer(model) as tracer:`, but this tracer is not "
@@ -398,7 +398,7 @@ class Tracer:
         return Trace(states, grads, None, losses.detach(), logits.detach(), y, x, pool=layout.pool, branches=branches)
 
     def _forward(self, x: Inputs, weights: Weights, look: bool, first: bool) -> tuple[Capture, Any, Spy | None]:
-        """One captured forward pass; a second one where the network writes its stream in place."""
+        """Run one captured forward pass; a second one where the network writes its stream in place."""
         while True:
             capture = Capture(self.anatomy, self.layout, lambda: self.own(weights), self._reference.tape(), look)
             drawn = random_state(self._device) if first else None
@@ -514,7 +514,7 @@ class Tracer:
         return {p: m for p, m in others if p and id(m) not in inside | parts and not isinstance(m, scripted)}
 
     def _with_skip(self, capture: Capture, grads: tuple[Tensor | None, ...], output: Any) -> tuple[Tensor | None, ...]:
-        """Block 1 was handed a copy, which a skip outside the block goes past: g_0 = J_f1ᵀ g_1 + g_1."""
+        """Return `grads` with g_0 = J_f1ᵀ g_1 + g_1 where a skip outside block 1 goes past the copy it was handed."""
         if self.layout.branch is None:
             branch = find_branch(capture, hidden_of(output))
             self.layout = capture.layout = replace(self.layout, branch=branch)

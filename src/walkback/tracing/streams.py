@@ -84,7 +84,7 @@ def refuse_copy(capture: Capture, grads: Sequence[Tensor]) -> None:
 
 
 def _meeting(losses: Tensor, upper: GradientEdge, lower: GradientEdge) -> GradientEdge | None:
-    """Where what was made at `upper` first meets what came from `lower` on a way past it; None if nowhere."""
+    """Return where what was made at `upper` first meets what came from `lower` on a way past it; None if nowhere."""
     below: list[Any] = [lower.node]
     while len(below[-1].next_functions) == 1 and below[-1].next_functions[0][0] is not None:
         below.append(below[-1].next_functions[0][0])  # of a copy or a view, what it was taken from is `lower` too

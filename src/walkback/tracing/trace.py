@@ -112,7 +112,7 @@ class TrainingPass:
 
     @staticmethod
     def of(trace: Trace, exact: bool) -> TrainingPass:
-        """What a training step of an exact rule, or of another one, would have known of this batch."""
+        """Return what a training step of an exact rule, or of another one, would have known of this batch."""
         grads = trace.grads if exact else LastGradient(trace.grads[-1], len(trace.states))
         return TrainingPass(trace.states, grads, trace.losses, trace.logits, trace.labels, trace.inputs)
 

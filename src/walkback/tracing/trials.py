@@ -115,17 +115,17 @@ def _around(model: nn.Module, paths: tuple[str, ...]) -> tuple[tuple[str, ...], 
 def _beyond(tracer: Tracer, reading: Reading, x: Inputs) -> str:
     """Return a candidate for blocks that runs before or after those of a reading, and not between them; "" if none."""
     paths = {id(m): path for path, m in named_modules_of(tracer.model)}
-    rivals = [found for found in candidates(tracer.model) if len(found) > 1]
-    every = {path: tracer.model.get_submodule(path) for found in rivals for path in found}
+    rivals = [rival for rival in candidates(tracer.model) if len(rival) > 1]
+    every = {path: tracer.model.get_submodule(path) for rival in rivals for path in rival}
     ran: list[str] = []
     blocks = list({id(b): b for b in reading.anatomy.blocks if isinstance(b, nn.Module)}.values())
     with torch.no_grad(), overheard((*every.values(), *blocks), lambda m, _: ran.append(paths[id(m)])):
         tracer.run_once(mapped(x, torch.clone), None)
     own = [i for i, path in enumerate(ran) if path in {paths[id(b)] for b in blocks}]
-    for found in rivals:
-        calls = [i for i, path in enumerate(ran) if path in found and id(every[path]) not in reading.modules]
+    for rival in rivals:
+        calls = [i for i, path in enumerate(ran) if path in rival and id(every[path]) not in reading.modules]
         if calls and not any(own[0] < i < own[-1] for i in calls):
-            return keyword_of(found)
+            return keyword_of(rival)
     return ""
 
 

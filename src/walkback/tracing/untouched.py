@@ -142,7 +142,7 @@ class _Autograd:
         torch.utils.swap_tensors(t, base.as_strided(t.size(), t.stride(), t.storage_offset()))
 
     def put_back(self) -> None:
-        """The flag, the gradient and the hooks, each only where it is another one."""
+        """Put back the flag, the gradient and the hooks, each only where it is another one."""
         t = self.tensor
         if self.node is not None:
             return
@@ -164,7 +164,7 @@ class _Autograd:
 
 @contextmanager
 def untrained(model: nn.Module) -> Iterator[list[Tensor]]:
-    """On leaving, weights hold what they held, and so do optimisers that the network has; the rest is left alone.
+    """Put back on leaving what weights held, and optimisers that the network has; leave the rest alone.
 
     Yields a list that has on leaving the tensors that had been written.
     """
@@ -231,7 +231,7 @@ def _is_compiled(module: nn.Module) -> bool:
 
 @contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """nn.TransformerEncoder has fused inference code, without gradients, for weights that need none."""
+    """Switch off nn.TransformerEncoder's fused inference code, which has no gradients, for weights that need none."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -242,7 +242,7 @@ def _no_fast_path() -> Iterator[None]:
 
 @contextmanager
 def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """What is drawn from the generators of Python, NumPy and torch follows from the seed; they are as found afterwards.
+    """Seed the generators of Python, NumPy and torch inside the `with` block; they are as found afterwards.
 
     >>> with drawn_from(0):
     ...     a = torch.rand(1)
@@ -258,13 +258,13 @@ def drawn_from(seed: int, device: torch.device | None = None) -> Iterator[None]:
 
 
 def undrawn(model: nn.Module) -> AbstractContextManager[None]:
-    """The random state of Python, NumPy, the CPU and the devices of a network is on leaving what it was on entering."""
+    """Put back on leaving the random state of Python, NumPy, the CPU and the devices of a network."""
     return random_state({t.device for _, t in places(model)})
 
 
 @contextmanager
 def random_state(devices: set[torch.device]) -> Iterator[None]:
-    """The random state of Python, NumPy, the CPU and `devices` is on leaving what it was on entering."""
+    """Put back on leaving the random state of Python, NumPy, the CPU and `devices`."""
     python, numpy_state = random.getstate(), np.random.get_state()
     mps = torch.mps.get_rng_state() if any(d.type == "mps" for d in devices) else None
     others = {d.type for d in devices if hasattr(getattr(torch, d.type, None), "set_rng_state")} - {"cpu", "mps"}

@@ -65,7 +65,7 @@ class Bundle:
     trust: frozenset[str] = frozenset()  # modules whose functions the spec may name
 
     def model(self) -> nn.Module:
-        """The network, built anew and given its weights, in eval mode on the CPU.
+        """Return the network, built anew and given its weights, in eval mode on the CPU.
 
         Where `spec["net"]` is a `module:function`, the module is looked for in the current folder first.
         """
@@ -79,7 +79,7 @@ class Bundle:
         return model.eval()
 
     def untrained(self) -> nn.Module:
-        """The network at a random initialisation, drawn from torch's global random state."""
+        """Return the network at a random initialisation, drawn from torch's global random state."""
         net, options = self.spec.get("net"), dict(self.spec.get("net_options") or {})
         if not isinstance(net, str):
             where = self.path / "spec.json"
@@ -112,7 +112,7 @@ class Bundle:
         check_trusted(self.spec.get(field), self.trust, self.path / "spec.json")
 
     def rule(self, model: nn.Module) -> Rule:
-        """The rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
+        """Return the rule the network was trained with, its auxiliaries as they were: a `credit` for `diagnose`.
 
         `model` is what `model()` returned, on any device; rules such as EP run its blocks.
         """
@@ -138,7 +138,7 @@ class Bundle:
         return rule.to(device=like.device, dtype=like.dtype)
 
     def trajectory(self) -> list[dict[str, Any]]:
-        """One row per epoch, if the run kept them."""
+        """Return one row per epoch, if the run kept them."""
         path = self.path / "trajectory.jsonl"
         if not path.exists():
             return []
@@ -148,7 +148,7 @@ class Bundle:
             raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
     def report(self) -> Report | None:
-        """The report saved with the run, if there is one."""
+        """Return the report saved with the run, if there is one."""
         path = self.path / "report.json"
         return Report.load(path) if path.exists() else None
 
@@ -214,7 +214,7 @@ def _text(value: Any, name: str, indent: int | None = None) -> str:
 
 
 def _spelled(value: Any) -> Any:
-    """Rows of a run that exploded hold NaN, which JSON has no number for: it is spelled out, and judge reads it."""
+    """Spell out NaN, which rows of a run that exploded hold and JSON has no number for; judge reads it."""
     if isinstance(value, Mapping):
         return {k: _spelled(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

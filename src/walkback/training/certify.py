@@ -142,7 +142,7 @@ class Certificate:
 
 
 def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 0) -> Certificate:
-    """Which credit reaches which parameters of `net` when `rule` trains it. Neither is changed.
+    """Return which credit reaches which parameters of `net` when `rule` trains it. Neither is changed.
 
     Both are run in training mode, as training does.
 
@@ -213,7 +213,7 @@ def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 
 
 
 def _refuse_frozen(parts: Parts, rule: Rule) -> None:
-    """A step needs something that trains: anywhere for exact rules, in the stem and every block for local ones."""
+    """Refuse a step in which nothing trains: anywhere for exact rules, in the stem and every block for local ones."""
     *groups, _ = _groups(parts).items()
     still = [name for name, own in groups if not any(p.requires_grad for p in own)]
     nothing = len(still) == len(groups) and not parts.readout_parameters()
@@ -263,7 +263,7 @@ def _judge(
 
 
 def _cosine(a: Tensor, b: Tensor) -> float | None:
-    """None where one of them is zero or not finite."""
+    """Return the cosine of two gradients; None where one of them is zero or not finite."""
     a, b = (v / v.abs().max() for v in (widened(a).flatten(), widened(b).flatten()))  # as in _judge
     cosine = float(nn.functional.cosine_similarity(a, b, 0, 0.0))
     return cosine if isfinite(cosine) else None
@@ -291,7 +291,7 @@ def _groups(parts: Parts) -> dict[str, list[nn.Parameter]]:
 
 
 def _two_faced(rule: Rule, net: nn.Module, parts: Parts, batch: Batch, seed: int) -> tuple[TwoFaced, ...]:
-    """Sites whose credit in a step and in a measurement differ on the same states."""
+    """Return the sites whose credit in a step and in a measurement differ on the same states."""
     _mode(net, False)
     measured = _twin(rule, net)
     measured.training = False  # its networks stay as they are: their dropout is no deceit
@@ -321,7 +321,7 @@ def _seeded(rule: Callable[[Any], Sequence[Tensor]], trace: Trace | TrainingPass
 
 
 def _step_credits(twin: Rule, parts: Parts, batch: Batch, seed: int) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """States and credits of one training step."""
+    """Return states and credits of one training step."""
     seen: list[tuple[TrainingPass, list[Tensor]]] = []
     own = twin.credits
 
@@ -366,6 +366,6 @@ def _scramble(rule: Rule, networks: list[str], generator: torch.Generator) -> No
 
 
 def _twin(rule: Rule, net: nn.Module) -> Rule:
-    """A copy with its own auxiliaries that still works on the same network."""
+    """Return a copy with its own auxiliaries that still works on the same network."""
     shared = (*modules_of(net), *parameters_of(net), *buffers_of(net))
     return copy.deepcopy(rule, {id(t): t for t in shared})

@@ -44,13 +44,13 @@ _HELP = {
 
 
 def unwritable(path: Path, error: OSError) -> FormatError:
-    """The error for a file that could not be written: what, why, and what to do."""
+    """Return the error for a file that could not be written: what, why, and what to do."""
     advice = _HELP.get(error.errno or 0, "Run the same command again once that is mended.")
     return FormatError(f"Expected to write {path}, but: {error}. {advice} Finished runs are as they were.")
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """All of it or nothing, also when the power goes."""
+    """Write all of a file or nothing, also when the power goes."""
     try:
         write_whole(path, content)
     except OSError as error:
@@ -128,7 +128,7 @@ def _check_locks(folder: Path) -> None:
 
 
 def held(folder: Path) -> bool:
-    """Whether some process is training there right now."""
+    """Return whether some process is training there right now."""
     if not (folder / LOCK).exists():
         return False
     try:
@@ -153,13 +153,13 @@ def _remove(folder: Path, *patterns: str) -> None:
 
 
 def spec_text(spec: RunSpec, input_shape: tuple[int, ...], classes: int) -> str:
-    """spec.json: what was asked for, and what the network was built for."""
+    """Return the text of spec.json: what was asked for, and what the network was built for."""
     fields = {"schema": SCHEMA, **spec.model_dump(), "input_shape": input_shape, "classes": classes}
     return json.dumps(fields, indent=2, allow_nan=False)
 
 
 def reopen(folder: Path, spec: RunSpec) -> Bundle | None:
-    """The bundle of a finished run, None of one that has yet to be trained; FormatError where neither is true."""
+    """Return the bundle of a finished run, None of one yet to be trained; raise FormatError where it is neither."""
     try:
         if not finished(folder, spec):
             return None
@@ -177,7 +177,7 @@ def reopen(folder: Path, spec: RunSpec) -> Bundle | None:
 
 
 def finished(folder: Path, spec: RunSpec) -> bool:
-    """Whether `folder` holds the whole record of `spec`; its weights may have been left out.
+    """Return whether `folder` holds the whole record of `spec`; its weights may have been left out.
 
     Raises FormatError, and touches nothing, where the folder belongs to another spec or another version, or where a
     file of a finished run is missing or cut short.
@@ -245,7 +245,7 @@ def _same_spec(folder: Path, spec: RunSpec) -> None:
 
 @contextmanager
 def reading_checkpoint(folder: Path) -> Iterator[None]:
-    """A checkpoint that can't be read is an error, not a silent new start."""
+    """Raise an error for a checkpoint that can't be read inside the `with` block, in place of a silent new start."""
     try:
         yield
     except (SafetensorError, OSError, RuntimeError, KeyError, ValueError) as error:

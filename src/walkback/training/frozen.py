@@ -170,12 +170,12 @@ def _control(build: Build, train: Train, seed: int, anatomy: Parts, reinit: Rein
 
 
 def digest(parameters: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, shapes and bits."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of names, shapes and bits."""
+    hashed = hashlib.sha256()
     for name, p in parameters.items():
-        found.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
-        found.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hashed.update(f"{name} {tuple(p.shape)} {p.dtype} ".encode())
+        hashed.update(p.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def _built(build: Build, seed: int) -> nn.Module:
@@ -198,7 +198,7 @@ def _parts(core: nn.Module, anatomy: Parts) -> Anatomy:
 
 
 def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
-    """Names outside the blocks of parameters that are in them too."""
+    """Return the names outside the blocks of parameters that are in them too."""
     within = {id(m) for block in blocks for m in modules_of(block)}
     inside = {id(p) for block in blocks for p in parameters_of(block)}
     return tuple(
@@ -211,7 +211,7 @@ def _tied(model: nn.Module, blocks: Sequence[nn.Module]) -> tuple[str, ...]:
 
 
 def _of_blocks(model: nn.Module, anatomy: Parts) -> tuple[dict[str, nn.Parameter], dict[str, Tensor]]:
-    """Parameters and buffers of the blocks, by their names in the network."""
+    """Return parameters and buffers of the blocks, by their names in the network."""
     core = unwrap(model)
     inside = {id(t) for block in _blocks(model, anatomy) for _, t in values.places(block)}
     parameters = {n: p for n, p in named_parameters_of(core).items() if id(p) in inside}
@@ -354,7 +354,7 @@ def _read_last(model: nn.Module, parts: Anatomy) -> Iterator[None]:
 
 
 def _refuse_learning(blocks: Sequence[nn.Module], parameters: Mapping[str, nn.Parameter]) -> None:
-    """Parameters that were not there to be frozen, and buffers that learn."""
+    """Refuse parameters that were not there to be frozen, and buffers that learn."""
     known = {id(p) for p in parameters.values()}
     named = [(i, named_parameters_of(block), named_buffers_of(block)) for i, block in enumerate(blocks, 1)]
     added = [f"{n} of block {i}" for i, own, _ in named for n, p in own.items() if id(p) not in known]

@@ -129,7 +129,7 @@ def _epoch(run: setup.Run, epoch: int, show: Show) -> tuple[float, list[int]]:
 
 
 def _no_credit(run: setup.Run, epoch: int, sites: list[int]) -> str:
-    """The warning: which sites went without credit, and what may help."""
+    """Return the warning: which sites went without credit, and what may help."""
     where = f"site{'s' if len(sites) > 1 else ''} {', '.join(map(str, sites))}"
     what = f"{run.spec.rule} gave zero credit to every sample of epoch {epoch} at {where}"
     advice = (
@@ -140,7 +140,7 @@ def _no_credit(run: setup.Run, epoch: int, sites: list[int]) -> str:
 
 
 def _numbers(rows: list[dict[str, Any]]) -> str:
-    """What the last epoch measured, for people."""
+    """Return what the last epoch measured, for people."""
     last = rows[-1]["per_layer"]
     norms = (("‖h_L‖", last["h_norm"][-1]), ("‖g_L‖", last["g_norm"][-1]))
     return "  ".join([f"acc {rows[-1]['test_acc']:.3f}", *(f"{k} {v:.2e}" for k, v in norms if v is not None)])
@@ -156,7 +156,7 @@ def _checkpoint(run: setup.Run, folder: Path, epoch: int) -> None:
 
 
 def _progress(run: setup.Run, folder: Path, pace: float) -> None:
-    """How far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
+    """Write how far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
     row = run.rows[-1]
     told = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
     told |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}

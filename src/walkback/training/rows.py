@@ -32,7 +32,7 @@ _LISTS = sorted(ROW_LISTS, key=lambda name: not QUANTITIES[name].required)
 
 @torch.no_grad()
 def evaluate(net: nn.Module, data: Dataset, split: Split, device: torch.device) -> tuple[Tensor, float]:
-    """(N,) which samples are right, and the mean loss, in eval mode."""
+    """Return (N,) which samples are right, and the mean loss, in eval mode."""
     mode = net.training
     net.eval()
     right, losses = [], []
@@ -74,7 +74,7 @@ def measured_row(run: Run, epoch: int, train_loss: float | None) -> dict[str, An
 
 
 def _rounded(value: Any) -> Any:
-    """Six significant digits: a trajectory is read by people and kept for years."""
+    """Return numbers with six significant digits: a trajectory is read by people and kept for years."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
@@ -84,7 +84,7 @@ def _rounded(value: Any) -> Any:
 
 @torch.no_grad()
 def weight_growth(run: Run) -> dict[str, Any]:
-    """Per block weight ‖w − w₀‖/‖w₀‖, and per block the product of its weights' norms, Frobenius and spectral."""
+    """Return ‖w − w₀‖/‖w₀‖ per block weight, and per block the product of its weights' norms, Frobenius, spectral."""
     names = {id(p): name for name, p in run.net.named_parameters()}
     out: dict[str, Any] = {"growth": [], "product_frobenius": [], "product_spectral": []}
     for block in run.parts.blocks:
@@ -137,7 +137,7 @@ def fresh_null(
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a result was made on."""
+    """Return what a result was made on."""
     return {
         "walkback": __version__,
         "torch": torch.__version__,

@@ -44,19 +44,19 @@ class Run:
 
 
 def seeded(seed: int, purpose: str, epoch: int = 0) -> torch.Generator:
-    """A generator of its own for each purpose and epoch."""
+    """Return a generator of its own for each purpose and epoch."""
     digest = hashlib.sha256(f"{seed}:{purpose}:{epoch}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def build_net(spec: RunSpec, data: Dataset) -> nn.Module:
-    """The network of a spec at its initialisation."""
+    """Return the network of a spec at its initialisation."""
     with drawn_from(spec.seed):
         return nets.build(spec.net, data.input_shape, data.classes, **spec.net_options)
 
 
 def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
-    """The rule of a spec, set up for a network on the CPU."""
+    """Return the rule of a spec, set up for a network on the CPU."""
     generator = seeded(spec.seed, "rule")
     with drawn_from(generator.initial_seed()):  # for a rule that does not draw from the generator it is given
         rule = rules.make(spec.rule, **spec.rule_options)
@@ -68,7 +68,7 @@ def build_rule(spec: RunSpec, data: Dataset, net: nn.Module) -> Rule:
 def probe_batches(
     data: Dataset, device: torch.device, split: str = "test", number: int = 0
 ) -> list[tuple[Tensor, Tensor]]:
-    """The fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run.
+    """Return the fixed probe set: 8 disjoint batches of 128 test samples, shuffled, the same for every run.
 
     Another `number` gives others of the same split, as far as it has them; `split` "train" those of the training split.
     """
@@ -87,7 +87,7 @@ def probe_batches(
 
 
 def usable(device: str | torch.device) -> torch.device:
-    """The device, or an InputError where this machine has none such."""
+    """Return the device, or raise an InputError where this machine has none such."""
     try:
         one = torch.zeros(1, device=device)
         one.item()  # which a device without values, such as meta, refuses
@@ -101,7 +101,7 @@ def usable(device: str | torch.device) -> torch.device:
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Inside, torch uses so many threads."""
+    """Let torch use so many threads inside the `with` block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -111,7 +111,7 @@ def threads(count: int) -> Iterator[None]:
 
 
 def build(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule]:
-    """The network and the rule of a spec, or an InputError where it can't be trained."""
+    """Return the network and the rule of a spec, or raise an InputError where it can't be trained."""
     if spec.augment and len(data.input_shape) != 3:
         raise InputError(
             f"Expected images (C, H, W) to flip and crop, but {spec.data} has inputs of shape {data.input_shape}. "
@@ -154,7 +154,7 @@ def start(spec: RunSpec, data: Dataset, device: torch.device) -> Run:
 
 
 def learning(spec: RunSpec, net: nn.Module, rule: Rule) -> tuple[Parts, torch.optim.Optimizer]:
-    """The parts of a network, blocks frozen where the spec says so, and the optimiser of all that trains."""
+    """Return the parts of a network, blocks frozen where the spec says so, and the optimiser of all that trains."""
     parts, o = Parts.of(net), spec.optimiser
     if spec.scope == "frozen":
         for block in parts.blocks:
@@ -172,7 +172,7 @@ def set_rate(optimiser: torch.optim.Optimizer, spec: RunSpec, epoch: int) -> Non
 
 
 def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """The training batches of an epoch, shuffled and augmented, normalised on the device."""
+    """Yield the training batches of an epoch, shuffled and augmented, normalised on the device."""
     generator, size = seeded(spec.seed, "order", epoch), spec.optimiser.batch_size
     order = torch.randperm(len(data.train), generator=generator)
     for start in range(0, len(order) - len(order) % size or len(order), size):
@@ -182,7 +182,7 @@ def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> I
 
 
 def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
-    """Random horizontal flip and crop after zero padding, per sample, (B, C, H, W) of any dtype."""
+    """Flip horizontally and crop after zero padding at random, per sample; return (B, C, H, W) of the same dtype."""
     batch, _, height, width = x.shape
     flip = (torch.rand(batch, generator=generator) < 0.5).to(x.device)
     shift = torch.randint(2 * pad + 1, (batch, 2), generator=generator).to(x.device)

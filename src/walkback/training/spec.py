@@ -138,7 +138,7 @@ def _explain(error: Any) -> str:
 
 
 def control_spec(spec: RunSpec, stem: str = "rule") -> RunSpec:
-    """The spec of the control: same network, data, epochs, optimiser and seed.
+    """Return the spec of the control: same network, data, epochs, optimiser and seed.
 
     Args:
         spec: the run to be matched.

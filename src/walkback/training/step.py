@@ -47,7 +47,7 @@ class Step:
 
     @staticmethod
     def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
-        """The step that a spec asks for."""
+        """Return the step that a spec asks for."""
         return Step(
             parts,
             rule,
@@ -60,7 +60,7 @@ class Step:
         )
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """(B, …) inputs and labels to the mean loss, a detached scalar."""
+        """Run a batch (B, …) and its labels forward and backward; return the mean loss, a detached scalar."""
         return self._end_to_end(x, y) if self.exact else self._local(x, y)
 
     def _end_to_end(self, x: Tensor, y: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ class Step:
         return losses.detach().mean()
 
     def _weight(self, written: Tensor) -> float:
-        """What the sum of squares of (B, …) is multiplied by: λ, over samples and, if asked, features."""
+        """Return what the sum of squares of (B, …) is multiplied by: λ, over samples and, if asked, features."""
         return self.penalty / (written.numel() if self.per_feature else len(written))

@@ -33,11 +33,11 @@ def tensors_sum(tensors: Mapping[str, Tensor], rows: str) -> str:
     """Return the SHA-256 of tensors on the CPU, with their names, types and shapes, and of the rows kept with them."""
     import torch  # a record is checked without it
 
-    found = hashlib.sha256(rows.encode())
+    hashed = hashlib.sha256(rows.encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return found.hexdigest()
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return hashed.hexdigest()
 
 
 def read_sums(folder: Path) -> dict[str, Any] | None:

@@ -37,17 +37,17 @@ def walk_back_chain(
 
 
 def _step_claim(m: Measurements, claim: Claim) -> Step:
-    said = []
+    parts = []
     if claim.accuracy is not None:
         values = accuracies("headline_acc", claim.accuracy)
         seeds = f" (mean of {len(values)} seeds)" if len(values) > 1 else ""
-        said.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
+        parts.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
         sites = len(gamma_cosines(m.cosine, m.conditions))
-        said.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
+        parts.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
     if m.gamma is None and m.cosine:
-        said.append("a cosine that could not be measured at every site")
-    text = " and ".join(said) if said else "no accuracy and no cosine were given"
+        parts.append("a cosine that could not be measured at every site")
+    text = " and ".join(parts) if parts else "no accuracy and no cosine were given"
     return Step(1, "The claim", text, None)
 
 
@@ -73,20 +73,20 @@ def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid:
 
 
 def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
-    said = []
+    parts = []
     error, site = cosine_error(m.float64_disagreement, m.float64_shift)
     if error is not None:
         relation = "above" if error > reference.limit else "within"
-        said.append(
+        parts.append(
             f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:.2g}"
         )
     clamp = max((e for e in m.epsilon_share if e is not None), default=0.0)
     if clamp > 0.005:
-        said.append(f"the ε of F.cosine_similarity would take away up to {clamp:.0%} of it at some site")
+        parts.append(f"the ε of F.cosine_similarity would take away up to {clamp:.0%} of it at some site")
     lost = max((a for a in m.absorption if a is not None), default=0.0)
     if lost > 0.005:
-        said.append(f"h + f loses up to {lost:.0%} of f to rounding at some site")
-    return said
+        parts.append(f"h + f loses up to {lost:.0%} of f to rounding at some site")
+    return parts
 
 
 def _step_depth(depth: Finding, outcome: Finding | None, used: bool | None) -> Step:
@@ -193,7 +193,7 @@ def _reads(m: Measurements, site: int) -> str | None:
 
 
 def is_concentrated(m: Measurements) -> bool:
-    """Advisory: one site carries more than half of Γ, clearly more than an even share, and is no noise itself."""
+    """Return whether one site carries over half of Γ, clearly more than an even share, and is no noise (advisory)."""
     counted = gamma_cosines(m.cosine, m.conditions)
     sites = len(counted)
     share = m.gamma_concentration

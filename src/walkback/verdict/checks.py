@@ -56,7 +56,7 @@ NOT_THE_GRADIENT = "the reference is not the derivative of the loss: the network
 
 
 def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
-    """D1 and (a): does one block multiply the stream? Flags where growth is above h_norm_explosion_ratio.
+    """Judge D1 and (a): does one block multiply the stream? Flags where growth is above h_norm_explosion_ratio.
 
     Where growth has no value because some norm is missing or zero, the ratios that are left can still flag, but not
     pass: the largest may be hidden.
@@ -79,7 +79,7 @@ def scale_stability(check: str, m: Measurements, t: DiagnosticThresholds, _: Cla
 
 
 def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
-    """D2 and (b): is ‖g_L‖, which credit is compared with, above the floor of the cosine?"""
+    """Judge D2 and (b): is ‖g_L‖, which credit is compared with, above the floor of the cosine?"""
     deepest = m.g_norm[-1] if m.g_norm else None
     why, cause = _no_reference(m)
     flagged = True if cause else None if deepest is None else deepest < floor
@@ -90,12 +90,12 @@ def reference_validity(check: str, m: Measurements, floor: float) -> Finding:
 
 
 def reference_above_epsilon(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
-    """D2: flags under 10·ε, which is g_norm_floor where ε is the cosine's 1e-8, and higher where the dtype ends."""
+    """Judge D2: flags under 10·ε, which is g_norm_floor where ε is the cosine's 1e-8, and higher where dtypes end."""
     return reference_validity(check, m, dtype_floor(m, t))
 
 
 def reference_above_floor(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
-    """(b): flags under g_norm_floor, whatever the dtype."""
+    """Judge (b): flags under g_norm_floor, whatever the dtype."""
     return reference_validity(check, m, t.g_norm_floor)
 
 
@@ -105,7 +105,7 @@ def dtype_floor(m: Measurements, t: DiagnosticThresholds) -> float:
 
 
 def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
-    """D2, intrinsic: how far does rounding put a cosine off at the worst site? Flags above cosine_error_limit."""
+    """Judge D2, intrinsic: how far does rounding put a cosine off at the worst site? Flags above cosine_error_limit."""
     limit, (error, _site) = t.cosine_error_limit, cosine_error(m.float64_disagreement, m.float64_shift)
     why, cause = _no_reference(m)
     flagged = True if cause else None if error is None else error > limit
@@ -116,7 +116,7 @@ def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds, _:
 
 
 def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:
-    """(c): is the reference one global direction? Flags above stability_drift_ceiling; names the sub-mode only."""
+    """Judge (c): is the reference one global direction? Flag above stability_drift_ceiling; name the sub-mode only."""
     limit = t.stability_drift_ceiling
     flagged = None if m.stability is None else m.stability > limit
     why = "" if flagged is not None else m.reasons.get("stability", "no stability was given")
@@ -125,7 +125,7 @@ def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds, _:
 
 
 def depth_of_claim(check: str, _: Measurements, t: DiagnosticThresholds, claim: Claim) -> Finding:
-    """D3 and (d): `depth_utility` of what is claimed."""
+    """Judge D3 and (d): `depth_utility` of what is claimed."""
     if t not in claim.depth_by:
         given = claim.control_accuracy, t, claim.bp, claim.bp_frozen, claim.correct, claim.test_samples
         claim.depth_by[t] = depth_utility(check, claim.accuracy, *given)
@@ -142,7 +142,7 @@ def depth_utility(
     correct: Correct | Sequence[Correct] | None = None,
     test_samples: int | None = None,
 ) -> Finding:
-    """D3 and (d): do the trained blocks beat frozen random ones? Flags under frozen_acc_margin_pp.
+    """Judge D3 and (d): do the trained blocks beat frozen random ones? Flags under frozen_acc_margin_pp.
 
     The 95 % interval of the mean gain decides, over seeds and over test samples together as far as they are given
     (`paired_margin`); one that straddles the margin decides nothing. Where BP does not gain the margin over its own
@@ -169,7 +169,7 @@ def depth_utility(
 
 
 def _no_reference(m: Measurements) -> tuple[str, str]:
-    """Why there is no gradient to compare with, in words and as a cause; ("", "") where there is one."""
+    """Return why there is no gradient to compare with, in words and as a cause; ("", "") where there is one."""
     if m.nonfinite_kinds:
         return _first_nonfinite(m, "gradient"), "nonfinite"
     return (NOT_THE_GRADIENT, "altered") if m.altered else ("", "")
@@ -180,5 +180,5 @@ def _first_nonfinite(m: Measurements, kind: str) -> str:
 
 
 def _missing(given: Sequence[float | None]) -> str:
-    """Why a check of norms could not be tested: they were not given, or they can't be read."""
+    """Return why a check of norms could not be tested: they were not given, or they can't be read."""
     return "not-measured" if any(n is not None for n in given) else "not-given"

@@ -72,23 +72,25 @@ def decide(m: Measurements, claim: Claim, t: DiagnosticThresholds, edition: str)
         raise InputError(f"Expected edition to be one of {', '.join(EDITIONS)}, but got {shown(edition)}.")
     rules = EDITIONS[edition]
     asked = {name: rule.of(rule.name, m, t, claim) for name, rule in rules.items()}
-    found, depth = one_decides({name: f for name, f in asked.items() if f is not None}, claim.primary)
-    failed = tuple(f.check for name, f in found.items() if f.flagged and _walks_back(rules[name], f, found))
-    valid = all_clear(*(found[name] for name, rule in rules.items() if rule.of_reference))
-    depth_used = all_clear(found[depth])
-    waits = any(f.flagged is None and rules[name].needed and not f.beside for name, f in found.items())
+    findings, depth = one_decides({name: f for name, f in asked.items() if f is not None}, claim.primary)
+    failed = tuple(f.check for name, f in findings.items() if f.flagged and _walks_back(rules[name], f, findings))
+    valid = all_clear(*(findings[name] for name, rule in rules.items() if rule.of_reference))
+    depth_used = all_clear(findings[depth])
+    waits = any(f.flagged is None and rules[name].needed and not f.beside for name, f in findings.items())
     outcome = WALKED_BACK if failed else UNDECIDED if waits else PASSES
     # Over different samples in the intrinsic edition, so that repeated data change nothing.
     stability, submode = m.stability_distinct if edition == "intrinsic" else m.stability, None
     if valid is False and stability is not None and not m.nonfinite_kinds and not m.altered:
         submode = "drift-dominated" if stability > t.stability_drift_ceiling else "noise-dominated"
     precise = rules["reference"].of is checks.reference_precision
-    chain = walk_back_chain(m, claim, found, valid, depth_used, submode, precise)
-    return Verdict(edition, outcome, failed, valid, depth_used, submode, tuple(found.values()), chain, tuple(found))
+    chain = walk_back_chain(m, claim, findings, valid, depth_used, submode, precise)
+    return Verdict(
+        edition, outcome, failed, valid, depth_used, submode, tuple(findings.values()), chain, tuple(findings)
+    )
 
 
 def _walks_back(rule: Check, finding: Finding, found: dict[str, Finding]) -> bool:
-    """Whether a check that flags walks the claim back."""
+    """Return whether a check that flags walks the claim back."""
     # Outside the published rule: what is not a number, or not the gradient, is no reference whatever else flags.
     no_reference = rule.of_reference and finding.cause in ("nonfinite", "altered")
     alone = not rule.only_with or no_reference or bool(found[rule.only_with].flagged)

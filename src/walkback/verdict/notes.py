@@ -22,19 +22,19 @@ BETTER = 0.02  # by how much a mean cosine with a neighbouring site must at leas
 
 def notes_on(v: Verdict, m: Measurements, claim: Claim, t: DiagnosticThresholds) -> list[Note]:
     """Return everything to be said beside a verdict, in the order of the report."""
-    said = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None), *m.notes]
-    said += on_claim(m, claim, t)
+    notes = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None), *m.notes]
+    notes += on_claim(m, claim, t)
     if v.measurement_valid is False and not v.failed:
-        said.append(Note("reference-under-floor"))
-    said += _depth_differs(v)
-    said += [*editions_differ(m, t, v.edition), *_clamp_decides(m, v.edition)]
+        notes.append(Note("reference-under-floor"))
+    notes += _depth_differs(v)
+    notes += [*editions_differ(m, t, v.edition), *_clamp_decides(m, v.edition)]
     if is_concentrated(m):
-        said.append(Note("concentrated", loudest(m), {"share": m.gamma_concentration}))
-    return said
+        notes.append(Note("concentrated", loudest(m), {"share": m.gamma_concentration}))
+    return notes
 
 
 def editions_differ(m: Measurements, thresholds: DiagnosticThresholds, edition: str) -> list[Note]:
-    """Where the published reading of the reference and the intrinsic one differ, and both were taken."""
+    """Return a note where the published reading of the reference and the intrinsic one differ, and both were taken."""
     if m.nonfinite or m.altered:
         return []
     floor = thresholds.g_norm_floor if edition == "four-diagnostic" else dtype_floor(m, thresholds)
@@ -47,7 +47,7 @@ def editions_differ(m: Measurements, thresholds: DiagnosticThresholds, edition: 
 
 
 def _depth_differs(v: Verdict) -> list[Note]:
-    """Where the gain over a trained control and what the blocks are worth were both decided, and differently."""
+    """Return a note where the gain over a trained control and the blocks' worth were both decided, and differently."""
     found = dict(zip(v.names, v.findings))
     if not disagree(found):
         return []
@@ -57,7 +57,7 @@ def _depth_differs(v: Verdict) -> list[Note]:
 
 
 def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
-    """What a clamped cosine would have said, in the edition that does not judge by its floor."""
+    """Return a note on what a clamped cosine would have said, in the edition that does not judge by its floor."""
     both = enumerate(zip(m.cosine, m.cosine_clamped))
     off = [(abs(a - b), site) for site, (a, b) in both if a is not None and b is not None]
     error, site = max(off, default=(0.0, 0))
@@ -67,12 +67,12 @@ def _clamp_decides(m: Measurements, edition: str) -> list[Note]:
 
 
 def clamped_readable(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
-    """Is the cosine as scripts compute it, with ε in its denominator, readable in this dtype? None: not measured."""
+    """Return whether the cosine as scripts compute it, with ε below, is readable in this dtype; None: not measured."""
     return all_clear(reference_validity("D2", m, dtype_floor(m, thresholds)))
 
 
 def unclamped_exact(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
-    """Is the cosine without a clamp the one that float64 gives? None where that was not asked."""
+    """Return whether the cosine without a clamp is the one that float64 gives; None where that was not asked."""
     return all_clear(reference_precision("D2", m, thresholds))
 
 
@@ -95,16 +95,16 @@ def _other_accuracy(conditions: dict[str, Any], claim: Claim) -> Note | None:
     measured, samples = conditions.get("probe_accuracy"), conditions.get("samples")
     if claim.accuracy is None or not isinstance(measured, float) or not isinstance(samples, int) or samples < 1:
         return None
-    said = min(accuracies("headline_acc", claim.accuracy), key=lambda a: abs(a - measured))
-    middle = (said + measured) / 2
+    claimed = min(accuracies("headline_acc", claim.accuracy), key=lambda a: abs(a - measured))
+    middle = (claimed + measured) / 2
     error = sqrt(max(middle * (1 - middle), 1 / samples) / samples)
-    if abs(said - measured) <= max(APART * error, 0.01):
+    if abs(claimed - measured) <= max(APART * error, 0.01):
         return None
-    return Note("other-accuracy", None, {"claimed": said, "measured": measured, "samples": samples})
+    return Note("other-accuracy", None, {"claimed": claimed, "measured": measured, "samples": samples})
 
 
 def _no_spread(claim: Claim) -> Note | None:
-    """Several seeds with one number: of the network, of its control, or as the gain between them."""
+    """Return a note on several seeds with one number: of the network, of its control, or as the gain between them."""
     given = {"headline_acc": claim.accuracy, "frozen_baseline_acc": claim.frozen}
     seeds = {name: accuracies(name, value) for name, value in given.items() if value is not None}
     if len(seeds) == 2:
@@ -117,13 +117,13 @@ def _no_spread(claim: Claim) -> Note | None:
 
 
 def _controls(claim: Claim) -> Note | None:
-    """The gain over every control, where there are several, and which of them was named beforehand."""
+    """Return a note on the gain over every control, where there are several, and which of them was named beforehand."""
     gains = claim.gains()
     return Note("controls", None, {"primary": claim.control, "gains": gains}) if len(gains) > 1 else None
 
 
 def _below_chance(conditions: dict[str, Any], claim: Claim) -> Note | None:
-    """A control under half of chance; where the number of classes is not known, one that is never right."""
+    """Return a note on a control under half of chance; where the number of classes is unknown, on one never right."""
     if claim.frozen is None:
         return None
     classes, lowest = conditions.get("classes"), min(accuracies("frozen_baseline_acc", claim.frozen))
@@ -134,7 +134,7 @@ def _below_chance(conditions: dict[str, Any], claim: Claim) -> Note | None:
 
 
 def earlier_epoch(claimed: Accuracy, epochs: Sequence[float], logged: Sequence[float | None]) -> Note | None:
-    """Whether an accuracy is that of an earlier epoch than the last: the best one, usually.
+    """Return whether an accuracy is that of an earlier epoch than the last: the best one, usually.
 
     >>> print(earlier_epoch(0.41, [1, 2, 3], [0.30, 0.41, 0.35]))
     the headline accuracy 0.410 is that of epoch 2, not of the last, 0.350: take the last epoch's, never the best
@@ -156,7 +156,7 @@ def _constant(norms: Sequence[float | None]) -> Note | None:
 
 
 def _same_direction(m: Measurements) -> Note | None:
-    """Whether the credit is the BP gradient in all but name. Of an altered reference nothing follows."""
+    """Return a note if the credit is the BP gradient in all but name. Of an altered reference nothing follows."""
     known = [c for c in m.cosine if c is not None]
     if len(known) < 2 or len(known) < len(m.cosine) or coded(m.notes, "bp-itself") or m.altered or m.doubted:
         return None
@@ -169,7 +169,7 @@ def _same_direction(m: Measurements) -> Note | None:
 
 
 def _shifted(m: Measurements) -> Note | None:
-    """Whether the credits fit the gradients of the next or the previous site better than those of their own.
+    """Return a note if the credits fit the gradients of the next or the previous site better than those of their own.
 
     The mean of cos(a_l, g_{l±1}) − cos(a_l, g_l) over the sites that have both must be more than chance makes it: a
     credit that has nothing to do with either has the null band of its cosine times ‖ĝ_{l±1} − ĝ_l‖ there, which is

@@ -15,7 +15,7 @@ TITLE = "depth outcome"
 
 
 def depth_outcome(check: str, _: Measurements, t: DiagnosticThresholds, claim: Claim) -> Finding | None:
-    """D3-outcome: do trained blocks beat random draws of themselves? Flags under frozen_acc_margin_pp.
+    """Judge D3-outcome: do trained blocks beat random draws of themselves? Flags under frozen_acc_margin_pp.
 
     None where `walkback.depth` was not asked. An interval that straddles the margin decides nothing, and neither does a
     task on which BP itself does not gain the margin over frozen blocks.

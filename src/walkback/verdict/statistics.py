@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
     counts: dict[str, int]
 
     def straddles(self, limit: float) -> bool:
-        """Has the interval the limit inside?"""
+        """Return whether the limit lies inside the interval."""
         return self.interval is not None and self.interval[0] < limit <= self.interval[1]
 
     def p(self, limit: float) -> float | None:
@@ -82,7 +82,7 @@ class Estimate(NamedTuple):
         return self._within(limit, {**self.counts, what: count})
 
     def _within(self, limit: float, counts: Mapping[str, int]) -> bool:
-        """Would the interval of so many seeds, samples and draws end before the limit?"""
+        """Return whether the interval of so many seeds, samples and draws would end before the limit."""
         variances = {k: v**2 * self.counts[k] / counts[k] for k, v in self.parts.items()}
         return half_width(variances, counts) < abs(self.value - limit)
 
@@ -292,7 +292,7 @@ class Ratio(NamedTuple):
     logs: Estimate
 
     def straddles(self, limit: float) -> bool:
-        """Has the interval the limit inside?"""
+        """Return whether the limit lies inside the interval."""
         return self.interval[0] < limit <= self.interval[1]
 
     def undecided(self, limit: float, unit: str = "") -> str:

@@ -41,7 +41,7 @@ class Job:
         return self.folder / "log.txt"
 
     def to_json(self) -> str:
-        """One line, for `python -m walkback.audit.worker`."""
+        """Return the job as one line, for `python -m walkback.audit.worker`."""
         return json.dumps({**self.__dict__, "spec": self.spec.model_dump()})
 
     @classmethod
@@ -89,7 +89,7 @@ class Executor(Protocol):
 
 
 def executor(name: str) -> Executor:
-    """An executor by name; its libraries are imported now."""
+    """Return an executor by name; its libraries are imported now."""
     if name not in NAMES:
         known = ", ".join(NAMES)
         raise InputError(f"Expected executor to be one of {known}, but got {shown(name)}.{closest(name, NAMES)}")
@@ -97,10 +97,10 @@ def executor(name: str) -> Executor:
 
 
 def clipped(text: str, room: int) -> str:
-    """The beginning of a text that is too long, as in "abc…"."""
+    """Return the beginning of a text that is too long, as in "abc…"."""
     return text if len(text) <= room else text[:room] + "…"
 
 
 def reason(error: BaseException) -> str:
-    """An exception in a few words: ours as they are, others with their type."""
+    """Return an exception in a few words: ours as they are, others with their type."""
     return clipped(str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}", LONG)

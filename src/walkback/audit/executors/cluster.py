@@ -26,7 +26,7 @@ class _Attempt(Generic[Handle]):
 
 
 def absolute(jobs: Sequence[Job]) -> list[Job]:
-    """The same jobs with paths that depend on no working folder; links stay, since a node may have its own."""
+    """Return the same jobs with paths that depend on no working folder; links stay, since a node may have its own."""
     full = [[path and str(Path(path).absolute()) for path in (job.store, job.root)] for job in jobs]
     return [replace(job, store=store, root=root) for job, (store, root) in zip(jobs, full)]
 

@@ -29,7 +29,7 @@ PATIENCE = 5.0  # seconds a worker has to end when it is told to
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Return how many cores this process may use."""
     with suppress(AttributeError):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -150,6 +150,6 @@ def _stop(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """To a worker that was not waited for yet and, where it can lead a session, to all that it has started."""
+    """Send a signal to a worker not waited for yet and, where it can lead a session, to all that it has started."""
     with suppress(ProcessLookupError):
         (os.killpg if hasattr(os, "killpg") else os.kill)(process.pid, number)

@@ -74,7 +74,7 @@ def run(
 
 
 def _train(text: str) -> str:
-    """What runs on a node."""
+    """Train a job on a node; return why it failed, "" if it did not."""
     try:
         work(Job.from_json(text))
     except (Exception, SystemExit) as error:
@@ -88,7 +88,7 @@ def _size(job: Job) -> int:
 
 @contextmanager
 def _connected(address: str | None, cpus: int) -> Iterator[Any]:
-    """Ray, connected; afterwards a cluster that was there is left as it was, and our own is gone."""
+    """Yield Ray, connected; afterwards a cluster that was there is left as it was, and our own is gone."""
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     with patch.dict(os.environ, {} if address else OWN_CLUSTER):
         import ray

@@ -44,7 +44,7 @@ class Training:
         work(job)
 
     def checkpoint(self) -> Any:
-        """The job to queue again; None, which fails this one, if no epoch was finished since it began."""
+        """Return the job to queue again; None, which fails this one, if no epoch was finished since it began."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(Training(self.text)) if _stamp(Job.from_json(self.text)) > self.before else None

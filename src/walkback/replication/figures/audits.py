@@ -24,13 +24,13 @@ SMALL = {"markerfacecolor": "white", "markersize": 2.4, "elinewidth": 0.5, "mark
 
 
 def point(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
-    """Mean ± standard deviation of a cell of a table on the line `y`; nothing where nothing was measured."""
+    """Draw mean ± standard deviation of a cell of a table on the line `y`; nothing where nothing was measured."""
     if cell is not None:
         ax.errorbar(cell["mean"], y, xerr=cell["std"], **st.look(rule, **{"linestyle": "", "elinewidth": 0.8, **more}))
 
 
 def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
-    """D3: the gain over frozen blocks with its interval."""
+    """Draw D3: the gain over frozen blocks with its interval."""
     if cell is not None:
         low, high = cell["interval"] or (cell["value"], cell["value"])
         error = [[cell["value"] - low], [high - cell["value"]]]
@@ -38,7 +38,7 @@ def gain(ax: Axes, cell: Any, y: float, rule: str, **more: Any) -> None:
 
 
 def verdict(cell: Any) -> str:
-    r"""A verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
+    r"""Return a verdict in as few words as fit beside a row; checks that fail on some seeds only say on how many.
 
     >>> cell = {"verdict": "walked back", "failed": {"D1": 1, "D2": 1, "D3": 3}, "n": 3}
     >>> verdict(cell), verdict({**cell, "failed": {"D3": 3}})
@@ -141,7 +141,7 @@ def _gain_limits(cells: Sequence[Any]) -> tuple[float, float]:
 
 
 def _beside(ax: Axes, words: Iterable[tuple[float, str]]) -> None:
-    """Words to the right of a panel, each on its line."""
+    """Write words to the right of a panel, each on its line."""
     for y, word in words:
         at = (1, y), (3, 0), ("axes fraction", "data")
         st.words(ax, word, *at, va="center", fontsize=5.5, annotation_clip=False)
@@ -172,10 +172,10 @@ def per_layer(records: Records, width: st.Width) -> Figure:
     for v, (cosine, norm, growth) in zip(shown, panels):
         for name, ax in (("cos", cosine), ("‖g‖", norm), ("growth", growth)):
             for rule in rules:
-                found = [r for r in rows if r["rule"] == rule and st.variant(r) == v and r[name]]
-                if found:
-                    line = [r["site"] for r in found], [r[name]["mean"] for r in found]
-                    ax.errorbar(*line, yerr=_within(found, name), **st.look(rule, elinewidth=0.6))
+                points = [r for r in rows if r["rule"] == rule and st.variant(r) == v and r[name]]
+                if points:
+                    line = [r["site"] for r in points], [r[name]["mean"] for r in points]
+                    ax.errorbar(*line, yerr=_within(points, name), **st.look(rule, elinewidth=0.6))
         st.heading(cosine, f"ResMLP d=256 L=4, {v}" if wide or len(shown) == 1 else v)
         cosine.axhline(0, color=st.GREY, lw=0.5)
         cosine.set(ylabel="cosine with $g_l$", ylim=(min(-0.15, cosine.get_ylim()[0]), 1.08))
@@ -202,7 +202,7 @@ def _known(values: Iterable[tuple[str, str, float | None]]) -> list[float]:
 
 
 def _within(found: Sequence[Row], name: str) -> list[list[float]]:
-    """Error bars that stay on a log axis: a standard deviation as large as its mean ends just above zero."""
+    """Return error bars that stay on a log axis: a standard deviation as large as its mean ends just above zero."""
     up = [row[name]["std"] or 0.0 for row in found]
     ends = [float("inf") if name == "cos" else 0.99 * abs(row[name]["mean"]) for row in found]
     return [[min(std, end) for std, end in zip(up, ends)], up]
@@ -220,12 +220,12 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     for row in table.data:
         if row["figures"] != "published" and not row["rule"].startswith("frozen"):
             name = f"{row['network']}, {'terminal LN' if row['terminal LN'] == 'yes' else 'no terminal LN'}"
-            said = name if "teacher" in name else f"{name}, {st.variant(row)}"
+            limits = name if "teacher" in name else f"{name}, {st.variant(row)}"
             if row["n"]:
-                groups.setdefault(said, []).append(row)
+                groups.setdefault(limits, []).append(row)
             else:
-                empty.append((name, said, row["rule"]))
-    absent = [(said, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, said, rule in empty]
+                empty.append((name, limits, row["rule"]))
+    absent = [(limits, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, limits, rule in empty]
     drawn = [(name, row) for name, members in groups.items() for row in members]
     ratios, norms = ([(name, row["rule"], _mean(row[what])) for name, row in drawn] for what in ("ρ", "‖g_L‖"))
     off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms))
@@ -253,10 +253,10 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     depth.set(xlabel=_PAIR_LABELS[wide][2], xlim=_gain_limits([row["D3 pp"] for _, row in lines]))
     growth.set_yticks([at for at, _ in lines], [st.short(row["rule"], wide) for _, row in lines])
     growth.set_ylim(y - 0.6, -1.8)  # room for the panel letters above the first name
-    said = (" flags above 50", " flags below 1e-7", " flags below 2") if wide else (" > 50", " < 1e-7", " < 2")
-    st.threshold(growth, "x", st.LIMITS.h_norm_explosion_ratio, "above", f"D1{said[0]}")
-    st.threshold(norm, "x", floor, "below", f"D2{said[1]}")
-    st.threshold(depth, "x", st.LIMITS.frozen_acc_margin_pp, "below", f"D3{said[2]}")
+    limits = (" flags above 50", " flags below 1e-7", " flags below 2") if wide else (" > 50", " < 1e-7", " < 2")
+    st.threshold(growth, "x", st.LIMITS.h_norm_explosion_ratio, "above", f"D1{limits[0]}")
+    st.threshold(norm, "x", floor, "below", f"D2{limits[1]}")
+    st.threshold(depth, "x", st.LIMITS.frozen_acc_margin_pp, "below", f"D3{limits[2]}")
     growth.set_zorder(1)  # names may run over the next panel
     growth.patch.set_visible(False)
     bold = {"va": "center", "fontsize": 5.8, "fontweight": "bold", "annotation_clip": False, "zorder": 4}

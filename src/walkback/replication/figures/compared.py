@@ -47,8 +47,8 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     if not any(points.values()):
         raise st.nothing("published against ours", tables[SETTINGS[0]].missing)
     wide = width == "double"
-    count = sum(len(found) for found in points.values())
-    agree = sum(point[-1] for found in points.values() for point in found)
+    count = sum(len(compared) for compared in points.values())
+    agree = sum(point[-1] for compared in points.values() for point in compared)
     says = f"{agree} of {count} points agree: accuracy and Γ within 0.02 or two published deviations, norms within 3x."
     known = {name: set(st.variants(st.ours(table))) for name, table in tables.items()}
     absent = [
@@ -65,8 +65,8 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     panels = [ax for row in st.grid(fig, *shape) for ax in row]
     for ax, (column, (_, label, log)) in zip(panels, COMPARED.items()):
         _scatter(ax, points[column], label, log)
-    rules = sorted({rule for found in points.values() for rule, *_ in found}, key=st.rule_order)
-    shown = sorted({variant for found in points.values() for _, variant, *_ in found})
+    rules = sorted({rule for compared in points.values() for rule, *_ in compared}, key=st.rule_order)
+    shown = sorted({variant for compared in points.values() for _, variant, *_ in compared})
     keys = [st.handle(v, marker="o", ls="", color=st.GREY, **({"mfc": "white"} if FACES[v] else {})) for v in shown]
     identity = st.handle("identity", color=st.GREY, lw=0.7)
     st.legend(fig, [*(st.key(rule, linestyle="") for rule in rules), *keys, identity], 9 if wide else 3)
@@ -130,17 +130,17 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
     known = {spec: measured for spec, runs in groups if spec.scope == "all" and (measured := _with_neighbours(runs))}
     rules = Counter(_task(spec) for spec in known)  # a task with many rules comes first, and its rules together
     order = sorted(known, key=lambda s: (-rules[_task(s)], _task(s), st.rule_order(RULES.get(s.rule, s.rule))))
-    found = {spec: known[spec] for spec in order}
-    if not found:
+    settings = {spec: known[spec] for spec in order}
+    if not settings:
         missing = commands(lacking(records, Setting("dfa"), controls=False), records.store)
         raise st.nothing("the cosine with neighbouring sites (older records do not have it)", missing)
-    names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in found]
+    names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in settings]
     says, headings = st.told_apart(names[:MOST])
-    drawn = list(zip(found.values(), headings))
+    drawn = list(zip(settings.values(), headings))
     across = min(len(drawn), {"single": 2, "double": 3}[width])
     lines = -(-len(drawn) // across)
     seeds = [(heading, "", len(runs)) for runs, heading in drawn]
-    more = f"{len(found) - MOST} more settings are not drawn." if len(found) > MOST else ""
+    more = f"{len(settings) - MOST} more settings are not drawn." if len(settings) > MOST else ""
     fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note((), seeds, more), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, (runs, heading) in zip(panels, drawn):

@@ -24,7 +24,7 @@ FIRES = st.handle("first seed that D1 (left), D2 (middle) flags", color=st.BLACK
 
 
 def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: Any) -> None:
-    """The mean over seeds, and the range of the seeds as a band."""
+    """Draw the mean over seeds, and the range of the seeds as a band."""
     known = [(m.epoch, getattr(m, what)) for m in moments if getattr(m, what) is not None]
     epochs = [epoch for epoch, _ in known]
     ax.plot(epochs, [s.mean for _, s in known], markevery=every, **style)
@@ -34,7 +34,7 @@ def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: A
 
 
 def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) -> None:
-    """Where a check first flags: the earliest seed's epoch, on that seed's own value."""
+    """Mark where a check first flags: the earliest seed's epoch, on that seed's own value."""
     fired = [(e, run) for run in runs if (e := first_epochs(run)[check]) is not None]
     if not fired:
         return
@@ -179,7 +179,7 @@ def penalty(records: Records, width: st.Width) -> Figure:
 
 
 def _dose(ax: Axes, records: Records, augment: bool) -> None:
-    """‖h_L‖ of DFA along training for every strength."""
+    """Draw ‖h_L‖ of DFA along training for every strength."""
     ends = []
     for value in SWEEP["dfa"]:
         runs = select(records, Setting("dfa", penalty=value, epochs=SHORT, augment=augment))
@@ -205,16 +205,16 @@ def _nothing_here(ax: Axes, text: str) -> None:
 
 
 def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[str, float]]) -> None:
-    """Deep cosine by strength, with the band of DFA's networks under fresh feedback."""
+    """Draw the deep cosine by strength, with the band of DFA's networks under fresh feedback."""
     strengths = SWEEP["dfa"]
     handles: list[Any] = []
     for null in nulls:
         ax.axhspan(null["mean"] - 2 * null["std"], null["mean"] + 2 * null["std"], color=st.PALE, lw=0, zorder=0)
     for rule in sorted({r["rule"] for r in rows}, key=st.rule_order):
-        found = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
-        if found:
-            line = [x for x, _ in found], [c["mean"] for _, c in found]
-            ax.errorbar(*line, yerr=[c["std"] or 0 for _, c in found], **st.look(rule, elinewidth=0.7))
+        points = [(strengths.index(float(r["λ"])), r["deep cos"]) for r in rows if r["rule"] == rule and r["deep cos"]]
+        if points:
+            line = [x for x, _ in points], [c["mean"] for _, c in points]
+            ax.errorbar(*line, yerr=[c["std"] or 0 for _, c in points], **st.look(rule, elinewidth=0.7))
             handles.append(st.key(rule))
     if nulls:
         handles.append(Patch(color=st.PALE, lw=0, label="fresh feedback ± 2 std"))
@@ -227,7 +227,7 @@ def _deep_cosine(ax: Axes, rows: Sequence[dict[str, Any]], nulls: Sequence[dict[
 
 
 def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augment: bool) -> None:
-    """Accuracy without and with the penalty, and that of frozen blocks."""
+    """Draw the accuracy without and with the penalty, and that of frozen blocks."""
     tops: list[float] = []
     drawn: set[str] = set()
     names = [rule for rule in ("BP", "FA", "DFA") if any(r["rule"] == rule and r["acc"] for r in rows)]

@@ -32,7 +32,7 @@ STRATEGIES = (
 
 
 def _cells(ax: Axes, columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], tall: int, word: bool) -> None:
-    """A grid of marks with names left and above, `tall` lines high."""
+    """Draw a grid of marks with names left and above, `tall` lines high."""
     for y, (_, marks) in enumerate(rows):
         for x, mark in enumerate(marks):
             face, hatch, text, color = _MARKS[mark]
@@ -99,7 +99,7 @@ def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
 
 
 def _mark(text: str) -> str:
-    """passes, walked back, or undecided."""
+    """Return passes, walked back, or undecided."""
     return text if text in ("passes", "walked back") else "undecided"
 
 
@@ -166,7 +166,7 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
 
 
 def _rule(name: str) -> str:
-    """DFA of "DFA seed 42"."""
+    """Return the rule of a run's name, DFA of "DFA seed 42"."""
     return name.partition(" seed ")[0]
 
 
@@ -179,7 +179,7 @@ _EDITIONS = {"four-diagnostic": "four-diag.", "three-check": "three-check"}
 def _strip(
     ax: Axes, points: Sequence, names: Sequence[str], t: Threshold, rows: dict[str, dict[str, Any]], wide: bool
 ) -> None:
-    """All values on one axis, a line per rule; below them the gap and, by edition, the thresholds that change nothing.
+    """Draw all values on one axis, a line per rule; below the gap and, by edition, the thresholds that change nothing.
 
     `rows` are those of the table, by edition.
     """
@@ -217,7 +217,7 @@ def _strip(
 
 
 def _bar(ax: Axes, low: float | None, high: float | None, y: float) -> None:
-    """From `low` to `high`; a side without an end runs to the frame, with an arrow there."""
+    """Draw a bar from `low` to `high`; a side without an end runs to the frame, with an arrow there."""
     left, right = ax.get_xlim()
     ends = (left if low is None else low, right if high is None else high)
     ax.plot(ends, [y] * 2, color=st.SKY, lw=3, solid_capstyle="butt", label="_bar")

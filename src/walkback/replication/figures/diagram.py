@@ -51,7 +51,7 @@ def backward_paths(records: Records, width: Width) -> Figure:
 
 
 def _forward(ax: Axes) -> None:
-    """Input, stem, two residual blocks, readout, loss: from the bottom up."""
+    """Draw input, stem, two residual blocks, readout, loss: from the bottom up."""
     ax.text(FORWARD, -0.95, "$x$", ha="center", va="top")
     _arrow(ax, (FORWARD, -0.75), (FORWARD, SITES[0]), shrinkB=RADIUS)
     _box(ax, (FORWARD, 0.05), "stem", 1.1)
@@ -68,7 +68,7 @@ def _forward(ax: Axes) -> None:
 
 
 def _chain(ax: Axes, name: str, color: str, size: float) -> None:
-    """From site to site: BP through the blocks' own Jacobians, FA through fixed random matrices."""
+    """Draw credit from site to site: BP through the blocks' own Jacobians, FA through fixed random matrices."""
     bold = {"color": color, "lw": 1.3}
     _arrow(ax, (FORWARD + 0.6, LOSS), (BACK, SITES[-1] + 0.42), connectionstyle="arc3,rad=-0.35", **bold)
     ax.text(BACK + 0.14, READOUT + 0.15, r"$\partial L/\partial h_2$", fontsize=size, va="center")
@@ -81,7 +81,7 @@ def _chain(ax: Axes, name: str, color: str, size: float) -> None:
 
 
 def _direct(ax: Axes, color: str, size: float) -> None:
-    """From the error straight to every site."""
+    """Draw credit from the error straight to every site."""
     rail = BACK + 1.2
     ax.plot([FORWARD + 0.6, rail, rail], [LOSS, LOSS, SITES[0]], color=color, lw=1.3, solid_joinstyle="round")
     for site, y in enumerate(SITES):

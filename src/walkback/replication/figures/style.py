@@ -53,7 +53,7 @@ _OTHER = (SKY, "X", (0, (2, 2)))  # rules that are not ours
 
 
 def styled() -> AbstractContextManager[None]:
-    """Our look, of `paper.mplstyle`, whatever the user's matplotlibrc says; everything is as it was afterwards."""
+    """Set our look, of `paper.mplstyle`, whatever the user's matplotlibrc says; everything is as it was afterwards."""
     return matplotlib.style.context(["default", "walkback.replication.figures.paper"])
 
 
@@ -135,7 +135,7 @@ def paper_figure(place: int) -> Callable[[Callable[[Records, Width], Figure]], D
 
 
 def look(rule: str, **more: Any) -> dict[str, Any]:
-    """Keywords of a rule's line: colour, marker, line style.
+    """Return the keywords of a rule's line: colour, marker, line style.
 
     >>> look("BP")["marker"], look("a rule of yours")["marker"]
     ('o', 'X')
@@ -145,17 +145,17 @@ def look(rule: str, **more: Any) -> dict[str, Any]:
 
 
 def key(rule: str, **more: Any) -> Line2D:
-    """A rule's entry in a legend."""
+    """Return a rule's entry in a legend."""
     return handle(rule, **look(rule, **more))
 
 
 def handle(text: str, **style: Any) -> Line2D:
-    """A line or mark in a legend."""
+    """Return a line or mark in a legend."""
     return Line2D([], [], label=text, **style)
 
 
 def small_legend(ax: Axes, handles: Sequence[Any] | None = None, **options: Any) -> None:
-    """A legend inside a panel."""
+    """Draw a legend inside a panel."""
     given = {} if handles is None else {"handles": list(handles)}
     ax.legend(**given, **{"loc": "upper center", "borderaxespad": 0.1, "fontsize": 5.2, **options})
 
@@ -192,18 +192,18 @@ def _strip(lines: Sequence[str]) -> float:
 
 
 def grid(fig: Figure, rows: int, columns: int, **options: Any) -> list[list[Axes]]:
-    """Axes by row and column, always as nested lists."""
+    """Return axes by row and column, always as nested lists."""
     return [list(row) for row in fig.subplots(rows, columns, squeeze=False, **options)]
 
 
 def legend(fig: Figure, handles: Sequence[Any], columns: int) -> None:
-    """One legend for all panels, above them: it hides no data."""
+    """Draw one legend for all panels, above them: it hides no data."""
     if handles:
         fig.legend(handles=list(handles), loc="outside upper center", ncols=min(columns, len(handles)))
 
 
 def heading(ax: Axes, text: str) -> None:
-    """A title over a row of panels: it may run over its neighbours, which a plain title would push away."""
+    """Write a title over a row of panels: it may run over its neighbours, which a plain title would push away."""
     ax.set_title(" ", loc="left")
     words(ax, text, (0, 1), (0, 3.5), "axes fraction", va="bottom", fontsize=7, annotation_clip=False).set_in_layout(
         False
@@ -227,7 +227,7 @@ def white(pad: float, **more: Any) -> dict[str, Any]:
 
 
 def on_log(values: Iterable[float]) -> list[float]:
-    """Those that a log axis can hold.
+    """Return the values that a log axis can hold.
 
     >>> on_log([0.0, 2.0, float("inf"), -1.0])
     [2.0]
@@ -236,7 +236,7 @@ def on_log(values: Iterable[float]) -> list[float]:
 
 
 def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, values: Iterable[float], most: int = 5) -> None:
-    """A labelled log axis over the values it can hold with some room, and about `most` ticks on whole decades."""
+    """Make a labelled log axis over the values it can hold with some room, and about `most` ticks on whole decades."""
     held = on_log(values) or [1.0, 10.0]
     first, last = log10(min(held)), log10(max(held))
     room = 0.06 * max(last - first, 1.0)
@@ -251,7 +251,7 @@ def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, values: Iterable
 
 
 def threshold(ax: Axes, which: Literal["x", "y"], at: float, flags: Literal["above", "below"], text: str = "") -> None:
-    """A threshold, and shading on the side where its check flags; `text` stands above a vertical one."""
+    """Draw a threshold, and shading on the side where its check flags; `text` stands above a vertical one."""
     low, high = ax.get_xlim() if which == "x" else ax.get_ylim()
     ends = (at, high) if flags == "above" else (low, at)
     span, line = (ax.axvspan, ax.axvline) if which == "x" else (ax.axhspan, ax.axhline)
@@ -262,7 +262,7 @@ def threshold(ax: Axes, which: Literal["x", "y"], at: float, flags: Literal["abo
 
 
 def threshold_key(text: str) -> Patch:
-    """A threshold's entry in a legend."""
+    """Return a threshold's entry in a legend."""
     return Patch(fc=PALE, ec=GREY, ls=DASHED, lw=0.7, label=text)
 
 
@@ -271,28 +271,28 @@ def threshold_key(text: str) -> Patch:
 
 @lru_cache(maxsize=16)
 def numbers(name: str, records: Records) -> Table:
-    """A table of the evidence, made once for both widths."""
+    """Return a table of the evidence, made once for both widths."""
     return evidence(name, records)
 
 
 def ours(table: Table) -> list[dict[str, Any]]:
-    """The rows of our own runs, as numbers by column; rows without a run are left out."""
+    """Return the rows of our own runs, as numbers by column; rows without a run are left out."""
     return [row for row in table.data if str(row.get("figures")).startswith("ours") and row.get("n")]
 
 
 def variant(row: dict[str, Any]) -> str:
-    """Whether a row is of augmented or of plain runs."""
+    """Return whether a row is of augmented or of plain runs."""
     return str(row["figures"]).removeprefix("ours, ")
 
 
 def variants(rows: Iterable[dict[str, Any]]) -> list[str]:
-    """Those there are runs of, in a fixed order."""
+    """Return which of "augmented" and "plain" there are runs of, in this order."""
     found = {variant(row) for row in rows}
     return [v for v in ("augmented", "plain") if v in found]
 
 
 def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, str, int]] = (), *first: str) -> str:
-    """The line under a figure: remarks, what it has no runs of, and where seeds are missing.
+    """Return the line under a figure: remarks, what it has no runs of, and where seeds are missing.
 
     Args:
         absent: (setting, rule); all of a setting where the rule is empty.
@@ -335,7 +335,7 @@ def told_apart(settings: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, list
 
 
 def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
-    """What of a quantity its log axis does not show.
+    """Return what of a quantity its log axis does not show.
 
     Args:
         found: (setting, rule, value), None where nothing was measured.
@@ -350,7 +350,7 @@ def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
 
 
 def not_measured(what: str, found: Iterable[tuple[str, str, Any]]) -> str:
-    """Of which settings and rules a quantity is None; "" where there is none.
+    """Return of which settings and rules a quantity is None; "" where there is none.
 
     >>> not_measured("Γ", [("plain", "BP", 0.9), ("plain", "EP", None)])
     'Γ was not measured: plain: EP.'
@@ -367,21 +367,21 @@ def _grouped(absent: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _seeds(where: str, few: dict[str, int], known: dict[str, int]) -> str:
-    """One number where it is that of every rule of a setting."""
+    """Return the number of seeds by rule, or one number where it is that of every rule of a setting."""
     if len(few) == len(known) and len(set(few.values())) == 1:
         return f"{where} ({next(iter(few.values()))})"
     return f"{where}: {', '.join(f'{rule} ({n})' for rule, n in few.items())}"
 
 
 def nothing(name: str, missing: Sequence[str]) -> InputError:
-    """The error of a figure without data; `missing` are lines "what: command" as a table lists them."""
+    """Return the error of a figure without data; `missing` are lines "what: command" as a table lists them."""
     what, _, command = missing[0].partition(": ") if missing else ("", "", "")
     advice = f" Train {what} with: {command}" if command else ""
     return InputError(f"Expected finished runs to draw {name} from, but there are none.{advice}")
 
 
 def short(rule: str, wide: bool = False) -> str:
-    """A rule's name for a narrow figure; as it is for a wide one.
+    """Return a rule's name for a narrow figure; as it is for a wide one.
 
     >>> short("State Bridge"), short("State Bridge", wide=True)
     ('SB', 'State Bridge')
@@ -390,7 +390,7 @@ def short(rule: str, wide: bool = False) -> str:
 
 
 def rule_order(rule: str) -> int:
-    """Rules in the order of the tables, others after them."""
+    """Return rules in the order of the tables, others after them."""
     names = list(RULES.values())
     return names.index(rule) if rule in names else len(names)
 

@@ -46,12 +46,12 @@ def networks(records: Records) -> list[tuple[str, Setting, str, str]]:
 
 
 def _frozen(where: str, rule: str) -> tuple[Figure, ...]:
-    """What is published of a frozen control; one number for all rules is not held against that of a BP-trained stem."""
+    """Return what is published of a frozen control; one number for all rules is not held against a BP stem's."""
     return (() if rule == "bp" else figures(where, "frozen")) + figures(where, f"frozen-{rule}")
 
 
 def _entries(where: str, base: Setting, trained: Sequence[str] = THREE) -> list[Entry]:
-    """Rules on one network, then their frozen controls."""
+    """Return the entries of rules on one network, then of their frozen controls."""
     entries = [Entry((RULES[rule],), replace(base, rule=rule), figures(where, rule)) for rule in trained]
     return entries + [_control((), where, replace(base, rule=rule)) for rule in trained]
 
@@ -82,7 +82,7 @@ def primary(t: Draft) -> None:
 
 
 def _without_gamma(records: Records) -> Iterator[str]:
-    """Of every rule of the primary audit whose runs have no Γ, why."""
+    """Yield why, of every rule of the primary audit whose runs have no Γ."""
     for rule, label in RULES.items():
         runs = [run for flag in (True, False) for run in select(records, Setting(rule, augment=flag))]
         lacking_it = [run for run in runs if VALUES["gamma"](run) is None]

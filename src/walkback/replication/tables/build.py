@@ -222,7 +222,7 @@ def variants(records: Records, settings: Iterable[Setting]) -> list[bool]:
 
 
 def depth_cell(j: Judged, stem: str = "rule") -> Cell:
-    """D3: the gain, its interval, what follows, and of how many seeds where not all have their control."""
+    """Return D3: the gain, its interval, what follows, and of how many seeds where not all have their control."""
     finding, paired = (j.depth, j.paired[0]) if stem == "rule" else (j.depth_bp, j.paired[1])
     if finding is None or finding.value is None:
         return Cell(NONE)
@@ -241,14 +241,14 @@ def interval_text(finding: Finding) -> str:
 
 
 def depth_word(finding: Finding) -> str:
-    """ok, flags, undecided, or not tested."""
+    """Return ok, flags, undecided, or not tested."""
     if finding.flagged is None:
         return "undecided" if finding.straddles else "not tested"
     return "flags" if finding.flagged else "ok"
 
 
 def failed_words(counts: Mapping[str, int], n: int) -> str:
-    """Which checks walk a claim back, and on how many of `n` seeds where not on all: check -> number of seeds.
+    """Return which checks walk a claim back, and on how many of `n` seeds where not on all: check -> number of seeds.
 
     >>> failed_words({"D1": 1, "D2": 1, "D3": 3}, 3)
     'D1 and D2 (1/3) D3'
@@ -259,7 +259,7 @@ def failed_words(counts: Mapping[str, int], n: int) -> str:
 
 
 def verdict_cell(j: Judged, edition: str) -> Cell:
-    """The verdict over all seeds, and the checks behind it."""
+    """Return the verdict over all seeds, and the checks behind it."""
     word, n = j.word(edition), len(j.runs)
     if word is None:
         return Cell(NONE)
@@ -271,7 +271,7 @@ def verdict_cell(j: Judged, edition: str) -> Cell:
 
 
 def flag_word(flags: Sequence[bool | None]) -> str | None:
-    """Over seeds: flags (with a count where not all do), ok, or None where nothing was measured."""
+    """Return over seeds: flags (with a count where not all do), ok, or None where nothing was measured."""
     known = [f for f in flags if f is not None]
     if not known:
         return None
@@ -374,7 +374,7 @@ def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = N
 
 
 def of_length(said: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
-    """What is published of a longer training than these runs had is shown and not compared."""
+    """Mark what is published of a longer training than these runs had, so that it is shown and not compared."""
     if not shorter(setting, runs):
         return tuple(said)
     return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in said)

@@ -32,7 +32,7 @@ def controls(t: Draft) -> None:
 
 
 def _outcome(j: Judged, labels: dict[str, float]) -> Cell:
-    """Over the seeds that have a label, and how many do."""
+    """Return the outcome over the seeds that have a label, and how many do."""
     return _pp(stat(labels.get(run.spec.name) for run in j.runs))
 
 

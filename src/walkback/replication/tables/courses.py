@@ -36,7 +36,7 @@ EPOCHS = (*range(10), *range(10, 101, 10))
 
 
 def first_epochs(run: Record, thresholds: DiagnosticThresholds | None = None) -> dict[str, int | None]:
-    """The first epoch at which (a), (b), one of them, and both flag; None for never.
+    """Return the first epoch at which (a), (b), one of them, and both flag; None for never.
 
     (a) and (b) are D1 and D2 as well: in float32 their limits are the same.
     """
@@ -60,7 +60,7 @@ class Moment(NamedTuple):
 
 
 def course(runs: Sequence[Record]) -> list[Moment]:
-    """Accuracy, ‖h_L‖ and ‖g_L‖ along training; a run that ended early is in the epochs it has."""
+    """Return accuracy, ‖h_L‖ and ‖g_L‖ along training; a run that ended early is in the epochs it has."""
     out = []
     for epoch in range(max((len(run.epochs) for run in runs), default=0)):
         at = [run.epochs[epoch] for run in runs if epoch < len(run.epochs)]
@@ -70,7 +70,7 @@ def course(runs: Sequence[Record]) -> list[Moment]:
 
 
 def _span(epochs: Sequence[int | None]) -> Cell:
-    """3–4, never, or both with how many seeds never fired."""
+    """Return 3–4, never, or both with how many seeds never fired."""
     known = sorted(e for e in epochs if e is not None)
     if not epochs:
         return Cell(NONE)
@@ -123,7 +123,7 @@ def temporal(t: Draft) -> None:
 
 
 def useless_from(run: Record, control: Record | None, thresholds: DiagnosticThresholds | None = None) -> int | None:
-    """The first epoch from which the gain over the control's same epoch stays under the margin; None for never."""
+    """Return the first epoch from which the gain over the control's same epoch stays under the margin, or None."""
     if control is None:
         return None
     margin = (thresholds or DiagnosticThresholds()).frozen_acc_margin_pp
@@ -137,7 +137,7 @@ def useless_from(run: Record, control: Record | None, thresholds: DiagnosticThre
 
 
 def _drift(run: Record) -> int | None:
-    """The first epoch at which (c) flags beside (a) or (b)."""
+    """Return the first epoch at which (c) flags beside (a) or (b)."""
     t = DiagnosticThresholds()
     for epoch, _, m in run.epochs:
         failed = scale_stability("a", m, t).flagged or reference_validity("b", m, t.g_norm_floor).flagged
@@ -184,24 +184,24 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def weight_growths(row: dict[str, Any]) -> list[float]:
-    """‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
+    """Return ‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
     blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
     return [] if None in blocks else blocks  # type: ignore[return-value]
 
 
 def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
-    """The product of the weight norms of every block; [] where one is not known."""
+    """Return the product of the weight norms of every block; [] where one is not known."""
     blocks = (row.get("weights") or {}).get(f"product_{norm}", [])
     return [] if None in blocks else blocks
 
 
 def weight_growth(row: dict[str, Any]) -> float | None:
-    """‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
+    """Return ‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
     return _mean(weight_growths(row))
 
 
 def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
-    """The product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
+    """Return the product of a block's weight norms, its geometric mean over blocks; None where one is not known."""
     blocks = norm_products(row, norm)
     return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
@@ -224,27 +224,27 @@ def mechanism(t: Draft) -> None:
         runs = t.runs(setting)
         for epoch in EPOCHS:
             at = [([r.initial, *r.rows][epoch], r.epochs[epoch][2]) for r in runs if epoch <= len(r.rows)]
-            said, rows = figures("mechanism", setting.rule, epoch=epoch), [row for row, _ in at]
-            if at or said:
+            published, rows = figures("mechanism", setting.rule, epoch=epoch), [row for row, _ in at]
+            if at or published:
                 t.row(
                     *(RULES[setting.rule], OURS[flag], count(epoch), count(len(at))),
-                    against("‖h_L‖", stat(last(m.h_norm) for _, m in at), "norm", among(said, "h_norm")),
-                    against("‖g_L‖", stat(last(m.g_norm) for _, m in at), "norm", among(said, "g_norm")),
-                    against("weights", stat(map(weight_growth, rows)), "norm", among(said, "weight_growth")),
-                    against("product", stat(map(norm_product, rows)), "norm", among(said, "norm_product")),
+                    against("‖h_L‖", stat(last(m.h_norm) for _, m in at), "norm", among(published, "h_norm")),
+                    against("‖g_L‖", stat(last(m.g_norm) for _, m in at), "norm", among(published, "g_norm")),
+                    against("weights", stat(map(weight_growth, rows)), "norm", among(published, "weight_growth")),
+                    against("product", stat(map(norm_product, rows)), "norm", among(published, "norm_product")),
                     spread(stat(norm_product(row, "spectral") for row in rows), "norm"),
                     *(_by_block([of(row) for row in rows]) for of in (weight_growths, norm_products)),
                 )
 
 
 def _by_block(seeds: Sequence[list[float]]) -> Cell:
-    """The mean over seeds of each block's number, as 1.1e6, 1.5e5."""
+    """Return the mean over seeds of each block's number, as 1.1e6, 1.5e5."""
     means = [sum(values) / len(values) for values in zip(*seeds)]
     return Cell(", ".join(number(m, "norm") for m in means) or NONE, means or None)
 
 
 def early_runs(records: Records, augment: bool, epoch: int) -> tuple[Record, ...]:
-    """DFA without a penalty, one run per seed that shows this epoch: of 30 epochs, else of 100.
+    """Return runs of DFA without a penalty, one per seed that shows this epoch: of 30 epochs, else of 100.
 
     The first epoch is the same whatever the length of a run (later ones differ in their rate), so there a run of one
     epoch will do as well.
@@ -280,16 +280,16 @@ def early_epochs(t: Draft) -> None:
             known = [c for m in at for site in deep_sites(m.cosine) if (c := m.cosine[site]) is not None]
             ends = [min(known), max(known)] if known else None
             span = Cell("…".join(number(end, "cos") for end in ends) if ends else NONE, ends)
-            said = figures("early-epochs", "dfa", epoch=epoch)
+            published = figures("early-epochs", "dfa", epoch=epoch)
             rho = stat(run.report.values.get("deep_perturbation") for run in short)
             first = stat(m.cosine[0] if m.cosine else None for m in at)
             t.row(
                 *(OURS[flag], count(epoch), count(len(at))),
-                against("deep cos", stat(m.deep_cosine for m in at), "cos", among(said, "deep_cosine")),
-                Against("", span, None, among(said, "cosine.range")),
+                against("deep cos", stat(m.deep_cosine for m in at), "cos", among(published, "deep_cosine")),
+                Against("", span, None, among(published, "cosine.range")),
                 count(len(short)),
-                against("ρ_pert", rho, "cos", among(said, "perturbation")),
-                against("‖g_L‖", stat(last(m.g_norm) for m in at), "norm", among(said, "g_norm")),
-                against("cos of site 0", first, "cos", among(said, "cosine.first")),
+                against("ρ_pert", rho, "cos", among(published, "perturbation")),
+                against("‖g_L‖", stat(last(m.g_norm) for m in at), "norm", among(published, "g_norm")),
+                against("cos of site 0", first, "cos", among(published, "cosine.first")),
                 valid_cell(at),
             )

@@ -28,7 +28,7 @@ NO_GAMMA = "Γ not measured"
 
 
 def pair(j: Judged) -> tuple[bool, bool | None] | None:
-    """Is a claim walked back by S0, by S1 (None: there is no Γ to do so)? None without runs."""
+    """Return whether a claim is walked back by S0, by S1 (None: there is no Γ to do so); None without runs."""
     acc, gamma = j.stat("acc"), j.stat("gamma")
     if acc is None:
         return None
@@ -38,7 +38,7 @@ def pair(j: Judged) -> tuple[bool, bool | None] | None:
 
 
 def strategies(j: Judged) -> dict[str, str] | None:
-    """What each of S0…S3 says: passes, walked back, undecided, Γ not measured. None without runs."""
+    """Return what each of S0…S3 says: passes, walked back, undecided, Γ not measured. None without runs."""
     standard = pair(j)
     if standard is None:
         return None
@@ -52,7 +52,7 @@ def strategies(j: Judged) -> dict[str, str] | None:
 
 
 def caught(said: dict[str, str] | None) -> str | None:
-    """The first strategy that walks a claim back; passes or undecided where none does."""
+    """Return the first strategy that walks a claim back; passes or undecided where none does."""
     if said is None:
         return None
     return next((name for name in STRATEGIES if said[name] == WALKED_BACK), said["S3"])
@@ -323,7 +323,7 @@ def _value(point: Point) -> float:
 
 
 def threshold_points(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Point]:
-    """What a threshold is laid on in these settings: every run, for the margin every rule over its seeds."""
+    """Return what a threshold is laid on in these settings: every run, for the margin every rule over its seeds."""
     points, words = [], {WALKED_BACK: True, PASSES: False}
     for setting in settings:
         j = judged(records, setting)
@@ -342,7 +342,7 @@ def threshold_points(records: Records, settings: Sequence[Setting], t: Threshold
 
 
 def _breaks(records: Records, settings: Sequence[Setting], t: Threshold, points: Sequence[Point]) -> list[float]:
-    """All thresholds at which something can change: measured values, for the margin the ends of its intervals."""
+    """Return all thresholds at which something can change: measured values, for the margin its intervals' ends."""
     if t.key != "margin":
         return [p.value for p in points]
     asked = {s: None for at in settings for s in (at, replace(at, rule="bp", **OWN))}
@@ -354,7 +354,7 @@ def _breaks(records: Records, settings: Sequence[Setting], t: Threshold, points:
 def hold(
     outcome: Callable[[float], tuple], limit: float, breaks: Sequence[float], positive: bool
 ) -> tuple[float | None, float | None]:
-    """The thresholds around `limit` between which the outcome stays; None: no end on that side.
+    """Return the thresholds around `limit` between which the outcome stays; None: no end on that side.
 
     Between two neighbouring `breaks` nothing can change, so one threshold between them is enough to ask.
 

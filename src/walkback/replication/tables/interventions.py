@@ -55,7 +55,7 @@ def lambda_sweep(t: Draft) -> None:
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> Stat | None:
-    """The second minus the first in percentage points, seed by seed."""
+    """Return the second minus the first in percentage points, seed by seed."""
     other = {run.spec.seed: run.accuracy for run in b}
     return stat(100 * (other[run.spec.seed] - run.accuracy) for run in a if run.spec.seed in other)
 
@@ -152,7 +152,7 @@ def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell |
 
 
 def deep_control(run: Record, name: str) -> float | None:
-    """A control of the perturbation probe, averaged over the deep sites."""
+    """Return a control of the perturbation probe, averaged over the deep sites."""
     values = run.report.controls.get(name)
     return None if values is None else mean([values[site] for site in deep_sites(run.measurements.cosine)])
 
@@ -238,7 +238,7 @@ RANKED = {"deep_cosine": ("deep cos", "cos", 1), **FUNCTIONAL}
 
 
 def ranking(values: dict[str, float]) -> str:
-    """Names from the best down.
+    """Return names from the best down.
 
     >>> ranking({"fa": 0.4, "dfa": 0.1, "state-bridge": 0.3, "bp": 0.3})
     'FA > BP = State Bridge > DFA'
@@ -248,7 +248,7 @@ def ranking(values: dict[str, float]) -> str:
 
 
 def tau(a: dict[str, float], b: dict[str, float]) -> float | None:
-    """Kendall's τ-b of two rankings, of what is in both; None for fewer than three.
+    """Return Kendall's τ-b of two rankings, of what is in both; None for fewer than three.
 
     >>> tau({"bp": 3.0, "fa": 2.0, "dfa": 1.0}, {"bp": 1.0, "fa": 2.0, "dfa": 3.0})
     -1.0

@@ -53,7 +53,7 @@ def _spec(rule: str, options: dict[str, object], seed: int) -> RunSpec:
 
 
 def _deep(run: Record) -> float:
-    """Mean over the blocks' sites that the rule does not know exactly; without credit there is nothing aligned."""
+    """Return the mean over the blocks' sites that the rule does not know exactly; without credit nothing is aligned."""
     cosine = run.report.per_layer["cosine"] or []
     known = [c or 0.0 for c in cosine[1:]]
     from walkback.rules import RULES as LEARNERS  # torch is loaded for runs that have an ablation, not for a page

@@ -33,7 +33,7 @@ NULL = 0.05
 
 
 def null_bands(runs: Sequence[Record], seeds: Iterable[int]) -> dict[int, float]:
-    """What a seed's deep cosine must exceed to be more than chance: 2 std of the same network with fresh feedback.
+    """Return what a seed's deep cosine must exceed to be no chance: 2 std of its network with fresh feedback.
 
     Where that was not measured, the mean of the other seeds; where it was on none, 0.05.
     """
@@ -80,8 +80,8 @@ def two_modes(t: Draft) -> None:
 
 
 def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
-    """Of each seed whose deep cosine and reference are known."""
-    found = []
+    """Return the reading of each seed whose deep cosine and reference are known."""
+    readings = []
     for seed, m in at.items():
         if m.deep_cosine is None:
             continue
@@ -89,14 +89,14 @@ def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]
         if sunk is None:
             continue
         if sunk:
-            found.append("Mode 1 hides Mode 2" if chance else "Mode 1, cosine above chance")
+            readings.append("Mode 1 hides Mode 2" if chance else "Mode 1, cosine above chance")
         else:
-            found.append("Mode 2 without Mode 1" if chance else "valid reference, aligned credit")
-    return found
+            readings.append("Mode 2 without Mode 1" if chance else "valid reference, aligned credit")
+    return readings
 
 
 def _together(readings: Sequence[str]) -> str | None:
-    """One reading, or on how many seeds each; None where there is none."""
+    """Return one reading, or on how many seeds each; None where there is none."""
     counts = Counter(readings).most_common()
     if len(counts) < 2:
         return counts[0][0] if counts else None
@@ -115,19 +115,19 @@ class Shown(NamedTuple):
 
 
 def _five_method(records: Records, flag: bool) -> Shown:
-    found = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
-    found = [j for j in found if j.runs]
-    pairs = [p[1] for p in map(pair, found) if p is not None]
+    audits = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
+    audits = [j for j in audits if j.runs]
+    pairs = [p[1] for p in map(pair, audits) if p is not None]
     known = [flag for flag in pairs if flag is not None]
     text = f"accuracy and Γ walk back {sum(known)} of {len(known)} rules"
     text += f" ({len(pairs) - len(known)} without a Γ)" if len(known) < len(pairs) else ""
     back = {
-        edition: [RULES[j.setting.rule] for j in found if j.word(edition) == WALKED_BACK]
+        edition: [RULES[j.setting.rule] for j in audits if j.word(edition) == WALKED_BACK]
         for edition in ("three-check", "four-diagnostic")
     }
     text += "".join(f", {e} {len(names)}" + f" ({', '.join(names)})" * bool(names) for e, names in back.items())
     holds = (not any(known) and bool(back["four-diagnostic"])) if known else None
-    return Shown(text, holds, sum(len(j.runs) for j in found))
+    return Shown(text, holds, sum(len(j.runs) for j in audits))
 
 
 def _decision(records: Records, flag: bool) -> Shown:
@@ -194,7 +194,7 @@ def _controls(records: Records, flag: bool) -> Shown:
 
 
 def _on_networks(records: Records, flag: bool) -> dict[Setting, str]:
-    """DFA on every network -> whether it has a terminal norm; vectors are not augmented."""
+    """Return DFA on every network -> whether it has a terminal norm; vectors are not augmented."""
     return {
         replace(base, rule="dfa", augment=flag and not base.data.startswith("teacher")): norm
         for _, base, norm, _ in networks(records)

@@ -120,10 +120,10 @@ def _judge_rows(
 
 def _remark(row: Mapping[str, Any]) -> str:
     """Return what the user wrote into a report or a row of numbers: a Note of its own since report/2."""
-    told = row.get("notes")
-    if row.get("schema") == SCHEMA or (isinstance(told, list) and all(isinstance(one, Mapping) for one in told)):
-        return " ".join(Note.of(note).text for note in told or () if note.get("code") == "remark")
-    return str(told or "")
+    notes = row.get("notes")
+    if row.get("schema") == SCHEMA or (isinstance(notes, list) and all(isinstance(one, Mapping) for one in notes)):
+        return " ".join(Note.of(note).text for note in notes or () if note.get("code") == "remark")
+    return str(notes or "")
 
 
 @contextmanager

@@ -34,18 +34,18 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
     >>> rows[0][0]["per_layer"]["h_norm"], notes[0].values["columns"]
     ([1.0, 2.0], ['hnorm2'])
     """
-    found, unused = [], []
+    renamed, unused = [], []
     for row, where in rows:
         if row.get("schema") is not None:
-            found.append((row, where))
+            renamed.append((row, where))
             continue
         made, left = _read(row)
-        found.append((made, where))
+        renamed.append((made, where))
         unused += [column for column in left if column not in unused]
     if not unused:
-        return found, ()
+        return renamed, ()
     meant = {column: guess for column in unused if (guess := _meant(column))}
-    return found, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
+    return renamed, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
 
 
 # Names under which a table of methods has the accuracies that its other rows are compared with.
@@ -66,8 +66,8 @@ def site_of(column: str) -> tuple[str, int] | None:
     >>> site_of("h_norm_3"), site_of("epoch")
     (('h_norm', 3), None)
     """
-    found = _SITE.fullmatch(column)
-    return (found[1], int(found[2])) if found is not None and found[1] in _LISTS else None
+    match = _SITE.fullmatch(column)
+    return (match[1], int(match[2])) if match is not None and match[1] in _LISTS else None
 
 
 def over_sites(sites: Mapping[str, Mapping[int, Any]], least: int = 0) -> dict[str, list[Any]]:

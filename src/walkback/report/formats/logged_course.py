@@ -81,17 +81,17 @@ def fired(
     >>> fired([(1, calm), (2, loud)], DiagnosticThresholds())
     {'D1': 2}
     """
-    found: dict[str, int | float | None] = {}
+    first: dict[str, int | float | None] = {}
     for epoch, m in epochs:
         # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
         asked = (rule for name, rule in EDITIONS[edition].items() if name not in ("depth", "outcome"))
         for finding in (rule.of(rule.name, m, thresholds, Claim()) for rule in asked):
             assert finding is not None  # only D3-outcome may have nothing to say
             if finding.flagged is not None:
-                found.setdefault(finding.check, None)
-            if finding.flagged and found[finding.check] is None:
-                found[finding.check] = epoch
-    return found
+                first.setdefault(finding.check, None)
+            if finding.flagged and first[finding.check] is None:
+                first[finding.check] = epoch
+    return first
 
 
 def replay(

@@ -344,17 +344,17 @@ def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> di
     """Return what a row says of its reference, and its notes: from fields, or of an older row from its sentences."""
     ours = row.get("schema") in (report_2.SCHEMA, report_1.SCHEMA, WATCH_SCHEMA)
     if row.get("schema") == report_2.SCHEMA or "nonfinite" in row:
-        told: dict[str, Any] = {k: row.get(k) for k in ("nonfinite", "altered", "doubted")}
-        told["notes"] = row.get("notes") if ours else None
+        fields: dict[str, Any] = {k: row.get(k) for k in ("nonfinite", "altered", "doubted")}
+        fields["notes"] = row.get("notes") if ours else None
     else:
-        told = report_1.notes(row.get("advisories") if ours else ())
+        fields = report_1.notes(row.get("advisories") if ours else ())
         if not ours:  # rows of a run say it in their reasons
-            told["nonfinite"] = report_1.nonfinite_reasons(reasons)
+            fields["nonfinite"] = report_1.nonfinite_reasons(reasons)
     try:
-        facts = _Facts.model_validate(told)
+        facts = _Facts.model_validate(fields)
         notes = tuple(Note.of(one) for one in facts.notes or () if one["code"] not in RENEWED)
         codes = {"altered": "altered-backward", "doubted": "unchecked-backward"}
-        one = {k: None if told[k] is None else Note(code, None, dict(told[k])) for k, code in codes.items()}
+        one = {k: None if fields[k] is None else Note(code, None, dict(fields[k])) for k, code in codes.items()}
         _ = [note.text for note in one.values() if note is not None]  # now, and not where a report is printed
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"Expected {where} to hold its notes as a report writes them, but: {shown(error)}.") from None

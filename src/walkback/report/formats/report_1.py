@@ -36,25 +36,25 @@ _CAUSES = {
 
 
 def notes(advisories: object) -> dict[str, Any]:
-    """The sentences of a report or row as {"notes", "nonfinite", "altered", "doubted"} of `walkback.report/2`."""
-    found: dict[str, Any] = {"notes": [], "nonfinite": [], "altered": None, "doubted": None}
+    """Return the sentences of a report or row as {"notes", "nonfinite", "altered", "doubted"} of walkback.report/2."""
+    parsed: dict[str, Any] = {"notes": [], "nonfinite": [], "altered": None, "doubted": None}
     for text in map(str, advisories if isinstance(advisories, (list, tuple)) else ()):
         if _NOT_FINITE.match(text):
-            found["nonfinite"].append(nonfinite(text))
+            parsed["nonfinite"].append(nonfinite(text))
         elif text.startswith(_ALTERED):
-            found["altered"] = _altered(text)
+            parsed["altered"] = _altered(text)
         elif text.startswith(_UNCHECKED):
-            found["doubted"] = {"why": text.removeprefix(_UNCHECKED).removeprefix(": ")}
+            parsed["doubted"] = {"why": text.removeprefix(_UNCHECKED).removeprefix(": ")}
         elif text.startswith(_BP_ITSELF):
-            found["notes"].append({"code": "bp-itself", "site": None, "values": {}})
+            parsed["notes"].append({"code": "bp-itself", "site": None, "values": {}})
         else:
             code = "said-anew" if _RENEWED.match(text) else "said"
-            found["notes"].append({"code": code, "site": None, "values": {"text": text}})
-    return found
+            parsed["notes"].append({"code": code, "site": None, "values": {"text": text}})
+    return parsed
 
 
 def nonfinite(text: str) -> dict[str, Any]:
-    """What a sentence says of a state or gradient that is not finite: {"kind", "site", "batch"}."""
+    """Return what a sentence says of a state or gradient that is not finite: {"kind", "site", "batch"}."""
     match = _NOT_FINITE.match(text)
     assert match is not None
     kind, site, batch = match.groups()
@@ -62,13 +62,13 @@ def nonfinite(text: str) -> dict[str, Any]:
 
 
 def nonfinite_reasons(reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The same from the reasons of a training run's row, which has no advisories."""
+    """Return the same from the reasons of a training run's row, which has no advisories."""
     said = [text for name in ("h_norm", "g_norm") if name in reasons for text in str(reasons[name]).split("; ")]
     return [nonfinite(text) for text in said if _NOT_FINITE.match(text)]
 
 
 def changes_shape(reasons: Mapping[str, str]) -> bool:
-    """Whether a row says that its stream changes shape, without saying where."""
+    """Return whether a row says that its stream changes shape, without saying where."""
     return reasons.get("growth_total") == _STAGES
 
 

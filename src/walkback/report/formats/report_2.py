@@ -276,7 +276,7 @@ class Document(_Exact):
 
     @model_validator(mode="after")
     def _sense(self) -> Document:
-        """What types can't say: lists of one length, intervals that do not end before they begin, a check of depth."""
+        """Check what types can't: lists of one length, intervals that don't end before they begin, a check of depth."""
         lists, values = dict(self.per_layer), dict(self.values)
         sizes = {len(numbers) for numbers in lists.values() if numbers}
         if len(sizes) > 1:
