@@ -56,7 +56,8 @@ def page(evidence: Records, results: Records, table: Table) -> str:
     """Return the page, of which `table` is the decoded table."""
     f = Figures(evidence, table)
     dfa, fa = f.runs("dfa"), f.runs("fa")
-    seeds = [str(run.spec.seed) for run in sorted(dfa, key=lambda run: run.spec.seed)]
+    seeds = {name: sorted({run.spec.seed for run in f.runs(name.lower())}) for name in ("BP", "DFA", "FA")}
+    trained = "; ".join(f"{name} {', '.join(map(str, numbers))}" for name, numbers in seeds.items())
     by_site = np.mean([run.measurements.cosine[:-1] for run in fa], axis=0).tolist()
     shifted = np.mean([run.measurements.cosine_below[1:] for run in fa], axis=0).tolist()
     parts = [
@@ -74,7 +75,8 @@ def page(evidence: Records, results: Records, table: Table) -> str:
         f"has {f.beside('frozen', 'accuracy')}, and the verdict is {f('DFA', 'verdict three')}.",
         "**The published bridges, EP and FA's vanishing gradient are not found.** What was tried is "
         "[listed](../evidence/search.md), also where it failed.",
-        f"Ours are means ± standard deviations over seeds {', '.join(seeds)}; published figures stand in brackets.",
+        f"Ours are means ± standard deviations over the seeds trained so far ({trained}); published figures stand in "
+        "brackets.",
         _fa_table(by_site, shifted, results, f),
         HOW,
         "## What the preset chooses, and why\n\n" + choices_markdown(),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import walkback as wb
+from places import ROOT
 from walkback import cli
 from walkback.audit.records import read_records
 from walkback.audit.settings import judged_runs
@@ -138,3 +139,16 @@ def test_a_watch_keeps_it_at_its_end(run: Path, tmp_path: Path) -> None:
         assert report.findings[-1]["check"] == "D3-outcome"
     with pytest.raises(wb.InputError, match=r"what walkback\.depth returned"):
         watch.finish(depth=3.0)
+
+
+def test_what_the_docs_say_of_the_run_on_cifar10_is_in_its_record() -> None:
+    runs, name = ROOT / "evidence" / "runs", "resmlp-cifar10-dfa-all-s456-e9c3954037054422"
+    report = json.loads((runs / name / "report.json").read_text(encoding="utf-8"))
+    control = json.loads((runs / "resmlp-cifar10-dfa-frozen-s456-95a1752fa1286b4c" / "report.json").read_text())
+    depth, (low, high) = report["depth"], report["depth"]["interval"]
+    trained = depth["by_depth"]["trained"]
+    text = " ".join((ROOT / "docs" / "depth.md").read_text(encoding="utf-8").split())
+    assert f"{name}/report.json)). Its blocks are worth {depth['worth_pp']:.1f} pp [{low:.1f}, {high:.1f}]" in text
+    assert f"says {100 * (report['headline_acc'] - control['headline_acc']):.1f} pp: the two agree" in text
+    assert f"stem's state reaches {trained[0]:.3f}, of the state after the first trained block {trained[1]:.3f}" in text
+    assert f"of the pixels {depth['pixels']:.3f}." in text
