@@ -152,3 +152,10 @@ def test_what_the_docs_say_of_the_run_on_cifar10_is_in_its_record() -> None:
     assert f"says {100 * (report['headline_acc'] - control['headline_acc']):.1f} pp: the two agree" in text
     assert f"stem's state reaches {trained[0]:.3f}, of the state after the first trained block {trained[1]:.3f}" in text
     assert f"of the pixels {depth['pixels']:.3f}." in text
+    bp, frozen = (
+        json.loads((runs / name / "report.json").read_text(encoding="utf-8"))
+        for name in ("resmlp-cifar10-bp-all-s456-c1bc4ca3adc7d580", "resmlp-cifar10-bp-frozen-s456-ea4fbf2309a3f5f0")
+    )
+    worth, (low, high) = bp["depth"]["worth_pp"], bp["depth"]["interval"]
+    margin = 100 * (bp["headline_acc"] - frozen["headline_acc"])
+    assert f"blocks are worth {worth:+.1f} pp [{low:+.1f}, {high:+.1f}], and D3 says {margin:+.1f} pp." in text
