@@ -7,7 +7,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from walkback.measures.rounding import by_largest, least_norm
+from walkback.measures.rounding import least_norm, unit_rows
 from walkback.notes import Note
 from walkback.tracing.trace import Trace
 
@@ -51,12 +51,7 @@ def credit_again(model: nn.Module, rule: nn.Module, trace: Trace, exact: Trace) 
 
 def _cosine(credit: Tensor, gradient: Tensor) -> float | None:
     """Return the mean cosine over samples, in float64; a sample without a direction counts as 0, None if all are."""
-    (a, has_a), (g, has_g) = _unit(credit), _unit(gradient)
+    least = least_norm(torch.float64)
+    (a, has_a), (g, has_g) = unit_rows(credit, least), unit_rows(gradient, least)
     cosines = torch.where(has_a & has_g, (a * g.to(a.device)).sum(1), 0.0)
     return float(cosines.mean()) if bool((has_a & has_g).any()) and bool(cosines.isfinite().all()) else None
-
-
-def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
-    rows, top = by_largest(x)
-    size = torch.linalg.vector_norm(rows, dim=1)
-    return rows / size.clamp(min=least_norm(torch.float64))[:, None], ~(size * top < least_norm(torch.float64))

@@ -34,7 +34,7 @@ from walkback.measures.accumulate import to_float64_device
 from walkback.measures.credit_rounding import credit_again
 from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
-from walkback.measures.rounding import by_largest, least_norm
+from walkback.measures.rounding import by_largest, least_norm, unit_rows
 from walkback.measures.sums import Directions, some
 from walkback.measures.vectors import WHOLE, readers, site_vectors
 from walkback.network.batch import mapped
@@ -158,14 +158,14 @@ class IntrinsicMeter:
 
     def _add_precision(self, trace: Trace, exact: Trace) -> None:
         for site, (low, high) in enumerate(zip(trace.grads, exact.grads)):
-            g, has_g = _unit(low, least_norm(low.dtype))
-            e, has_e = _unit(high, least_norm(torch.float64))
+            g, has_g = unit_rows(low, least_norm(low.dtype))
+            e, has_e = unit_rows(high, least_norm(torch.float64))
             # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0.
             off = torch.where(has_g & has_e, 0.5 * (g - e).square().sum(1), 1.0)
             either = has_g | has_e
             self._sum["off", site] += torch.stack([torch.where(either, off, 0.0).sum(), either.sum()])
             if trace.credits is not None:
-                a, has_a = _unit(trace.credits[site], least_norm(torch.float64))
+                a, has_a = unit_rows(trace.credits[site], least_norm(torch.float64))
                 for name, v, has in (("reported", g, has_g & has_a), ("exact", e, has_e & has_a)):
                     cosines = torch.where(has, (a * v).sum(1), 0.0)
                     self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
@@ -278,13 +278,6 @@ def _nudged(t: Tensor, seed: int) -> Tensor:
         return t
     signs = torch.randint(2, t.shape, generator=torch.Generator().manual_seed(seed)).mul_(2).sub_(1)
     return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device, t.dtype))
-
-
-def _unit(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return (B, n) rows of length one, and (B,) which have a direction; NaN has one, and stays."""
-    rows, top = by_largest(x)
-    size = torch.linalg.vector_norm(rows, dim=1)
-    return rows / size.clamp(min=least)[:, None], ~(size * top < least)
 
 
 def _norms(x: Tensor) -> Tensor:

@@ -43,3 +43,10 @@ def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "
     top = rows.abs().amax(1)
     top = torch.where(top == 0, 1.0, top)
     return rows / top[:, None], top
+
+
+def unit_rows(x: Tensor, least: float) -> tuple[Float[Tensor, "batch width"], Tensor]:
+    """Return (B, n) rows of length one, and (B,) which have a direction: a norm of at least `least`, or NaN."""
+    rows, top = by_largest(x)
+    size = torch.linalg.vector_norm(rows, dim=1)
+    return rows / size.clamp(min=least)[:, None], ~(size * top < least)
