@@ -18,6 +18,7 @@ from walkback.audit.plans import RULE_OPTIONS, SEEDS, unique, with_controls
 from walkback.audit.records import canonical
 from walkback.audit.settings import command
 from walkback.cli import run as cli
+from walkback.training.setup import AdamW
 from walkback.training.spec import RunSpec
 
 SIX = {"bp", "fa", "dfa", "state-bridge", "credit-bridge", "ep"}
@@ -300,14 +301,14 @@ def test_cost_follows_epochs_and_what_is_finished(tmp_path: Path, monkeypatch: p
 
 def test_a_calibration_tells_a_small_kind_from_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock that goes on by a second for each weight that a step moves."""
-    now, step = 0.0, torch.optim.AdamW.step
+    now, step = 0.0, AdamW.step
 
-    def counted(optimiser: torch.optim.AdamW) -> None:
+    def counted(optimiser: AdamW) -> None:
         nonlocal now
         step(optimiser)
         now += sum(p.numel() for group in optimiser.param_groups for p in group["params"])
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", counted)
+    monkeypatch.setattr(AdamW, "step", counted)
     monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: now))
     small, large = (RunSpec(net_options={"width": width}, rule="dfa") for width in (8, 512))
     found = cost.calibrate([small, large, RunSpec(net_options={"width": 8}, rule="dfa", seed=1)], budget=0.4)

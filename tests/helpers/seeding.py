@@ -14,7 +14,7 @@ import torch
 def seed() -> None:
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed also notes a traceback for each kind of device not begun
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -606,3 +606,27 @@ def test_weights_that_a_local_rule_would_leave_alone_are_refused(tmp_path: Path)
 def test_in_our_own_networks_every_weight_learns(net: str) -> None:
     made = wb.nets.build(net, (3, 32, 32), 10)
     _all_learn(made, wb.rules.DFA())
+
+
+def test_the_optimiser_is_torchs_and_does_not_import_its_compiler() -> None:
+    script = """
+import sys, torch
+from walkback.training.setup import AdamW
+def stepped(kind):
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(5, 3, generator=generator)), torch.nn.Parameter(torch.ones(4))]
+    optimiser = kind(weights, lr=1e-2, weight_decay=0.1, fused=True)
+    for _ in range(3):
+        for w in weights:
+            w.grad = torch.randn(w.shape, generator=generator)
+        optimiser.step()
+        optimiser.load_state_dict(optimiser.state_dict())
+        optimiser.zero_grad()
+        assert all(w.grad is None and w.requires_grad for w in weights)
+    return weights
+ours = stepped(AdamW)
+assert "torch._dynamo" not in sys.modules
+assert all(torch.equal(a, b) for a, b in zip(ours, stepped(torch.optim.AdamW)))
+assert "torch._dynamo" in sys.modules, "there is something to save"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=PATIENCE)

@@ -246,7 +246,7 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
             f'{where}Expected at least one [[grid]] with a field in it, such as rule = ["bp", "dfa"], but got '
             f"{_instead(grids)}."
         )
-    specs = list[RunSpec]()
+    specs, known = list[RunSpec](), _names()
     origin: dict[RunSpec, int] = {}
     for number, grid in enumerate(grids, 1):
         place = f"{where}[[grid]] {number}: " if where else ""
@@ -254,7 +254,7 @@ def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[st
             rule = fields.get("rule")
             if "rule_options" not in fields and isinstance(rule, str) and rule in rule_options:
                 fields["rule_options"] = rule_options[rule]
-            spec = _spec(fields, place)
+            spec = _spec(fields, known, place)
             same = canonical(spec)
             if same in origin:
                 raise InputError(
@@ -305,7 +305,13 @@ def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Ite
         yield fields
 
 
-def _spec(fields: dict[str, Any], where: str) -> RunSpec:
+def _names() -> dict[str, list[str]]:
+    """Return the names that each of these fields of a spec may take; they are read from files, so once for a plan."""
+    data = [*names_in("walkback.data", "EMBEDDED"), *names_in("walkback.data", "SOURCES")]
+    return {"net": names_in("walkback.nets", "NETS"), "rule": names_in("walkback.rules", "RULES"), "data": data}
+
+
+def _spec(fields: dict[str, Any], names: Mapping[str, list[str]], where: str) -> RunSpec:
     _known(fields, RunSpec.model_fields, f"{where}Expected a run with", "")
     if isinstance(fields.get("optimiser"), Mapping):
         _known(fields["optimiser"], Optimiser.model_fields, f"{where}Expected", "optimiser.")
@@ -314,18 +320,16 @@ def _spec(fields: dict[str, Any], where: str) -> RunSpec:
         _ = spec.name
     except InputError as error:
         raise InputError(f"{where}{error}") from None
-    data = [*names_in("walkback.data", "EMBEDDED"), *names_in("walkback.data", "SOURCES")]
-    nets, rules = names_in("walkback.nets", "NETS"), names_in("walkback.rules", "RULES")
-    for field, table in (("net", nets), ("rule", rules), ("data", data)):
+    for field, table in names.items():
         name = getattr(spec, field)
         if name not in table and not is_entry(name):
             raise InputError(
                 f"{where}Expected {field} to be one of {', '.join(table)} or module:function, but got {shown(name)}."
                 f"{closest(name, table)}"
             )
-    for field, table, options in (("net", nets, net_options), ("rule", rules, rule_options)):
+    for field, options in (("net", net_options), ("rule", rule_options)):
         name = getattr(spec, field)
-        if name in table:
+        if name in names[field]:
             given = getattr(spec, f"{field}_options")
             _known(given, options(name), f"{where}Expected of {name}", f"{field}_options.")
     return spec

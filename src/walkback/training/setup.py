@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -153,6 +154,19 @@ def start(spec: RunSpec, data: Dataset, device: torch.device) -> Run:
     return Run(spec, data, net, rule, parts, optimiser, first, probe_batches(data, device), device)
 
 
+class AdamW(torch.optim.AdamW):
+    """AdamW that never imports torch's compiler: half of what starting a process that trains takes.
+
+    torch imports it for decorators that only matter inside of compiled code; these are the same methods without them.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def learning(spec: RunSpec, net: nn.Module, rule: Rule) -> tuple[Parts, torch.optim.Optimizer]:
     """Return the parts of a network, blocks frozen where the spec says so, and the optimiser of all that trains."""
     parts, o = Parts.of(net), spec.optimiser
@@ -160,7 +174,7 @@ def learning(spec: RunSpec, net: nn.Module, rule: Rule) -> tuple[Parts, torch.op
         for block in parts.blocks:
             block.requires_grad_(False)
     trained = [p for p in (*net.parameters(), *rule.parameters()) if p.requires_grad]
-    return parts, torch.optim.AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
+    return parts, AdamW(trained, lr=o.lr, weight_decay=o.weight_decay, fused=True)
 
 
 def set_rate(optimiser: torch.optim.Optimizer, spec: RunSpec, epoch: int) -> None:
