@@ -1070,3 +1070,20 @@ def test_a_stream_that_is_a_parameter_keeps_no_hook():
     net.table.register_hook(lambda grad: heard.append(grad.clone()))
     loss.backward()
     assert torch.equal(net.table.grad, heard[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("writers", ["embed", 5, {"embed": 1}, "x" * 5000])
+def test_writers_are_a_list(writers: Any):
+    with pytest.raises(wb.InputError, match="Expected writers to be a list of modules or dotted paths") as told:
+        wb.recorded(made("dfa"), writers=writers)
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize("writer", ["nowhere", None, list(range(5000))])
+def test_a_writer_that_is_no_module(writer: Any):
+    net, (x, y) = made("dfa"), example(1)[0]
+    with pytest.raises(
+        wb.WalkbackError, match=r"Expected .* (to be the dotted path of a module|or a dotted path)"
+    ) as told:
+        recorded(net, x, y, writers=[writer] * (len(net.blocks) + 1))
+    assert len(str(told.value)) < 1000

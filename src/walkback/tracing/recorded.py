@@ -8,7 +8,7 @@ the credit of that site.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,6 +84,12 @@ def recorded(
         anatomy = Anatomy.of(unwrap(model), **anatomy)
     if train is not None and not isinstance(train, bool):
         raise InputError(f"Expected train to be True, False or None, but got {shown(train)}.")
+    if writers is not None and (isinstance(writers, str | Mapping) or not isinstance(writers, Iterable)):
+        raise InputError(
+            "Expected writers to be a list of modules or dotted paths, one for every site, but got "
+            + shown(writers)
+            + "."
+        )
     return Recorded(model, backward, anatomy, None if writers is None else tuple(writers), train=train)
 
 
