@@ -38,7 +38,7 @@ def make_report(
     reasons = dict.fromkeys(sorted(missing), NOT_MEASURED) | m.reasons
     if v["depth"].reason and v["depth"].value is None:
         reasons["depth_margin_pp"] = v["depth"].reason
-    if credit_exact(m) is None:
+    if credit_exact(m) is None and isinstance(m.conditions.get("intrinsic"), Mapping):
         reasons["credit_exact"] = _credit_not_asked(m)
     remark = [Note("remark", None, {"text": str(notes)})] if notes else []
     return Report(
