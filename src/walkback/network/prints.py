@@ -30,23 +30,16 @@ def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
     elif rows.storage_offset() * rows.element_size() % 8:
         rows = rows.clone()
     words = rows.view(torch.int64)
-    own, upper = _print_weights(2 * words.shape[1], x.device).view(2, -1)
-    # The highest bit of a word, a sign, is lost in a sum where two words have it: the upper halves count once more.
-    return _products(words, own) + _products(words >> 32, upper)
-
-
-def _products(words: Int[Tensor, "batch width"], weights: Int[Tensor, " width"]) -> Int[Tensor, " batch"]:
+    weights = _print_weights(words.shape[1], x.device)
     # Integer products need no scratch memory on the CPU; other devices have none.
-    return words @ weights if words.device.type == "cpu" else (words * weights).sum(1)
+    return words @ weights if x.device.type == "cpu" else (words * weights).sum(1)
 
 
 @cache
 def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
-    # The numbers of SplitMix64, as signed integers; odd weights keep every bit of a word in play.
-    mixed = torch.arange(1, width + 1, dtype=torch.int64, device=device) * -7046029254386353131
-    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
-        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor  # the shift of an unsigned number
-    return mixed | 1
+    # Multipliers of SplitMix64, as signed integers; odd weights keep every bit of a word in play.
+    steps = torch.arange(1, width + 1, dtype=torch.int64, device=device)
+    return ((steps * -7046029254386353131) ^ (steps << 31)) * -4658895280553007687 | 1
 
 
 def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
