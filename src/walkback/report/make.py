@@ -38,8 +38,9 @@ def make_report(
     reasons = dict.fromkeys(sorted(missing), NOT_MEASURED) | m.reasons
     if v["depth"].reason and v["depth"].value is None:
         reasons["depth_margin_pp"] = v["depth"].reason
-    if credit_exact(m) is None and isinstance(m.conditions.get("intrinsic"), Mapping):
-        reasons["credit_exact"] = _credit_not_asked(m)
+    asked = m.conditions.get("intrinsic")
+    if credit_exact(m) is None and isinstance(asked, Mapping) and asked.get("credit"):
+        reasons["credit_exact"] = str(asked["credit"])
     remark = [Note("remark", None, {"text": str(notes)})] if notes else []
     return Report(
         edition=v.edition,
@@ -71,14 +72,6 @@ def make_report(
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
-
-
-def _credit_not_asked(m: Measurements) -> str:
-    """Return why it is not known whether float64 gives the credit the same cosines."""
-    if not m.cosine:
-        return m.reasons.get("cosine", NOT_MEASURED)
-    asked = m.conditions.get("intrinsic")
-    return str(asked["credit"]) if isinstance(asked, Mapping) and asked.get("credit") else NOT_MEASURED
 
 
 def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
