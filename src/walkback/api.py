@@ -148,7 +148,7 @@ def measure(
         over = {"gamma_over": gamma_over, "deep_over": deep_over}
         meter, session = Meter(**over), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})
         takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
-        takers += [IntrinsicMeter(tracer, probe, credit) for probe in asked if isinstance(probe, Intrinsic)]
+        takers += [IntrinsicMeter(tracer, probe, credit, paired) for probe in asked if isinstance(probe, Intrinsic)]
         for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):
             for trace in map(paired, tracer.parts(x, y, credit, chunk)):
                 for taker in takers:

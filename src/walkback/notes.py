@@ -125,8 +125,12 @@ def why_no_cosine(values: Values) -> str:
 
 
 def _no_cosine(note: Note) -> str:
-    every = "" if note.values["cause"] == "nonfinite" else " for every sample"
-    return f"no cosine at site {note.site}: {why_no_cosine(note.values)}{every}"
+    v = note.values
+    if v["cause"] == "credit" and "samples" in v:
+        counted = f"for {v['samples']} of {v['of']} samples, which are counted as no change"
+        return f"no cosine at site {note.site}: the credit is zero {counted}"
+    every = "" if v["cause"] == "nonfinite" else " for every sample"
+    return f"no cosine at site {note.site}: {why_no_cosine(v)}{every}"
 
 
 def _depth_differs(note: Note) -> str:
@@ -189,7 +193,7 @@ def _rounded_credit(note: Note) -> str:
 def _editions_differ(note: Note) -> str:
     v = note.values
     if v["exact"]:
-        said = f"no cosine is off float64 by more than {v['error']:.1g}: the reference is small, not wrong"
+        said = f"it puts no cosine off float64 by more than {v['error']:.1g}: the reference is small, not wrong"
         if v["edition"] == "intrinsic":
             return f"the published D2 would flag (‖g_L‖ = {v['g_norm']:.2g} < {v['floor']:.2g}), but {said}"
         return f"the intrinsic D2 would not flag: {said}"
@@ -203,6 +207,7 @@ UNPROVEN = {
     "no-parameters": "the module that writes it has no parameters",
     "frozen": "no parameter of the module that writes it is trained",
     "shared": "the parameters of the module that writes it are used outside it too",
+    "tied": "weights that are used outside their module too were not looked at",
     "no-gradient": "the run left no gradients in its weights (an optimiser in the backward pass that clears them?)",
     "stopped": (
         "what arrives at the module that writes it gives the weights there no gradient (a feedback layer inside that "

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_where_the_two_agree_and_where_the_published_one_is_wrong():
     assert line.endswith(f"; the published D2 flags (‖g_L‖ {cases['exploded'][0].values['g_norm_deepest']:.2g})")
     judged = wb.judge(cases["absorbing"][0], "three-check")
     assert judged.verdict_line.endswith(
-        f"the intrinsic D2 flags (cosines off float64 by {judged.values['cosine_error']:.1g})"
+        f"the intrinsic D2 flags (gradient off float64 by {judged.values['cosine_error']:.1g})"
     )
 
 
@@ -599,7 +600,12 @@ class Difference(wb.rules.Rule):
         return [(last + far) - far for _ in trace.states]
 
 
-def rounded(rule: wb.rules.Rule) -> tuple[wb.Report, list[int | None]]:
+def difference(size: float):
+    """The same as a plain function."""
+    return lambda trace: Difference(size).credits(trace)
+
+
+def rounded(rule: Any) -> tuple[wb.Report, list[int | None]]:
     report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), credit=rule, probes=["intrinsic"])
     return report, [note.site for note in coded(report.notes, "rounded-credit")]
 
@@ -622,8 +628,98 @@ def test_a_credit_that_is_drawn_anew_is_not_compared():
     report, sites = rounded(Drawn())
     assert sites == []
     assert report.conditions["intrinsic"]["credit"] == (
-        "not in float64: the rule gives another credit when it is asked twice"
+        "not in float64: it is another credit when it is asked for twice"
     )
+
+
+def test_a_plain_function_is_asked_in_float64_too():
+    report, sites = rounded(difference(1e7))
+    assert sites == rounded(Difference(1e7))[1]
+    assert (report.credit_exact, report.unclamped_exact) == (False, False)
+    assert dict(report.answers())["unclamped cosine exact"].startswith("no (the credit is rounding at site")
+    plain = rounded(difference(1.0))[0]
+    assert (plain.credit_exact, plain.unclamped_exact) == (True, True)
+    assert dict(plain.answers())["unclamped cosine exact"].startswith("yes (off float64 by ")
+    assert "credit_exact" not in plain.reasons
+
+
+def of_float32(trace):
+    return [g.float() for g in trace.grads]
+
+
+def with_float32_weights(trace):
+    return [g @ torch.eye(g.shape[1]) for g in trace.grads]
+
+
+def drawn_with_a_seed(trace):
+    generator = torch.Generator().manual_seed(int(trace.labels.sum()))
+    return [g + torch.randn(h.shape, generator=generator, dtype=h.dtype) for g, h in zip(trace.grads, trace.states)]
+
+
+NOT_ASKED = {
+    of_float32: "it is computed in torch.float32 whatever the trace is",
+    with_float32_weights: "expected m1 and m2 to have the same dtype, but got: double != float",
+    drawn_with_a_seed: "it draws random numbers, which are others in float64",
+}
+
+
+@pytest.mark.parametrize("credit", NOT_ASKED)
+def test_where_the_credit_was_not_asked_exactness_is_said_of_the_gradient_alone(credit: Any, tmp_path: Path):
+    report, sites = rounded(credit)
+    assert (sites, report.credit_exact, report.unclamped_exact) == ([], None, True)
+    assert report.reasons["credit_exact"] == f"not in float64: {NOT_ASKED[credit]}"
+    assert report.conditions["intrinsic"]["credit_again"] is False
+    _says_of_the_gradient_alone(report)
+    _says_of_the_gradient_alone(wb.judge(report.save(tmp_path / "report.json")))
+
+
+def _says_of_the_gradient_alone(report: wb.Report) -> None:
+    assert report.credit_exact is None
+    for text in (report.details(), report.to_markdown(), report.to_html(), report.to_model_card()):
+        assert "yes (of the gradient alone, off float64 by " in text
+    assert "of the gradient alone" in " ".join(str(report).split())
+    assert report.to_dict()["credit_exact"] is None
+
+
+def test_recorded_credits_and_none_at_all_are_said_to_be_of_the_gradient_alone():
+    net = wb.selftest.healthy()
+    for credit, why in ((wb.recorded(net), "own code"), (None, "")):
+        report = wb.diagnose(net, wb.selftest.batches(2), credit=credit, probes=["intrinsic"])
+        _says_of_the_gradient_alone(report)
+        assert why in report.reasons.get("credit_exact", "")
+
+
+def test_a_report_without_the_field_is_read_as_one_of_the_gradient_alone():
+    data = rounded(Difference(1.0))[0].to_dict()
+    del data["credit_exact"], data["conditions"]["intrinsic"]["credit_again"]
+    _says_of_the_gradient_alone(wb.Report.from_dict(data))
+
+
+def test_a_function_is_asked_again_only_after_all_batches():
+    """One that counts its calls gives each batch what it gives without the probe."""
+    batches = wb.selftest.batches(3)
+
+    def counting():
+        calls = iter(range(100))
+
+        def credit(trace: wb.Trace) -> list[Tensor]:
+            sign = (-1) ** next(calls)
+            return [sign * g for g in trace.grads]
+
+        return credit
+
+    plain, asked = (
+        wb.diagnose(wb.selftest.healthy(), batches, credit=counting(), probes=probes) for probes in ([], ["intrinsic"])
+    )
+    assert asked.per_layer["cosine"] == plain.per_layer["cosine"] == pytest.approx([1 / 3] * 5)
+    assert asked.credit_exact is None
+
+
+def test_shifted_credits_are_compared_with_shifted_ones():
+    for credit in (wb.rules.BP(), lambda trace: list(trace.grads)):
+        batches = wb.selftest.batches(2)
+        report = wb.diagnose(wb.selftest.healthy(), batches, credit=credit, probes=["intrinsic"], pairing="shifted")
+        assert report.credit_exact is True
 
 
 def test_the_ep_network_that_ships_has_a_credit_of_rounding_at_its_first_site():

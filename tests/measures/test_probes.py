@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import numpy as np
@@ -260,10 +261,44 @@ def test_a_zero_credit_gives_no_step():
     m = wb.measure(
         net, [net.example(16)], credit=lambda t: [0 * t.states[0], *t.states[1:]], probes=["perturbation", "nudging"]
     )
-    for name in ("perturbation", "nudging", "nudging_relative"):
-        assert m.probes[name][0] is None
-        assert None not in m.probes[name][1:]
-        assert "zero" in m.reasons[name]
+    assert m.probes["perturbation"][0] is None
+    assert None not in m.probes["perturbation"][1:]
+    assert "zero" in m.reasons["perturbation"]
+    for name in ("nudging", "nudging_relative", "nudging_rms"):
+        assert m.probes[name][0] == 0.0
+        assert 0.0 not in m.probes[name][1:]
+        assert name not in m.reasons
+    (note,) = coded(m.notes, "no-cosine")
+    assert (note.site, note.values["samples"], note.values["of"], m.zero_credit[0]) == (0, 16, 16, 1.0)
+    assert note.text == "no cosine at site 0: the credit is zero for 16 of 16 samples, which are counted as no change"
+
+
+def test_a_site_without_credit_counts_in_the_mean_over_deep_sites():
+    net = SmoothNet()
+
+    def of_some(sites: set[int]):
+        return lambda t: [h * (site in sites) for site, h in enumerate(t.states)]
+
+    def nudged_by(sites: set[int]) -> wb.Report:
+        return wb.diagnose(net, [net.example(16)], credit=of_some(sites), probes=["nudging"])
+
+    most, every = nudged_by({0, 1, 3}), nudged_by({0, 1, 2, 3})
+    assert most.per_layer["nudging"][2] == 0.0
+    rest = [every.per_layer["nudging"][site] for site in (1, 3)]
+    assert most.values["deep_nudging"] == pytest.approx(sum(rest) / 3, rel=1e-12)
+    none = nudged_by(set())
+    assert none.per_layer["nudging"] == [0.0] * 4
+    assert json.loads(none.to_json())["per_layer"]["nudging"] == [0.0] * 4
+    assert "credit is zero at every site" in none.details()
+
+
+def test_a_reference_of_zero_is_no_control():
+    """No change of a step along the gradient says nothing where there is no gradient: it stays without a number."""
+    net = SmoothNet()
+    loss = lambda z, y: 0 * F.cross_entropy(z, y, reduction="none")  # noqa: E731
+    m = wb.measure(net, [net.example(16)], credit=tilted, loss=loss, probes=["nudging"])
+    assert m.probes["nudging_bp"] == [None] * 4
+    assert "zero" in m.reasons["nudging_bp"]
 
 
 def spoilt(value: float):

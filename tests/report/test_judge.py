@@ -662,3 +662,9 @@ def test_a_lone_gradient_norm_is_not_moved_to_the_last_site():
         wb.judge({"h_norm": [1.0, 2.0], "g_norm": [1e-3]})
     assert wb.judge({"h_norm": [1.0, 2.0], "g_norm_deepest": 1e-3}).per_layer["g_norm"] == [None, 1e-3]
     assert wb.judge({"g_norm": [1e-3]}).per_layer["g_norm"] == [1e-3]
+
+
+def test_a_text_in_place_of_a_path():
+    with pytest.raises(wb.FormatError, match=r"Expected a file at 'xxx.*, but: File name too long") as told:
+        wb.judge("x" * 5000)
+    assert len(str(told.value)) < 200

@@ -410,6 +410,8 @@ def test_the_questions_are_answered_apart(report):
     depth = "undecided" if report.findings[-1]["cause"] == "straddles" else said[report.depth_used]
     off = report.values["cosine_error"]
     why = "" if off is None else "the reference is altered" if report.altered else f"off float64 by {off:.1g}"
+    alone = "of the gradient alone, " * (report.unclamped_exact is True and report.credit_exact is None)
+    why = alone + why if why else why
     exact = said[report.unclamped_exact] + (why and f" ({why})")
     start = f"clamped cosine readable: {said[report.clamped_readable]} · unclamped cosine exact: {exact}"
     assert line == f"{start} · depth used: {depth}" + (f" · sub-mode: {report.submode}" if report.submode else "")

@@ -445,7 +445,8 @@ def test_weights_of_two_blocks_do_not_show_what_a_layer_without_weights_hands_on
     writers = ["embed", *(f"blocks.{i}.feedback" for i in range(DEPTH))]
     trace, notes = recorded(net, x, y, writers=writers)
     assert [(n.code, n.values["why"], n.values["sites"]) for n in notes] == [
-        ("unproven-credit", "shared", [1])
+        ("unproven-credit", "shared", [1]),
+        ("unproven-credit", "tied", [2]),  # what lies inside is not compared there either
     ]  # from block 2 it flows on
     for ours, theirs in zip(trace.credits, net.known(trace), strict=True):
         assert gap(ours, theirs) < 1e-5
@@ -603,8 +604,13 @@ class Tied(nn.Module):
 
 def test_tied_weights_are_proven_with_what_they_get_at_the_other_end():
     net, (x, y) = Tied(), example(1, tokens=True)[0]
-    _, notes = recorded(net, x, y)
-    assert notes == []
+    _, (note,) = recorded(net, x, y)  # and what lies inside the stem is not looked at, which is said
+    values = {"proof": "inside", "why": "tied", "detail": "1 of them: embed.weight", "sites": [0]}
+    assert (note.code, note.site, note.values) == ("unproven-credit", 0, values)
+    assert note.text == (
+        "it could not be proven that the backward pass inside each module hands its credit on unaltered: weights that "
+        "are used outside their module too were not looked at (1 of them: embed.weight)"
+    )
 
 
 def test_weights_of_two_blocks_at_once_can_not_show_it():
@@ -1064,3 +1070,20 @@ def test_a_stream_that_is_a_parameter_keeps_no_hook():
     net.table.register_hook(lambda grad: heard.append(grad.clone()))
     loss.backward()
     assert torch.equal(net.table.grad, heard[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("writers", ["embed", 5, {"embed": 1}, "x" * 5000])
+def test_writers_are_a_list(writers: Any):
+    with pytest.raises(wb.InputError, match="Expected writers to be a list of modules or dotted paths") as told:
+        wb.recorded(made("dfa"), writers=writers)
+    assert len(str(told.value)) < 300
+
+
+@pytest.mark.parametrize("writer", ["nowhere", None, list(range(5000))])
+def test_a_writer_that_is_no_module(writer: Any):
+    net, (x, y) = made("dfa"), example(1)[0]
+    with pytest.raises(
+        wb.WalkbackError, match=r"Expected .* (to be the dotted path of a module|or a dotted path)"
+    ) as told:
+        recorded(net, x, y, writers=[writer] * (len(net.blocks) + 1))
+    assert len(str(told.value)) < 1000

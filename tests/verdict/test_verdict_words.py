@@ -174,9 +174,9 @@ def test_what_flags_without_deciding_stands_in_the_line(norms, edition, line):
 def test_the_two_facts_of_a_measurement_can_differ_and_both_are_printed():
     report = wb.diagnose(wb.selftest.exploded(), BATCHES, 0.6, 0.3, probes=["intrinsic"])
     assert (report.clamped_readable, report.unclamped_exact) == (False, True)
-    assert "clamped cosine readable: no · unclamped cosine exact: yes (off float64 by " in report.details()
+    assert "clamped cosine readable: no · unclamped cosine exact: yes (of the gradient alone, off " in report.details()
     assert "measurement valid" not in report.details()
-    assert re.search(r"; the intrinsic D2 passes \(cosines off float64 by \de-1\d\)$", report.verdict_line)
+    assert re.search(r"; the intrinsic D2 passes \(gradient off float64 by \de-1\d\)$", report.verdict_line)
     again = wb.judge(report, "intrinsic")
     assert again.verdict == "passes"
     assert re.search(r"; the published D2 flags \(‖g_L‖ 1\.\de-11\)$", again.verdict_line)

@@ -38,7 +38,8 @@ class Cosine(Mean):
             lost, zero = of - counted, counted - given
             cause = "nonfinite" if given and cosine is None else "reference" if lost else "credit"
             if cosine is None:
-                found.notes.append(Note("no-cosine", site, {**values, "cause": cause}))
+                none = {"samples": zero} if cause == "credit" else {}
+                found.notes.append(Note("no-cosine", site, {**values, "cause": cause, **none}))
                 every = "" if cause == "nonfinite" else " for every sample"
                 why.append(f"site {site}: {why_no_cosine({**values, 'cause': cause})}{every}")
                 continue

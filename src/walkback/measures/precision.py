@@ -12,8 +12,9 @@ again with weights and inputs in float64, and per site it is added up
   mean of 1 − (‖g‖/max(‖g‖, ε))·(‖a‖/max(‖a‖, ε)). This one belongs to the tool and moves with the loss's unit.
 - `absorption`: the share of f_l that h + f_l loses to rounding, ‖(h ⊕ f) − h − f‖/‖f‖, in float64 arithmetic.
 
-Of a rule with a float64 copy, the credit of the first batch is computed again as well: a credit that is a small
-difference of large states, as EP's can be, is rounding long before the gradient is. A note names the sites.
+The credit of the first batch is computed again as well, where a rule or function can be asked in float64: a credit that
+is a small difference of large states, as EP's can be, is rounding long before the gradient is. A note names the sites,
+and `conditions["intrinsic"]` says whether it was asked. Everything above is about the gradient alone.
 
 A network that is float64 already, or can't run in it, is compared with itself after one rounding error in every weight
 and input (each multiplied by 1 ± its dtype's epsilon). That shows how rounding is amplified, but not a cancellation
@@ -23,6 +24,7 @@ that comes out the same both times: it is a lower bound, and `conditions["intrin
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,7 @@ from torch import Tensor, nn
 
 from walkback.errors import InputError, shown
 from walkback.measures.accumulate import to_float64_device
-from walkback.measures.credit_rounding import credit_again
+from walkback.measures.credit_rounding import CreditRounding
 from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
 from walkback.measures.rounding import by_largest, least_norm, unit_rows
@@ -53,6 +55,8 @@ FLOAT64, PERTURBED = "float64", "perturbed rounding"
 @dataclass(frozen=True)
 class Intrinsic:
     """Ask for the reference in float64 beside the one measured: one more pass per batch.
+
+    The credit of the first batch is asked for twice more, once in float64, to see whether it is rounding.
 
     Args:
         seed: of the rounding errors, where float64 is out of reach.
@@ -83,10 +87,15 @@ class IntrinsicMeter:
     True
     """
 
-    def __init__(self, tracer: Tracer, probe: Intrinsic | None = None, credit: Credit | None = None) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        probe: Intrinsic | None = None,
+        credit: Credit | None = None,
+        paired: Callable[[Trace], Trace] = lambda trace: trace,
+    ) -> None:
         self.tracer, self.seed = tracer, (probe or Intrinsic()).seed
-        self._credit = credit if isinstance(credit, nn.Module) else None  # a rule: it can be copied to float64
-        self._rounded: tuple[str, list[Note]] = "", []
+        self._rounding = None if credit is None else CreditRounding(tracer, credit, paired)
         tracer.keep_branches = True
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
@@ -101,8 +110,8 @@ class IntrinsicMeter:
         """Take one batch into account: what the tracer just gave."""
         with no_autocast(trace.losses.device), no_autocast(torch.device("cpu")):
             exact = None if self._given_up else self._exact(trace)
-            if self._credit is not None and exact is not None and self.method == FLOAT64 and not self.samples:
-                self._rounded = credit_again(self.tracer.model, self._credit, trace, exact)
+            if self._rounding is not None and exact is not None and self.method == FLOAT64:
+                self._rounding.see(trace, exact)
             trace = to_float64_device(trace)
             with torch.no_grad():
                 if exact is not None:
@@ -217,12 +226,13 @@ class IntrinsicMeter:
     def compute(self, found: Found) -> None:
         """Give the lists of the precision table and stability_distinct."""
         sites = range(len(self.tracer.blocks) + 1)
+        again = None if self._rounding is None else self._rounding.answer(f"the reference was not either ({self.why})")
         found.conditions["intrinsic"] = {
             "method": self.method or None, "samples": self.samples, "absorption": self._absorption or None,
             **({"instead of float64 because": self.why} if self.why else {}),
-            **({"credit": self._rounded[0]} if self._rounded[0] else {}),
+            **(again.conditions if again else {}),
         }  # fmt: skip
-        found.notes += self._rounded[1]
+        found.notes += again.notes if again else ()
         out = f"the reference could not be computed again ({self.why})" if self._given_up else ""
         no_credit = ("exact", 0) not in self._sum
         for name, values, missing in (

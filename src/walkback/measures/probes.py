@@ -69,6 +69,8 @@ class Perturbation:
 class Nudging:
     """The change of the loss after a step along −a_l/‖a_l‖ at one site: η long, η‖h_l‖ long, and η√d long.
 
+    A sample whose credit is zero makes no step and counts as no change, also where that is every sample of a site.
+
     Args:
         eta: the step.
         samples: at least this many samples are used (whole batches).
@@ -192,9 +194,10 @@ class _Run:
         perturbed = isinstance(self.probe, Perturbation)
         zero = "is zero, or the loss does not change, at some sites"
         zero = zero if perturbed else "is zero at some sites, so a step has no direction"
+        steps = () if perturbed else self.probe.quantities  # along the credit: without one nothing moves
         left: dict[tuple[tuple[int, int], ...], list[str]] = {}  # how many, at which sites -> the numbers without them
         for name, per_site in self.values.items():
-            means, empty, left_out = zip(*map(_mean_of, per_site))
+            means, empty, left_out = zip(*(_mean_of(parts, name in steps) for parts in per_site))
             found.values["probes"][name] = list(means)
             missing = [site for site, mean in enumerate(means) if mean is None]
             broken = [str(site) for site in missing if empty[site] < self.samples]
@@ -327,12 +330,14 @@ def _pearson(a: Float[Tensor, "batch n"], b: Float[Tensor, "batch n"]) -> tuple[
     return (a * b).sum(1) / lengths, lengths == 0
 
 
-def _mean_of(parts: Sequence[tuple[Tensor, Tensor, Tensor]]) -> tuple[float | None, int, int]:
+def _mean_of(parts: Sequence[tuple[Tensor, Tensor, Tensor]], step: bool) -> tuple[float | None, int, int]:
     """Return (the mean over samples, how many have no value of their own, how many are left out).
 
-    A sample without a signal counts as 0. There is no mean where no sample has one, or where a value is not finite.
+    A sample without a signal counts as 0. There is no mean where a value is not finite, nor, unless it is of a `step`
+    along the credit, where no sample has a signal.
     """
     values, none, left = (torch.cat(each).cpu() for each in zip(*parts))
     kept = values.double().where(~none, 0.0)[~left]
-    mean = float(kept.mean()) if bool((~none & ~left).any()) and bool(kept.isfinite().all()) else None
+    some_signal = step or bool((~none & ~left).any())
+    mean = float(kept.mean()) if some_signal and len(kept) and bool(kept.isfinite().all()) else None
     return mean, int((none | left).sum()), int(left.sum())

@@ -16,7 +16,7 @@ from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import CONTROL, Accuracy, Claim, accuracies
 from walkback.verdict.editions import decide
 from walkback.verdict.findings import Verdict
-from walkback.verdict.notes import clamped_readable, notes_on, unclamped_exact
+from walkback.verdict.notes import clamped_readable, credit_exact, notes_on, unclamped_exact
 from walkback.verdict.statistics import one_per_seed, paired_counts
 
 
@@ -38,6 +38,9 @@ def make_report(
     reasons = dict.fromkeys(sorted(missing), NOT_MEASURED) | m.reasons
     if v["depth"].reason and v["depth"].value is None:
         reasons["depth_margin_pp"] = v["depth"].reason
+    asked = m.conditions.get("intrinsic")
+    if credit_exact(m) is None and isinstance(asked, Mapping) and asked.get("credit"):
+        reasons["credit_exact"] = str(asked["credit"])
     remark = [Note("remark", None, {"text": str(notes)})] if notes else []
     return Report(
         edition=v.edition,
@@ -46,6 +49,7 @@ def make_report(
         measurement_valid=v.measurement_valid,
         clamped_readable=clamped_readable(m, thresholds),
         unclamped_exact=unclamped_exact(m, thresholds),
+        credit_exact=credit_exact(m),
         depth_used=v.depth_used,
         submode=v.submode,
         nonfinite=tuple({**note.values, "site": note.site} for note in m.nonfinite),

@@ -33,7 +33,9 @@ class Report:
         failed: the checks that walk the claim back, such as ("D1", "D2").
         measurement_valid: is the reference valid by the edition's own check? True, False, or None (not tested).
         clamped_readable: can the cosine be read as scripts compute it, with ε = 1e-8, in this dtype?
-        unclamped_exact: is the cosine without a clamp the one that float64 gives? None where that was not asked.
+        unclamped_exact: is the cosine without a clamp the one that float64 gives? None where that was not asked; where
+            `credit_exact` is None, it was asked of the gradient alone.
+        credit_exact: does float64 give the credit the same cosines? None where it was not asked; `reasons` says why.
         depth_used: do trained blocks beat frozen ones? True, False, or None (not tested).
         nonfinite, altered, doubted: what is wrong with the reference itself, as data.
         notes: everything else that is to be said, as Notes; `advisories` has them as sentences.
@@ -61,6 +63,7 @@ class Report:
     notes: tuple[Note, ...] = ()
     clamped_readable: bool | None = None
     unclamped_exact: bool | None = None
+    credit_exact: bool | None = None
     nonfinite: tuple[dict[str, Any], ...] = ()
     altered: dict[str, Any] | None = None
     doubted: dict[str, Any] | None = None
@@ -172,7 +175,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values in the shape of schema `walkback.report/2`."""
         order = ("schema", "method", "edition", "verdict", "failed", "measurement_valid", "clamped_readable",
-                 "unclamped_exact", "depth_used", "submode", "nonfinite", "altered", "doubted")  # fmt: skip
+                 "unclamped_exact", "credit_exact", "depth_used", "submode", "nonfinite", "altered",
+                 "doubted")  # fmt: skip
         flat = {f.name: getattr(self, f.name) for f in fields(self)}
         flat |= {name: list(flat[name]) for name in ("failed", "chain", "findings", "nonfinite")}
         flat["notes"] = [note.to_dict() for note in self.notes]

@@ -123,20 +123,32 @@ def _other_edition(note: Note) -> str:
     v = note.values
     if v["edition"] == "intrinsic":
         return f"the published D2 {'flags' if v['exact'] else 'passes'} (‖g_L‖ {v['g_norm']:.2g})"
-    return f"the intrinsic D2 {'passes' if v['exact'] else 'flags'} (cosines off float64 by {v['error']:.1g})"
+    return f"the intrinsic D2 {'passes' if v['exact'] else 'flags'} (gradient off float64 by {v['error']:.1g})"
 
 
 def answers(report: Report) -> list[tuple[str, str]]:
     """Return the questions every report answers, with yes, no, not tested, undecided; and the sub-mode, if any."""
-    off = report.values.get("cosine_error")
-    why = "" if off is None else " (the reference is altered)" if report.altered else f" (off float64 by {off:.1g})"
     straddles = report.depth_used is None and report.findings and dv.deciding_depth(report)["cause"] == "straddles"
     lines = [
         ("clamped cosine readable", _YES[report.clamped_readable]),
-        ("unclamped cosine exact", _YES[report.unclamped_exact] + why),
+        ("unclamped cosine exact", _exact(report)),
         ("depth used", "undecided" if straddles else _YES[report.depth_used]),
     ]
     return [*lines, ("sub-mode", report.submode)] if report.submode else lines
+
+
+def _exact(report: Report) -> str:
+    """Return whether the unclamped cosine is exact, and of what that was tested: gradient and credit, or one alone."""
+    off, word = report.values.get("cosine_error"), _YES[report.unclamped_exact]
+    if off is None:
+        return word
+    if report.altered:
+        return f"{word} (the reference is altered)"
+    rounded = [str(note.site) for note in coded(report.notes, "rounded-credit")]
+    if report.credit_exact is False and rounded:
+        return f"{word} (the credit is rounding at site{'s' * (len(rounded) > 1)} {', '.join(rounded)})"
+    alone = "of the gradient alone, " if report.unclamped_exact and report.credit_exact is None else ""
+    return f"{word} ({alone}off float64 by {off:.1g})"
 
 
 # -- tables --------------------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def check_backward(tracer: Tracer, trace: Trace) -> BackwardCheck:
     size = 8 * sum(t.numel() for t in (*parameters_of(model), *buffers_of(model)))
     copies = has_float64(device) and size <= COPY_LIMIT and not is_sharded(model)
     dtypes = [torch.float64] if torch.float64 in native or copies else []
-    if not narrow or all(p.dtype == torch.float32 for p in parameters_of(model)):
+    if torch.float64 not in native and (not narrow or all(p.dtype == torch.float32 for p in parameters_of(model))):
         dtypes.append(torch.float32)
     cause, what = "no-copy", _no_copy(device, model, size)
     for dtype in dtypes:

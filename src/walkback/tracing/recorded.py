@@ -8,7 +8,7 @@ the credit of that site.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import CreditError, InputError, WalkbackError, shown
+from walkback.errors import CreditError, InputError, WalkbackError, cut, shown
 from walkback.network.anatomy import Anatomy, Part, unwrap
 from walkback.network.batch import Inputs, call, mapped
 from walkback.network.loss import Loss, cross_entropy
@@ -84,6 +84,12 @@ def recorded(
         anatomy = Anatomy.of(unwrap(model), **anatomy)
     if train is not None and not isinstance(train, bool):
         raise InputError(f"Expected train to be True, False or None, but got {shown(train)}.")
+    if writers is not None and (isinstance(writers, str | Mapping) or not isinstance(writers, Iterable)):
+        raise InputError(
+            "Expected writers to be a list of modules or dotted paths, one for every site, but got "
+            + shown(writers)
+            + "."
+        )
     return Recorded(model, backward, anatomy, None if writers is None else tuple(writers), train=train)
 
 
@@ -194,6 +200,7 @@ class Recorded:
         derived = self._derived(trace, heard)
         unknown: dict[Shown, list[int]] = {}
         altered: dict[int, tuple[str, float, int, int]] = {}  # site -> module, difference, parameters altered, of
+        tied: dict[int, list[str]] = {}  # site -> weights that are used elsewhere too, which are not compared inside
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
@@ -222,8 +229,15 @@ class Recorded:
                 own = [name for name in proof.compared if name not in derived.shared[key]]
                 gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
                 altered |= {site: (module, gap, len(names), len(own))} if names else {}
+                trained = () if isinstance(grads, str) else (name for name, grad in grads.items() if grad is not None)
+                elsewhere = [f"{module}.{name}" for name in trained if name in derived.shared[key]]
+                tied |= {site: elsewhere} if elsewhere and not proof.why else {}
         for proof, sites in unknown.items():
             self._unproven("weights", proof.why, proof.detail, sites)
+        if tied:
+            names = [name for some in tied.values() for name in some]
+            count = f"{len(names)} of them: {', '.join(names)}"
+            self._unproven("inside", "tied", cut(count, 80), list(tied))
         if altered:
             modules, gaps, some, of = map(list, zip(*altered.values()))
             values = {"sites": list(altered), "modules": modules, "difference": max(gaps)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from walkback.errors import InputError
 from walkback.network.batch import Inputs, call, mapped
-from walkback.network.values import first_tensor, fragile, members, parameters_of, places, stream_of, swapped
+from walkback.network.values import first_tensor, fragile, logits_of, members, parameters_of, places, stream_of, swapped
 from walkback.tracing.calls import listen
 from walkback.tracing.capture import called_at, with_stream
 from walkback.tracing.sites import moved_layers
@@ -39,6 +39,24 @@ def double_weights(model: nn.Module) -> dict[str, Tensor]:
     for _, t in places(model):
         wide.setdefault(id(t), t.detach().double() if t.is_floating_point() else t.detach())
     return {name: wide[id(t)] for name, t in places(model)}
+
+
+def without_gradients(model: nn.Module, run: Callable[[Weights], Tensor], weights: Weights) -> Tensor:
+    """Return what `run` returns without gradients, or with them where that fails: a pass may put hooks on tensors."""
+    try:
+        with torch.no_grad():
+            return run(weights)
+    except RuntimeError:
+        with torch.enable_grad():
+            return run(_trained(model, weights)).detach()
+
+
+def _trained(model: nn.Module, weights: Weights) -> Weights:
+    """Return the weights with those of them that are trained in need of gradients, as the network's own are."""
+    if weights is None:
+        return None
+    needs = {name for name, p in places(model) if isinstance(p, nn.Parameter) and p.requires_grad}
+    return {name: t.detach().requires_grad_() if name in needs else t for name, t in weights.items()}
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -126,6 +144,10 @@ def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: We
     made: list[Tensor] = []
     batch_first = tracer.layout.batch_first
 
+    def run(weights: Weights) -> Tensor:
+        made.clear()
+        return logits_of(tracer.run(mapped(x, torch.clone), weights))
+
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stream = stream_of(module, args, kwargs)
         assert stream is not None
@@ -134,12 +156,12 @@ def branches_at(tracer: Tracer, x: Inputs, states: Sequence[Tensor], weights: We
     def after(module: nn.Module, output: Any) -> None:
         branch = first_tensor(members(output))
         assert branch is not None
-        made.append(batch_first(branch).clone())
+        made.append(batch_first(branch).detach().clone())
 
     with ExitStack() as stack:
         for block, _ in called_at(tracer.anatomy):
             listen(stack, block, before, after, tracer.anatomy.by_forward)
-        tracer.run(mapped(x, torch.clone), weights)
+        without_gradients(tracer.model, run, weights)
     if tracer.branch:
         return list(made)
     return [new - h if new.shape == h.shape else None for h, new in zip(states, made)]

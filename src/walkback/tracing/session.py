@@ -299,12 +299,15 @@ class Tracer:
             self.layout = replace(self.layout, copies=before.copies, widens=before.widens)
         return self._reference.applied_again(trace, weights)
 
-    @torch.no_grad()
     def logits_at(self, x: Inputs, deltas: Deltas, weights: Weights) -> Tensor:
         """Return what the network answers with `deltas[site]` (shaped like h_site) added to the stream at each site."""
         self._refuse_outside("logits_at")
-        with rerun.moved(self, deltas, weights):
-            return logits_of(self.run(mapped(x, lambda t: t.detach().clone()), weights))
+
+        def run(weights: Weights) -> Tensor:
+            with rerun.moved(self, deltas, weights):
+                return logits_of(self.run(mapped(x, lambda t: t.detach().clone()), weights))
+
+        return rerun.without_gradients(self.model, run, weights)
 
     def replay(self, x: Inputs, y: Tensor, deltas: Deltas, weights: Weights) -> Tensor:
         """Return (B,) losses of the batch with `deltas[site]` (shaped like h_site) added to the stream at each site."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from walkback.errors import InputError
 from walkback.network.anatomy import Anatomy, Layers, Part
+from walkback.network.lookup import find_part
 from walkback.network.values import named_parameters_of, parameters_of
 from walkback.tracing.makers import Key
 
@@ -38,7 +39,7 @@ class Writers:
             )
         sites = len(self.layers or (*self.blocks, None))
         if writers is not None:
-            self.by_key = dict(enumerate(model.get_submodule(w) if isinstance(w, str) else w for w in writers))
+            self.by_key = dict(enumerate(find_part(model, w) for w in writers))
             if len(self.by_key) != sites:
                 first = "" if self.layers else " The first is the stem."
                 raise InputError(

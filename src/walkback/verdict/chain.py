@@ -78,7 +78,8 @@ def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
     if error is not None:
         relation = "above" if error > reference.limit else "within"
         parts.append(
-            f"rounding puts a cosine off by {error:.2g} at most (site {site}), {relation} {reference.limit:.2g}"
+            f"rounding of the gradient puts a cosine off by {error:.2g} at most (site {site}), "
+            f"{relation} {reference.limit:.2g}"
         )
     clamp = max((e for e in m.epsilon_share if e is not None), default=0.0)
     if clamp > 0.005:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import sqrt
 from typing import Any
@@ -72,8 +72,19 @@ def clamped_readable(m: Measurements, thresholds: DiagnosticThresholds) -> bool 
 
 
 def unclamped_exact(m: Measurements, thresholds: DiagnosticThresholds) -> bool | None:
-    """Return whether the cosine without a clamp is the one that float64 gives; None where that was not asked."""
-    return all_clear(reference_precision("D2", m, thresholds))
+    """Return whether the cosine without a clamp is the one that float64 gives; None where that was not asked.
+
+    It is not where the gradient is rounding, nor where the credit is seen to be (`credit_exact`).
+    """
+    return False if credit_exact(m) is False else all_clear(reference_precision("D2", m, thresholds))
+
+
+def credit_exact(m: Measurements) -> bool | None:
+    """Return whether float64 gives the credit of the first batch the same cosines; None where it was not asked."""
+    asked = m.conditions.get("intrinsic")
+    if not isinstance(asked, Mapping) or asked.get("credit_again") is not True:
+        return None
+    return not coded(m.notes, "rounded-credit")
 
 
 def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) -> tuple[Note, ...]:

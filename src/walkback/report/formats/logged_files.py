@@ -60,7 +60,11 @@ def position(row: Mapping[str, Any], where: str = "") -> tuple[int, int]:
 
 
 def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
-    if path.is_dir():
+    try:
+        folder = path.is_dir()
+    except OSError as error:  # a name that is too long: a text in place of a path
+        raise FormatError(f"Expected a file at {shown(str(path))}, but: {error.strerror}.") from None
+    if folder:
         if not (path / "report.json").exists():
             raise FormatError(
                 f"Expected a file of numbers, or the folder of a run with its report.json, but {path} is a folder "

@@ -243,7 +243,12 @@ class Document(_Exact):
         "Is the cosine as scripts compute it, with an epsilon of 1e-8, readable in this dtype?"
     )
     unclamped_exact: bool | None = _told(
-        "Is the cosine without a clamp the one that float64 gives? null where it was not asked."
+        "Is the cosine without a clamp the one that float64 gives? null where it was not asked; of the gradient alone "
+        "where credit_exact is null."
+    )
+    credit_exact: bool | None = _told(
+        "Does float64 give the credit the same cosines? null where it was not asked: exactness is then the gradient's.",
+        default=None,
     )
     depth_used: bool | None
     submode: Literal["drift-dominated", "noise-dominated"] | None
