@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, cut
 from walkback.measures.intervals import half_width
-from walkback.measures.readout import Rows, accuracy, choose, score
+from walkback.measures.readout import Rows, accuracy, fit, refit
 from walkback.measures.vectors import pool_at, readers, site_vectors
 from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.network.anatomy import Anatomy, unwrap
@@ -83,8 +83,8 @@ def depth(
                 "Expected two or more test samples, since their spread is part of the answer, but got one."
             )
         anatomy = first.fitted.layers or anatomy  # as a batch showed them
-        strengths[TRAINED].append(choose(*first.fitted.head, seed))
-        right = first.right("head", strengths[TRAINED][0])
+        right, strength = first.refitted(seed)
+        strengths[TRAINED].append(strength)
         every = range(len(first.fitted.states))
         probes[TRAINED] = [accuracy(first.right(site, strengths[TRAINED][0])) for site in every]
         probes[RANDOM] = [0.0 for _ in every]
@@ -95,11 +95,12 @@ def depth(
                 _randomise(bare, first.fitted.blocks, build, anatomy)
                 _settle(bare, first.fitted.blocks, seen)
             drawn = Pair.of(bare, seen, unseen, anatomy).like(first)
-            strengths[RANDOM].append(choose(*drawn.fitted.head, seed))
-            rivals.append(drawn.right("head", strengths[RANDOM][-1]))
+            rival, strength = drawn.refitted(seed)
+            rivals.append(rival)
+            strengths[RANDOM].append(strength)
             for site in every:
                 same = torch.equal(drawn.fitted.at(site), first.fitted.at(site))  # what the stem alone makes
-                probe = probes[TRAINED][site] if same else accuracy(drawn.right(site, strengths[RANDOM][-1]))
+                probe = probes[TRAINED][site] if same else accuracy(drawn.right(site, strength))
                 probes[RANDOM][site] += probe / draws
             found.rewind()
         without, why = _without(bare, seen, unseen, anatomy, first, strengths[TRAINED][0])
@@ -137,10 +138,6 @@ class Features:
     layers: Anatomy | None = None  # of one
     fixed: str = ""  # why a block can't be left out
 
-    @property
-    def head(self) -> tuple[Tensor, Tensor]:
-        return self.read, self.labels
-
     def at(self, name: int | str) -> Tensor:
         return self.read if isinstance(name, str) else self.states[name]
 
@@ -148,7 +145,7 @@ class Features:
     def of(model: nn.Module, batches: Batches, anatomy: Any) -> Features:
         """Return the features of all samples in a batch's order."""
         states: list[Rows] = []
-        read, labels, heard = Rows(), [], []
+        read, labels, heard, tokens = Rows(), [], [], True
         with Tracer(model, anatomy) as tracer:
             for x, y in islice(pairs(batches, tracer.model), 1):
                 tracer.settle(x, y)
@@ -157,7 +154,10 @@ class Features:
             try:
                 for x, y in pairs(batches, tracer.model):
                     heard.clear()
-                    trace = tracer.trace(x, y)
+                    # Where no token has to be found, gradients say nothing here: one batch shows how to read the rest.
+                    trace = tracer.trace(x, y) if tokens else tracer.states(x, y)
+                    at = readers(trace) if tokens else None
+                    tokens = tokens and (bool(tracer.layer_sites) or any(h.ndim == 3 for h in (*trace.states, *heard)))
                     if trace.labels.ndim != 1 or trace.labels.is_floating_point():
                         raise InputError(
                             "Expected one class per sample as labels (B,), which a refitted readout predicts, but got "
@@ -171,10 +171,9 @@ class Features:
                             "Wrap each step in a module that returns the new state, and name those as blocks."
                         )
                     states = states or [Rows() for _ in trace.states]
-                    at = readers(trace)
                     for rows, state in zip(states, trace.states):
                         rows.add(site_vectors(state, pool_at(trace, state), at, trace.mask))
-                    read.add(_read_by(head, heard, trace))
+                    read.add(_read_by(head, heard, trace, at))
                     labels.append(trace.labels.cpu())
             finally:
                 hook.remove()
@@ -203,8 +202,12 @@ class Pair:
 
     def right(self, name: int | str, strength: float) -> Tensor:
         """Return (N,) which test samples a readout of a site, or of what the head reads, gets right."""
-        a, b = self.fitted, self.compared
-        return score(a.at(name), a.labels, b.at(name), b.labels, strength)
+        return fit(self.fitted.at(name), self.fitted.labels, strength)(self.compared.at(name)) == self.compared.labels
+
+    def refitted(self, seed: int) -> tuple[Tensor, float]:
+        """Return (N,) which test samples a readout of what the head reads gets right, and its ridge, chosen."""
+        readout, strength = refit(self.fitted.read, self.fitted.labels, seed)
+        return readout(self.compared.read) == self.compared.labels, strength
 
     def like(self, other: Pair) -> Pair:
         """Return this pair, or raise where its samples come in another order: they could not be paired."""
@@ -232,10 +235,10 @@ def _head(tracer: Tracer) -> nn.Linear:
     )
 
 
-def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
+def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace, at: Tensor | None) -> Tensor:
     """Return (B, d) what the head reads of each sample, once it is shown that logits are the head's map of it."""
     if heard:
-        rows = site_vectors(heard[-1], trace.pool, readers(trace), trace.mask) if heard[-1].ndim == 3 else heard[-1]
+        rows = site_vectors(heard[-1], trace.pool, at, trace.mask) if heard[-1].ndim == 3 else heard[-1]
         if rows.ndim == 2 and rows.shape[1] == head.in_features and len(rows) == len(trace.labels):
             made = F.linear(rows.to(head.weight.dtype), head.weight, head.bias).detach().double()
             logits = trace.logits.double()
@@ -391,7 +394,7 @@ def _pixels(seen: Batches, unseen: Batches, seed: int) -> tuple[float | None, st
         parts += [rows.whole(), torch.cat(labels)]
     x, y, other, labels = parts
     return (None, "inputs have different shapes") if x.shape[1] != other.shape[1] else (
-        accuracy(score(x, y, other, labels, choose(x, y, seed))), ""
+        accuracy(refit(x, y, seed)[0](other) == labels), ""
     )  # fmt: skip
 
 
