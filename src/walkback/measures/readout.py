@@ -130,6 +130,12 @@ class Problem:
         linear = float((weight * self.sums).sum() + (bias * self.shares).sum())
         return total / self.count - linear, by_weight / self.count - self.sums, by_bias / self.count - self.shares
 
+    def doubt(self, weight: Tensor, bias: Tensor) -> float:
+        """Return the mean of p (1 − p) over samples and classes: the curvature that the softmax has there."""
+        narrow, shift = weight.to(self.kind), bias.to(self.kind)[:, None]
+        squares = sum(float(torch.mm(narrow, rows.T).add_(shift).softmax(0).pow_(2).sum()) for rows in self.parts())
+        return (1 - squares / self.count) / self.classes
+
     def spread(self, fitted: int) -> Tensor | None:
         """Return the features' covariance (d, d), of some of them, to fit a readout to so many samples.
 
@@ -159,10 +165,23 @@ class Start:
 def solve(problem: Problem, strength: float, start: Start) -> Readout:
     """Return the readout of least cross-entropy + strength · ‖weight‖², by L-BFGS.
 
-    Its unknowns are the weights times a root of the curvature that the loss has where all weights are zero, so that the
-    curvature there is 1 in all directions, and half the squared length of the gradient is about what is left to gain.
+    Where predictions have become sure the loss is flatter than at the start: then it goes on from there.
     """
-    even = float((problem.shares * (1 - problem.shares)).mean().clamp(min=1e-3))  # the curvature of a softmax there
+    even = float((problem.shares * (1 - problem.shares)).mean().clamp(min=1e-6))  # the curvature of the softmax
+    while True:
+        found = _solve(problem, strength, start, even)
+        now = max(1e-6, problem.doubt(found.weight, found.bias))
+        if now > even / 2:
+            return found
+        start, even = Start(found.weight, found.bias, start.spread), now
+
+
+def _solve(problem: Problem, strength: float, start: Start, even: float) -> Readout:
+    """Solve in unknowns that are the weights times a root of the loss's curvature, as far as it is known.
+
+    So the curvature is about 1 in all directions, and half the squared length of the gradient about what is left to
+    gain.
+    """
     root = _root(start.spread, even, strength, problem)
     weight, bias = root.times(start.weight).requires_grad_(), (even**0.5 * start.bias).requires_grad_()
     enough = (2 * EXCESS[problem.kind] / (weight.numel() + bias.numel())) ** 0.5
@@ -188,17 +207,17 @@ class _Root:
     triangle: Tensor | float
 
     def times(self, weight: Tensor) -> Tensor:
-        return weight * self.triangle if isinstance(self.triangle, float) else weight @ self.triangle
+        return weight @ self.triangle if isinstance(self.triangle, Tensor) else weight * self.triangle
 
     def over(self, weight: Tensor) -> Tensor:
         """Return weight · R⁻¹: `times` undone."""
-        if isinstance(self.triangle, float):
+        if not isinstance(self.triangle, Tensor):
             return weight / self.triangle
         return torch.linalg.solve_triangular(self.triangle, weight, upper=False, left=False)
 
     def over_transposed(self, slope: Tensor) -> Tensor:
         """Return slope · R⁻ᵀ: the slope along what `times` gives."""
-        if isinstance(self.triangle, float):
+        if not isinstance(self.triangle, Tensor):
             return slope / self.triangle
         return torch.linalg.solve_triangular(self.triangle.T, slope, upper=True, left=False)
 
@@ -235,13 +254,13 @@ def _moments(x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
     The mean is one of `kind`, so that what is centred in it and what is centred in float64 is the same.
     """
     mean = (sum(part.sum(0, dtype=torch.float64) for part in _split(x)) / len(x)).to(kind)  # type: ignore[union-attr]
-    squares, rest, largest = 0.0, 0.0, 0.0
+    squares, rest, largest = torch.zeros_like(mean).double(), torch.zeros_like(mean).double(), 0.0
     for part in _split(x):
         centred = part.to(kind) - mean
         squares = squares + torch.linalg.vector_norm(centred, dim=0, dtype=torch.float64).pow(2)
         rest = rest + centred.sum(0, dtype=torch.float64)
         largest = max(largest, float(part.abs().max()))
-    variance = (squares - rest**2 / len(x)) / max(1, len(x) - 1)  # type: ignore[operator]
+    variance = (squares - rest**2 / len(x)) / max(1, len(x) - 1)
     std = variance.clamp(min=0).sqrt()
     return mean.double(), std.clamp(min=1e-12 * (1 + largest))
 
