@@ -291,6 +291,53 @@ def test_the_fit_is_at_its_optimum_whatever_the_scale_of_features() -> None:
     assert (predicts == softmax_regression(x, y, 1e-2)(x)).mean() > 0.99
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_large_features_are_fitted_in_float32_to_the_optimum_of_float64(
+    monkeypatch: pytest.MonkeyPatch, wide: bool
+) -> None:
+    """SciPy's own minimiser on the plain problem, of correlated features; with and without their covariance."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(3000, 12)) @ rng.normal(size=(12, 12)) + 5
+    y = np.argmax(x @ rng.normal(size=(12, CLASSES)) + 4 * rng.normal(size=(3000, CLASSES)), 1)
+    monkeypatch.setattr(readout, "LARGE", 1000)
+    monkeypatch.setattr(readout, "PART", 5000)
+    if wide:
+        monkeypatch.setattr(readout.Problem, "spread", lambda _self, _fitted: None)
+    found = fit(torch.tensor(x), torch.tensor(y), 1e-4)
+    assert readout.Problem(torch.tensor(x), torch.tensor(y), CLASSES).kind == torch.float32
+    expected = by_scipy(x, y, 1e-4)(x)
+    logits = found.logits(torch.tensor(x)).numpy()
+    losses = [np.mean(logsumexp(z, 1) - z[np.arange(len(y)), y]) for z in (logits, expected)]
+    rows = (x - x.mean(0)) / x.std(0, ddof=1)
+    inverse = np.linalg.pinv(rows)  # the weights behind the logits, for their ridge
+    ridges = [1e-4 * ((inverse @ (z - z.mean(0))) ** 2).sum() for z in (logits, expected)]
+    assert losses[0] + ridges[0] - losses[1] - ridges[1] < 2e-5, "nats above the minimum"
+    assert np.mean(logits.argmax(1) == expected.argmax(1)) > 0.995
+
+
+def test_a_stem_of_torchs_own_modules_is_run_once_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of the answer depends on it; a stem with a forward of its own runs in every pass."""
+    torch.manual_seed(0)
+    net = wb.nets.build("resmlp", (64,), CLASSES, width=16, depth=2)
+    x = torch.randn(256, 64)
+    batches = [(x[i : i + 64], torch.arange(64) % CLASSES) for i in range(0, 256, 64)]
+    calls: list[int] = []
+    forward = nn.Linear.forward
+
+    def counted(self: nn.Linear, x: Tensor) -> Tensor:
+        calls.append(len(x)) if self.in_features == 64 else None
+        return forward(self, x)
+
+    monkeypatch.setattr(nn.Linear, "forward", counted)
+    monkeypatch.setattr(counted, "__module__", "torch.nn.modules.linear")
+    found, once = depth(net, batches, batches, draws=2), len(calls)
+    assert "forward" not in vars(net.embed)
+    calls.clear()
+    monkeypatch.setattr("walkback.measures.depth.REMEMBERED", 0)
+    assert depth(net, batches, batches, draws=2) == found
+    assert once < len(calls) / 2
+
+
 def test_states_that_are_not_finite_are_refused(trained: nn.Module) -> None:
     net = copy.deepcopy(trained)
     with torch.no_grad():

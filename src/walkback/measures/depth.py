@@ -19,13 +19,14 @@ from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, cut
 from walkback.measures.intervals import half_width
-from walkback.measures.readout import Rows, accuracy, choose, score
+from walkback.measures.readout import Rows, accuracy, fit, refit
 from walkback.measures.vectors import pool_at, readers, site_vectors
 from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.network.anatomy import Anatomy, unwrap
 from walkback.network.batch import call, pairs
 from walkback.network.given import parts_of
 from walkback.network.layers import Sites
+from walkback.network.prints import fingerprints
 from walkback.network.values import modules_of, named_modules_of, places
 from walkback.progress import track
 from walkback.registry import whole_numbers
@@ -34,6 +35,8 @@ from walkback.tracing.trace import Trace
 from walkback.tracing.untouched import set_modes, untouched
 
 __all__ = ["Depth", "depth"]
+
+REMEMBERED = 2**26  # entries of what stems make that are kept
 
 Batches = Iterable[Any]
 Build = Callable[[], nn.Module]
@@ -76,15 +79,16 @@ def depth(
     anatomy = anatomy if sites is None else parts_of(bare, anatomy, sites)
     probes: dict[str, list[float]] = {}
     strengths: dict[str, list[float]] = {TRAINED: [], RANDOM: []}
+    stems = (Stems(), Stems())
     with untouched(bare) as found:
-        first = Pair.of(bare, seen, unseen, anatomy)
+        first = Pair.of(bare, seen, unseen, anatomy, stems)
         if len(first.compared.labels) < 2:
             raise InputError(
                 "Expected two or more test samples, since their spread is part of the answer, but got one."
             )
         anatomy = first.fitted.layers or anatomy  # as a batch showed them
-        strengths[TRAINED].append(choose(*first.fitted.head, seed))
-        right = first.right("head", strengths[TRAINED][0])
+        right, strength = first.refitted(seed)
+        strengths[TRAINED].append(strength)
         every = range(len(first.fitted.states))
         probes[TRAINED] = [accuracy(first.right(site, strengths[TRAINED][0])) for site in every]
         probes[RANDOM] = [0.0 for _ in every]
@@ -94,15 +98,16 @@ def depth(
                 torch.manual_seed(seed + 1 + draw)
                 _randomise(bare, first.fitted.blocks, build, anatomy)
                 _settle(bare, first.fitted.blocks, seen)
-            drawn = Pair.of(bare, seen, unseen, anatomy).like(first)
-            strengths[RANDOM].append(choose(*drawn.fitted.head, seed))
-            rivals.append(drawn.right("head", strengths[RANDOM][-1]))
+            drawn = Pair.of(bare, seen, unseen, anatomy, stems).like(first)
+            rival, strength = drawn.refitted(seed)
+            rivals.append(rival)
+            strengths[RANDOM].append(strength)
             for site in every:
                 same = torch.equal(drawn.fitted.at(site), first.fitted.at(site))  # what the stem alone makes
-                probe = probes[TRAINED][site] if same else accuracy(drawn.right(site, strengths[RANDOM][-1]))
+                probe = probes[TRAINED][site] if same else accuracy(drawn.right(site, strength))
                 probes[RANDOM][site] += probe / draws
             found.rewind()
-        without, why = _without(bare, seen, unseen, anatomy, first, strengths[TRAINED][0])
+        without, why = _without(bare, seen, unseen, anatomy, stems, first, strengths[TRAINED][0])
     pixels, no_pixels = _pixels(seen, unseen, seed)
     worth, interval, parts = _worth(right, rivals)
     return Depth(
@@ -125,6 +130,62 @@ def depth(
 # -- features ----------------------------------------------------------------------------------------------------------
 
 
+class Stems:
+    """What the stem makes of the batches of a split: the same, whatever becomes of the blocks, so it is made once.
+
+    Only of a stem whose modules are all torch's own: others may keep something that the rest of the network reads.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # batch -> a number for each input, what the stem made
+        self._entries = 0
+
+    @contextmanager
+    def remembered(self, anatomy: Anatomy, batch: int, x: Any) -> Iterator[None]:
+        """Let the stem return, inside, what it made of this batch before; the first time, keep it."""
+        stem = anatomy.stems[0] if len(anatomy.stems) == 1 else None
+        if not isinstance(stem, nn.Module) or not isinstance(x, Tensor) or not _is_plain(stem, anatomy):
+            yield
+            return
+        prints = fingerprints(x)
+        before = self._made.get(batch)
+        if before is None or not torch.equal(before[0], prints):
+            yield from self._keep(stem, batch, prints, x)
+            return
+        stem.forward = lambda _: before[1].clone()
+        try:
+            yield
+        finally:
+            del stem.forward
+
+    def _keep(self, stem: nn.Module, batch: int, prints: Tensor, x: Tensor) -> Iterator[None]:
+        made: list[Tensor] = []
+
+        def hook(_module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if len(args) == 1 and isinstance(out, Tensor):
+                made.append(out.detach().clone())
+
+        handle = stem.register_forward_hook(hook, prepend=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+        # A first batch may be run several times, until its layout is known.
+        if made and all(m.shape == made[0].shape for m in made) and made[0].numel() <= x.numel() // 4:
+            self._entries += made[0].numel()
+            if self._entries <= REMEMBERED:
+                self._made[batch] = (prints, made[-1])
+
+
+def _is_plain(stem: nn.Module, anatomy: Anatomy) -> bool:
+    """Return whether a stem is of torch's own modules, none of which is a block's too, and nobody replaced a part."""
+    own = [*modules_of(stem)]
+    inside = {id(m) for b in anatomy.blocks if isinstance(b, nn.Module) for m in modules_of(b)}
+    return not any(
+        id(m) in inside or "forward" in vars(m) or not type(m).forward.__module__.startswith("torch.nn.") for m in own
+    )
+
+
 @dataclass(frozen=True)
 class Features:
     """What a network makes of some samples: one vector per sample of every site, and what the last linear map reads."""
@@ -137,18 +198,14 @@ class Features:
     layers: Anatomy | None = None  # of one
     fixed: str = ""  # why a block can't be left out
 
-    @property
-    def head(self) -> tuple[Tensor, Tensor]:
-        return self.read, self.labels
-
     def at(self, name: int | str) -> Tensor:
         return self.read if isinstance(name, str) else self.states[name]
 
     @staticmethod
-    def of(model: nn.Module, batches: Batches, anatomy: Any) -> Features:
+    def of(model: nn.Module, batches: Batches, anatomy: Any, stem: Stems) -> Features:
         """Return the features of all samples in a batch's order."""
         states: list[Rows] = []
-        read, labels, heard = Rows(), [], []
+        read, labels, heard, tokens = Rows(), [], [], True
         with Tracer(model, anatomy) as tracer:
             for x, y in islice(pairs(batches, tracer.model), 1):
                 tracer.settle(x, y)
@@ -157,7 +214,11 @@ class Features:
             try:
                 for x, y in pairs(batches, tracer.model):
                     heard.clear()
-                    trace = tracer.trace(x, y)
+                    # Where no token has to be found, gradients say nothing here: one batch shows how to read the rest.
+                    with stem.remembered(tracer.anatomy, len(labels), x):
+                        trace = tracer.trace(x, y) if tokens else tracer.states(x, y)
+                    at = readers(trace) if tokens else None
+                    tokens = tokens and (bool(tracer.layer_sites) or any(h.ndim == 3 for h in (*trace.states, *heard)))
                     if trace.labels.ndim != 1 or trace.labels.is_floating_point():
                         raise InputError(
                             "Expected one class per sample as labels (B,), which a refitted readout predicts, but got "
@@ -171,10 +232,9 @@ class Features:
                             "Wrap each step in a module that returns the new state, and name those as blocks."
                         )
                     states = states or [Rows() for _ in trace.states]
-                    at = readers(trace)
                     for rows, state in zip(states, trace.states):
                         rows.add(site_vectors(state, pool_at(trace, state), at, trace.mask))
-                    read.add(_read_by(head, heard, trace))
+                    read.add(_read_by(head, heard, trace, at))
                     labels.append(trace.labels.cpu())
             finally:
                 hook.remove()
@@ -198,13 +258,17 @@ class Pair:
     compared: Features
 
     @staticmethod
-    def of(model: nn.Module, train: Batches, test: Batches, anatomy: Any) -> Pair:
-        return Pair(Features.of(model, train, anatomy), Features.of(model, test, anatomy))
+    def of(model: nn.Module, train: Batches, test: Batches, anatomy: Any, stems: tuple[Stems, Stems]) -> Pair:
+        return Pair(Features.of(model, train, anatomy, stems[0]), Features.of(model, test, anatomy, stems[1]))
 
     def right(self, name: int | str, strength: float) -> Tensor:
         """Return (N,) which test samples a readout of a site, or of what the head reads, gets right."""
-        a, b = self.fitted, self.compared
-        return score(a.at(name), a.labels, b.at(name), b.labels, strength)
+        return fit(self.fitted.at(name), self.fitted.labels, strength)(self.compared.at(name)) == self.compared.labels
+
+    def refitted(self, seed: int) -> tuple[Tensor, float]:
+        """Return (N,) which test samples a readout of what the head reads gets right, and its ridge, chosen."""
+        readout, strength = refit(self.fitted.read, self.fitted.labels, seed)
+        return readout(self.compared.read) == self.compared.labels, strength
 
     def like(self, other: Pair) -> Pair:
         """Return this pair, or raise where its samples come in another order: they could not be paired."""
@@ -232,10 +296,10 @@ def _head(tracer: Tracer) -> nn.Linear:
     )
 
 
-def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace) -> Tensor:
+def _read_by(head: nn.Linear, heard: Sequence[Tensor], trace: Trace, at: Tensor | None) -> Tensor:
     """Return (B, d) what the head reads of each sample, once it is shown that logits are the head's map of it."""
     if heard:
-        rows = site_vectors(heard[-1], trace.pool, readers(trace), trace.mask) if heard[-1].ndim == 3 else heard[-1]
+        rows = site_vectors(heard[-1], trace.pool, at, trace.mask) if heard[-1].ndim == 3 else heard[-1]
         if rows.ndim == 2 and rows.shape[1] == head.in_features and len(rows) == len(trace.labels):
             made = F.linear(rows.to(head.weight.dtype), head.weight, head.bias).detach().double()
             logits = trace.logits.double()
@@ -334,7 +398,13 @@ def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Batches) -> 
 
 
 def _without(
-    model: nn.Module, seen: Batches, unseen: Batches, anatomy: Any, first: Pair, strength: float
+    model: nn.Module,
+    seen: Batches,
+    unseen: Batches,
+    anatomy: Any,
+    stems: tuple[Stems, Stems],
+    first: Pair,
+    strength: float,
 ) -> tuple[list[float] | None, str]:
     """Return the accuracies with each block left out, then with all of them; or why there are none."""
     blocks, branch = first.fitted.blocks, bool(first.fitted.branch)
@@ -347,7 +417,7 @@ def _without(
     for absent in [*([block] for block in blocks), blocks]:
         try:
             with _skipped(absent, branch):
-                out.append(accuracy(Pair.of(model, seen, unseen, anatomy).like(first).right("head", strength)))
+                out.append(accuracy(Pair.of(model, seen, unseen, anatomy, stems).like(first).right("head", strength)))
         except _NoStream:
             return None, "a block is not called with the stream as its first argument: it can't be left out"
     return out, ""
@@ -391,7 +461,7 @@ def _pixels(seen: Batches, unseen: Batches, seed: int) -> tuple[float | None, st
         parts += [rows.whole(), torch.cat(labels)]
     x, y, other, labels = parts
     return (None, "inputs have different shapes") if x.shape[1] != other.shape[1] else (
-        accuracy(score(x, y, other, labels, choose(x, y, seed))), ""
+        accuracy(refit(x, y, seed)[0](other) == labels), ""
     )  # fmt: skip
 
 

@@ -274,6 +274,25 @@ class Tracer:
             self._count += 1
             return trace
 
+    def states(self, x: Inputs, y: Tensor) -> Trace:
+        """Run a batch forward only, read as batches before it: a Trace without gradients and losses, both empty."""
+        self._refuse_outside("states")
+        if not self.layout.known or isinstance(self.anatomy, Layers):
+            return replace(self.trace(x, y), grads=(), losses=torch.empty(0))
+        with self._steady.begin():
+            try:
+                check_batch(x, y, self._count, self._device)
+                x, y = mapped(x, no_inference), no_inference(y)
+                with self._steady.look():
+                    capture, output, _ = self._forward(x, None, look=False, first=False)
+                states = tuple(map(self.layout.batch_first, capture.states(self.layout.branch)))
+                refuse_shapes(states, len(y))
+            except Exception as error:
+                raise explained(error, self.model, self._count, self._guessed())  # noqa: B904  # as in `trace`
+            index, self._count = self._count, self._count + 1
+            logits = logits_of(output).detach()
+            return Trace(states, (), None, torch.empty(0), logits, y, x, pool=self.layout.pool, index=index)
+
     def settle(self, x: Inputs, y: Tensor) -> None:
         """Run a batch, where only that shows which layers of a plain network are sites, and which read them."""
         if self._may_be_plain or (isinstance(self.anatomy, Layers) and not self.layer_sites):
