@@ -432,6 +432,25 @@ def test_files_that_are_called_like_modules_of_pythons_own(tmp_path: Path, monke
     assert [event.kind for event in local.run([Job(spec(), "runs")], retries=0) if event] == ["started", "finished"]
 
 
+def test_a_worker_that_is_reused_trains_the_same_bytes_and_one_that_failed_is_not(tmp_path: Path) -> None:
+    specs = (spec(1), spec(2, rule="test_audit_local:BrokenDFA"), spec(3), spec(4))
+    jobs = [Job(one, str(tmp_path / "runs"), depth=8) for one in specs]
+    events = [event for event in local.run(jobs, workers=1, retries=0, reuse=True) if event]
+    assert [event.kind for event in events if event.kind != "started"] == ["finished", "failed", "finished", "finished"]
+    assert "the rule is broken" in events[3].detail
+    first, broken, third, fourth = (pids(job.log) for job in jobs)
+    assert first == broken
+    assert third == fourth != first
+    for number in (0, 3):
+        train(specs[number], tmp_path / "alone", quiet=True)
+        assert weights(tmp_path / "runs", specs[number]) == weights(tmp_path / "alone", specs[number])
+        report = wb.load_bundle(tmp_path / "runs" / specs[number].name).report()
+        assert report is not None
+        assert report.depth is not None
+        assert report.depth["samples"]["train"] == 8
+    assert "the rule is broken" not in jobs[3].log.read_text(encoding="utf-8")
+
+
 def test_what_is_printed_before_a_worker_is_up_is_not_why_it_failed() -> None:
     call = [sys.executable, "-c", f"print('noise'); print({SPEAKS!r} + 'why'); exit(1)"]
     process = subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -463,7 +482,7 @@ def test_a_worker_that_ends_without_an_error_has_not_finished_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     silent = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    monkeypatch.setattr(local, "_start", lambda job: silent)
+    monkeypatch.setattr(local, "_start", lambda job, more: silent)
     *_, last = (event for event in local.run([Job(spec(), str(tmp_path))], retries=0) if event)
     assert last.kind == "failed"
     assert last.detail.startswith("ended with exit code 0, and the run is not finished\n")
@@ -594,7 +613,7 @@ def test_a_stopped_audit_stops_its_workers_and_says_how_to_go_on(tmp_path: Path)
 def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     """However that ends, the pipe it holds is closed."""
     job = Job(halting(), str(tmp_path))
-    process = local._start(job)
+    process = local._start(job, more=False)
     until(lambda: arrived("door"))
     assert process.poll() is None
     assert process.stdin is not None

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +12,15 @@ import torch
 from tabulate import tabulate
 
 from walkback.audit import Plan, audit
-from walkback.audit.executors.local import cores, importable
 from walkback.data import load
 from walkback.errors import InputError
-from walkback.progress import quietly
 from walkback.report.advice import reason
 from walkback.report.formats.logged import judge
 from walkback.report.numbers import NONE, number
 from walkback.report.report import Report
-from walkback.training.bundle import Bundle, load_bundle
+from walkback.training.bundle import load_bundle
 from walkback.training.spec import RunSpec, control_spec
-from walkback.training.worth import keep_depth, run_depth
+from walkback.training.worth import add_depth
 
 RULES = ("bp", "dfa")
 RECIPE: dict[str, Any] = {
@@ -59,10 +53,11 @@ def demo(
     """
     out = Path(out)
     todo = specs(seed, recipe)
-    outcome = audit(Plan("demo", "two rules and their controls", tuple(todo)), out, workers=workers)
+    plan = Plan("demo", "two rules and their controls", tuple(todo))
+    outcome = audit(plan, out, workers=workers, depth=DEPTH_SAMPLES, reuse=True)
     if outcome.failed:  # a rule that could not be trained is an error, not a missing row
         raise InputError("\n".join(f"{f.spec.name}: {f.detail}" for f in outcome.failed))
-    _measure_depths([out / spec.name for spec in todo[: len(RULES)]], workers or cores())
+    _measure_depths([out / spec.name for spec in todo[: len(RULES)]])
     accuracy = {spec: _report(out, spec).headline_acc for spec in todo}
     reports = []
     for spec in todo[: len(RULES)]:
@@ -86,39 +81,13 @@ def demo(
     return reports
 
 
-def _measure_depths(folders: Sequence[Path], workers: int) -> None:
-    """Add what its blocks are worth to the record of every run, once: two at a time where there are two workers."""
-    todo = [folder for folder in folders if _lacks_depth(load_bundle(folder))]
-    if min(workers, len(todo)) < 2:
-        for folder in todo:
-            measure_depth(folder)
-        return
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": importable()}
-    command = [sys.executable, "-P", "-m", "walkback.audit.demo"]
-    with ExitStack() as stack:
-        started = [
-            stack.enter_context(subprocess.Popen([*command, str(folder)], env=env, stderr=subprocess.PIPE, text=True))
-            for folder in todo
-        ]
-        said = [process.communicate()[1] for process in started]
-    for folder, process, text in zip(todo, started, said):
-        if process.returncode:
-            raise InputError(f"{folder.name}: what its blocks are worth could not be measured: {text.strip()[-300:]}")
-
-
-def _lacks_depth(bundle: Bundle) -> bool:
-    """Return whether a finished run has no measure of depth yet; one that diverged never has."""
-    report = bundle.report()
-    return report is not None and report.depth is None and not report.run.get("diverged")
-
-
-def measure_depth(folder: Path) -> None:
-    """Measure what the blocks of a finished run are worth, on one thread, and keep it in its record."""
-    bundle, threads = load_bundle(folder), torch.get_num_threads()
+def _measure_depths(folders: Sequence[Path]) -> None:
+    """Add what its blocks are worth to the record of every run that lacks it: of runs that were trained earlier."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the networks are tiny: threads only wait for each other
     try:
-        with quietly():
-            keep_depth(bundle, run_depth(bundle, load(str(bundle.spec["data"])), most=DEPTH_SAMPLES))
+        for bundle in map(load_bundle, folders):
+            add_depth(bundle, load(str(bundle.spec["data"])), most=DEPTH_SAMPLES)
     finally:
         torch.set_num_threads(threads)
 
@@ -239,7 +208,3 @@ def _against(report: Report) -> str:
         return NONE
     gain = round(100 * (report.headline_acc - control), 10)
     return f"{gain:+.1f} {'flags' if gain < margin else 'ok'}"
-
-
-if __name__ == "__main__":
-    measure_depth(Path(sys.argv[1]))

@@ -59,7 +59,7 @@ class Record:
     @cached_property
     def measurements(self) -> Measurements:
         """The numbers of the report, ready to be judged again."""
-        return measurements(self.report.to_dict(), str(self.path / "report.json"))
+        return measurements(self.report.shared_dict(), str(self.path / "report.json"))
 
     @cached_property
     def epochs(self) -> tuple[tuple[int, float, Measurements], ...]:

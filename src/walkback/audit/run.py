@@ -89,6 +89,7 @@ def audit(
     threads: int = 1,
     device: str = "cpu",
     quiet: bool = False,
+    depth: int | None = None,
     **options: Any,
 ) -> Outcome:
     """Train what is missing of a plan in the store `out`.
@@ -103,6 +104,7 @@ def audit(
         threads: of each worker.
         device: of each worker.
         quiet: no table, no lines.
+        depth: also measure what the blocks of each run trained now are worth, on at most so many samples of a split.
         options: of the executor, such as `address` of a Ray cluster.
 
     >>> import tempfile, walkback as wb
@@ -116,6 +118,8 @@ def audit(
         raise InputError(f"Expected at least one worker, but got {workers}.")
     if retries < 0:
         raise InputError(f"Expected retries to be 0 or more, but got {retries}.")
+    if depth is not None and depth < 1:
+        raise InputError(f"Expected depth to be a number of samples, 1 or more, but got {depth}.")
     if not 1 <= threads <= MOST_THREADS:
         raise InputError(f"Expected 1 to {MOST_THREADS} threads for each worker, but got {threads}.")
     plan = plan if isinstance(plan, Plan) else find_plan(plan)
@@ -133,7 +137,7 @@ def audit(
         store.check_writable(out)
     board = _Board(out, {spec: _Line(spec, _STATUS[state.kind], state.detail) for spec, state in states.items()})
     where = None if root is None else str(Path(root).absolute())
-    jobs = [Job(spec, str(out.absolute()), where, threads, device) for spec in todo]
+    jobs = [Job(spec, str(out.absolute()), where, threads, device, depth) for spec in todo]
     try:
         events = run(jobs, workers, retries, **options)
     except TypeError as error:  # it is a generator: nothing has happened yet but the reading of its arguments

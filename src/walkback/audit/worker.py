@@ -1,4 +1,4 @@
-"""One run in one process: `python -m walkback.audit.worker` with the job on standard input.
+"""One run in one process: `python -m walkback.audit.worker` with the job on standard input; after `--more`, several.
 
 What the run prints, and the traceback if it ends in one, is in the run's log.txt.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import queue
 import sys
 import threading
 import time
@@ -20,14 +21,18 @@ from typing import IO
 import torch
 
 from walkback.audit.executors import Job, clipped, reason
-from walkback.data import root_of
+from walkback.data import load, root_of
+from walkback.errors import InputError
 from walkback.files import append_to
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
 from walkback.training.setup import threads
+from walkback.training.worth import add_depth
 
 TAIL = 12  # lines of a log that a message shows
 WIDE = 300  # characters that a message shows of a line
+MORE = "--more"  # a worker started with it takes one job after another
+DONE = "\x06"  # what it says when it can take the next
 BUSY = 75  # exit code: another process is training the run
 SPEAKS = "\x1e"  # stands before what a worker says of a failure: what was printed before `main` is none of it
 
@@ -40,7 +45,10 @@ def work(job: Job, wait: bool = True) -> None:
     """
     with owned(job.folder, wait=wait), _logged(job), threads(job.threads), _deterministic():
         try:
-            train(job.spec, job.store, root=root_of(job.spec.data, job.root), device=job.device, quiet=True)
+            root = root_of(job.spec.data, job.root)
+            bundle = train(job.spec, job.store, root=root, device=job.device, quiet=True)
+            if job.depth is not None and job.spec.scope == "all":  # a control has no trained blocks
+                add_depth(bundle, load(job.spec.data, root), job.device, job.depth)
         except BaseException:
             with suppress(OSError):  # the disk may be full
                 traceback.print_exc()
@@ -85,16 +93,23 @@ def _deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(exact)
 
 
-def _leash(pipe: IO[bytes]) -> None:
-    """End with the process that started us, which holds the other end of the pipe open."""
-    with suppress(OSError):
-        while pipe.read(4096):
-            pass
+def _log_descriptors(job: Job) -> None:
+    """Send what is written past Python to the log of another run; the first one's log came with the process."""
+    with suppress(OSError), append_to(job.log) as log:  # `_logged` says what is wrong with it
+        for descriptor in (1, 2):
+            os.dup2(log.fileno(), descriptor)
+
+
+def _leash(pipe: IO[bytes], jobs: queue.Queue[Job]) -> None:
+    """Take further jobs, and end with the process that started us, which holds the other end of the pipe open."""
+    with suppress(OSError, InputError):
+        while line := pipe.readline():
+            jobs.put(Job.from_json(line.decode()))
     os._exit(1)  # at once: every write is atomic, so this is as good a moment as any
 
 
 def main() -> int:
-    """Read two lines of standard input, where modules are found and the job, and run it; end when that is closed."""
+    """Read lines of standard input, where modules are found and then jobs, and run these; end when that is closed."""
     voice = os.fdopen(os.dup(1), "w", encoding="utf-8")  # what failed, for the process that started us
     os.dup2(2, 1)  # anything else that is printed goes to the log
     if hasattr(os, "register_at_fork"):  # a child that outlives us must not be waited for
@@ -102,11 +117,17 @@ def main() -> int:
     try:
         pipe = os.fdopen(os.dup(0), "rb", buffering=0)
         sys.path[:] = json.loads(pipe.readline())
-        job = Job.from_json(pipe.readline().decode())
-        threading.Thread(target=_leash, args=(pipe,), daemon=True).start()
+        jobs = queue.Queue[Job]()
+        jobs.put(Job.from_json(pipe.readline().decode()))
+        threading.Thread(target=_leash, args=(pipe, jobs), daemon=True).start()
         with Path(os.devnull).open() as nothing:  # whoever asks a question gets no answer, and ends
             os.dup2(nothing.fileno(), 0)
-        work(job, wait=False)
+        work(jobs.get(), wait=False)
+        while MORE in sys.argv[1:]:
+            print(DONE, end="", file=voice, flush=True)
+            job = jobs.get()
+            _log_descriptors(job)
+            work(job, wait=False)
     except BusyError:
         return BUSY
     except (Exception, SystemExit) as error:

@@ -174,13 +174,17 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values in the shape of schema `walkback.report/2`."""
+        return copy.deepcopy(self.shared_dict())
+
+    def shared_dict(self) -> dict[str, Any]:
+        """Return `to_dict` without copies, to be read only: what is changed in it changes the report."""
         order = ("schema", "method", "edition", "verdict", "failed", "measurement_valid", "clamped_readable",
                  "unclamped_exact", "credit_exact", "depth_used", "submode", "nonfinite", "altered",
                  "doubted")  # fmt: skip
         flat = {f.name: getattr(self, f.name) for f in fields(self)}
         flat |= {name: list(flat[name]) for name in ("failed", "chain", "findings", "nonfinite")}
         flat["notes"] = [note.to_dict() for note in self.notes]
-        return copy.deepcopy({**{k: flat.pop(k) for k in order}, **flat})
+        return {**{k: flat.pop(k) for k in order}, **flat}
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON; what was not measured is null, never NaN."""

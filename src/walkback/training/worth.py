@@ -12,7 +12,7 @@ from walkback.data import Dataset, Split
 from walkback.errors import FormatError
 from walkback.files import encoded, write_together
 from walkback.measures.depth import Depth, depth
-from walkback.progress import say
+from walkback.progress import quietly, say
 from walkback.report.formats.logged import judge
 from walkback.report.report import Report
 from walkback.training.bundle import Bundle
@@ -50,6 +50,17 @@ def run_depth(
     )
     train, test = (SplitBatches(data, split, where) for split in splits)
     return depth(model, train, test, draws=draws, build=bundle.untrained)
+
+
+def add_depth(bundle: Bundle, data: Dataset, device: str | torch.device = "cpu", most: int | None = None) -> None:
+    """Measure what the blocks of a finished run are worth and keep it in its record, once.
+
+    A run that diverged has none.
+    """
+    report = bundle.report()
+    if report is not None and report.depth is None and not report.run.get("diverged"):
+        with quietly():
+            keep_depth(bundle, run_depth(bundle, data, device, most=most))
 
 
 def keep_depth(bundle: Bundle, found: Depth) -> Report:

@@ -23,13 +23,17 @@ LONG = 4000  # characters of an error that a message shows: a pipe holds 64 thou
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be trained by one worker, which must see `store` and `root` under these paths wherever it is."""
+    """One run to be trained by one worker, which must see `store` and `root` under these paths wherever it is.
+
+    With `depth`, the worker then measures what the trained blocks are worth, on at most so many samples of each split.
+    """
 
     spec: RunSpec
     store: str
     root: str | None = None
     threads: int = 1
     device: str = "cpu"
+    depth: int | None = None
 
     @property
     def folder(self) -> Path:

@@ -1,5 +1,7 @@
 """On this machine: a process per run, a few at a time, each with one thread unless the job says otherwise.
 
+With `reuse` a worker that has finished a run takes the next one: runs of seconds need not load torch each.
+
 Two audits on one store share its runs: a run that another process is training is left to it, and taken up only if it
 is still unfinished when that process lets go.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,7 +22,7 @@ from pathlib import Path
 
 from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
-from walkback.audit.worker import BUSY, SPEAKS, tail
+from walkback.audit.worker import BUSY, DONE, MORE, SPEAKS, tail
 from walkback.files import append_to
 from walkback.training.folder import held
 
@@ -35,27 +38,32 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def run(jobs: Sequence[Job], workers: int | None = None, retries: int = 1) -> Generator[Event | None, None, None]:
+def run(
+    jobs: Sequence[Job], workers: int | None = None, retries: int = 1, reuse: bool = False
+) -> Generator[Event | None, None, None]:
     """See `walkback.audit.executors.Executor`; `workers` defaults to the number of cores."""
-    waiting, running = list(jobs), dict[Job, subprocess.Popen[str]]()
+    waiting, running, idle = list(jobs), dict[Job, subprocess.Popen[str]](), list[subprocess.Popen[str]]()
     deaths: Counter[Job] = Counter()
-    room = workers or cores()
+    room, reuse = workers or cores(), reuse and os.name == "posix"  # elsewhere a pipe can't be asked without waiting
     told = time.monotonic()
     try:
         while waiting or running:
-            events = list(_ended(running, waiting, deaths, retries))
-            events += _begun(running, waiting, room)
+            events = list(_let_go(running, idle)) if reuse else []
+            events += _ended(running, waiting, deaths, retries)
+            events += _begun(running, waiting, idle if reuse else None, room)
             if events or time.monotonic() - told > TICK:
                 yield from events or [None]
                 told = time.monotonic()
             elif running or waiting:
                 time.sleep(LOOK)
     finally:
-        _stop(list(running.values()))
+        _stop([*running.values(), *idle])
 
 
-def _begun(running: dict[Job, subprocess.Popen[str]], waiting: list[Job], room: int) -> Iterator[Event]:
-    """Start workers while there is room."""
+def _begun(
+    running: dict[Job, subprocess.Popen[str]], waiting: list[Job], idle: list[subprocess.Popen[str]] | None, room: int
+) -> Iterator[Event]:
+    """Start workers while there is room, or give a job to one that is idle; None: each ends with its job."""
     for job in list(waiting):
         if len(running) >= room:
             return
@@ -66,11 +74,29 @@ def _begun(running: dict[Job, subprocess.Popen[str]], waiting: list[Job], room: 
             yield Event(job.spec, "finished", "trained by another process")
             continue
         try:
-            running[job] = _start(job)
+            running[job] = _given(idle.pop(), job) if idle else _start(job, more=idle is not None)
         except OSError as error:
             yield Event(job.spec, "failed", f"Expected to start a worker that logs to {job.log}, but: {error}.")
             continue
         yield Event(job.spec, "started")
+
+
+def _let_go(running: dict[Job, subprocess.Popen[str]], idle: list[subprocess.Popen[str]]) -> Iterator[Event]:
+    """Take note of runs that their worker is done with: it can take another."""
+    for job, process in list(running.items()):
+        if _is_done(process):
+            idle.append(running.pop(job))
+            yield Event(job.spec, "finished")
+
+
+def _is_done(process: subprocess.Popen[str]) -> bool:
+    """Return whether a worker has said that it is done; what it says of a failure is left to `_last_words`."""
+    assert process.stdout is not None
+    while select.select([process.stdout], [], [], 0)[0]:
+        said = os.read(process.stdout.fileno(), 1).decode(errors="replace")
+        if said in ("", DONE, SPEAKS):
+            return said == DONE
+    return False
 
 
 def _ended(
@@ -83,7 +109,8 @@ def _ended(
         del running[job]
         said = _last_words(process)
         if state(job.store, job.spec).kind == "finished":
-            yield Event(job.spec, "finished")
+            lacks = job.depth is not None and process.returncode
+            yield Event(job.spec, "finished", f"what its blocks are worth was not measured: {said}" if lacks else "")
             continue
         if process.returncode == BUSY:
             waiting.append(job)
@@ -96,12 +123,12 @@ def _ended(
         yield Event(job.spec, "retried" if again else "failed", f"{said}\n{tail(job)}")
 
 
-def _start(job: Job) -> subprocess.Popen[str]:
+def _start(job: Job, more: bool) -> subprocess.Popen[str]:
     job.folder.mkdir(parents=True, exist_ok=True)
     with append_to(job.log) as log:
         process = subprocess.Popen(
             # -P: a file beside the plan that is called like a module of Python's own is not that module.
-            [sys.executable, "-P", "-m", "walkback.audit.worker"],
+            [sys.executable, "-P", "-m", "walkback.audit.worker", *([MORE] if more else [])],
             stdin=subprocess.PIPE,  # held open: the worker ends when we do, however we end
             stdout=subprocess.PIPE,  # why it failed, if it could say so
             stderr=log,
@@ -109,10 +136,15 @@ def _start(job: Job) -> subprocess.Popen[str]:
             start_new_session=True,  # Ctrl-C reaches us alone, and we stop the workers
             env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": importable()},
         )
+    # With our path: what we could import to look at a plan, it can import to train it.
+    return _given(process, job, f"{json.dumps(sys.path)}\n")
+
+
+def _given(process: subprocess.Popen[str], job: Job, before: str = "") -> subprocess.Popen[str]:
+    """Return the worker that was given a job, after what else it is told."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it died at once; its log says why
-        # With our path: what we could import to look at a plan, it can import to train it.
-        process.stdin.write(f"{json.dumps(sys.path)}\n{job.to_json()}\n")
+    with suppress(BrokenPipeError):  # it has died; its log says why
+        process.stdin.write(f"{before}{job.to_json()}\n")
         process.stdin.flush()
     return process
 

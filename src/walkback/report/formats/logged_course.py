@@ -82,10 +82,11 @@ def fired(
     {'D1': 2}
     """
     first: dict[str, int | float | None] = {}
+    # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
+    asked = [rule for name, rule in EDITIONS[edition].items() if name not in ("depth", "outcome")]
+    nothing = Claim()
     for epoch, m in epochs:
-        # Depth is left out: an early epoch's accuracy against the control's last one says nothing.
-        asked = (rule for name, rule in EDITIONS[edition].items() if name not in ("depth", "outcome"))
-        for finding in (rule.of(rule.name, m, thresholds, Claim()) for rule in asked):
+        for finding in (rule.of(rule.name, m, thresholds, nothing) for rule in asked):
             assert finding is not None  # only D3-outcome may have nothing to say
             if finding.flagged is not None:
                 first.setdefault(finding.check, None)

@@ -53,8 +53,9 @@ def _bare(value: Any) -> Any:
 
 
 def _listed(values: Any) -> Any:
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if values is None or isinstance(values, str) or not isinstance(values, Sequence):
+    if type(values) is not list:  # as JSON has it, and by far most are
+        values = values.tolist() if hasattr(values, "tolist") else values
+    if values is None or isinstance(values, str) or not isinstance(values, (list, tuple, Sequence)):
         return [] if values is None else values
     return [v if type(v) is float else _bare(v) for v in values]
 
@@ -155,13 +156,13 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     given = parse_row(row, where)
     logged: dict[str, float | None] = dict(vars(given.values))
     sites: dict[str, list[float | None]] = vars(given.per_layer)  # most are empty: a log has a few of them
-    scalars = {name: _finite(value) for name, value in logged.items()}
-    lists: dict[str, Numbers] = {name: [_finite(v) for v in values] if values else [] for name, values in sites.items()}
+    scalars = {name: v if v is None or isfinite(v) else None for name, v in logged.items()}
     # Name -> where it is not finite: (site, what was logged instead of a list).
     bad: dict[str, list[tuple[int | None, str]]] = {
         name: [(site, "") for site, v in enumerate(values) if v is not None and not isfinite(v)] if values else []
         for name, values in sites.items()
     }
+    lists: dict[str, Numbers] = {n: [*map(_finite, v)] if bad[n] else v or [] for n, v in sites.items()}
     finite = {name for name in ("h_norm", "g_norm") if not bad[name]}
     conditions = plain(given.conditions)
     reasons = {str(k): str(v) for k, v in given.reasons.items()}
@@ -350,6 +351,8 @@ def _facts(row: Mapping[str, Any], reasons: Mapping[str, str], where: str) -> di
         fields = report_1.notes(row.get("advisories") if ours else ())
         if not ours:  # rows of a run say it in their reasons
             fields["nonfinite"] = report_1.nonfinite_reasons(reasons)
+    if not any(fields.values()):
+        return {"nonfinite": (), "notes": (), "altered": None, "doubted": None}
     try:
         facts = _Facts.model_validate(fields)
         notes = tuple(Note.of(one) for one in facts.notes or () if one["code"] not in RENEWED)
