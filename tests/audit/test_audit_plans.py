@@ -10,7 +10,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import walkback as wb
 from walkback.audit import cost, names, plan
