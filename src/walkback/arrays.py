@@ -179,8 +179,9 @@ class _Reading:
         logits = torch.empty(size, 0) if batch.logits is None else batch.logits
         losses, labels = (unknown if t is None else t for t in (batch.losses, batch.labels))
         prints = batch.prints()
+        inputs = prints if batch.inputs is None else batch.inputs
         return Trace(
-            states, grads, batch.credits, losses, logits, labels, prints, prints, self._pool, index, batch.mask
+            states, grads, batch.credits, losses, logits, labels, inputs, prints, self._pool, index, batch.mask
         )
 
     def compute(self, found: Found, ways: dict[str, str]) -> None:

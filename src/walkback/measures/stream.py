@@ -18,7 +18,7 @@ from walkback.measures.measurements import Found, comparable
 from walkback.measures.nulls import student
 from walkback.measures.sums import REPEATED, Directions, some
 from walkback.measures.vectors import WHOLE, fits, pool_at, shown, site_vectors
-from walkback.network.prints import prints_of
+from walkback.network.prints import data_hash, prints_of
 from walkback.notes import Note
 
 LAYER_INDEX = {
@@ -37,6 +37,7 @@ class Samples:
     def __init__(self) -> None:
         self.samples = 0
         self._prints: list[tuple[int, Tensor]] = []  # index of the batch, and a number for each of its samples
+        self._hashes: list[Tensor] = []
         self._pool: int | str | None = None
         self._masked = False
 
@@ -50,6 +51,7 @@ class Samples:
         self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
         prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
         self._prints.append((trace.index, prints))
+        self._hashes.append(data_hash(trace.inputs, len(prints)))
         self.samples += len(prints)
 
     def by_batch(self) -> list[Tensor]:
@@ -87,7 +89,7 @@ class Samples:
             "batch_size": sizes[0] if len(sizes) == 1 else sizes,
             "samples": self.samples,
             "distinct_samples": self._distinct(),
-            "probe_hash": f"{int(torch.cat(batches).sum()) & (2**64 - 1):016x}",
+            "probe_hash": f"{int(torch.stack(self._hashes).sum()) & (2**64 - 1):016x}",
             "state_shape": list(self.shapes[-1]),
             "state_shapes": [list(shape) for shape in self.shapes],
             "pool": self._pool,

@@ -21,6 +21,29 @@ def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
     >>> torch.equal(fingerprints(a)[2:], fingerprints(a[2:]))
     True
     """
+    words = _words(x)
+    own, upper = _mixed(2 * words.shape[1], x.device).view(2, -1)
+    # The highest bit of a word, a sign, is lost in a sum where two words have it: the upper halves count once more.
+    return _products(words, own) + _products(words >> 32, upper)
+
+
+def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
+    """Return `fingerprints` of everything in the inputs that belongs to one sample."""
+    return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)
+
+
+def data_hash(x: Inputs, batch: int) -> Int[Tensor, ""]:
+    """Return the number whose sum over batches names the data in a record, in whatever order its samples came.
+
+    Records hold it, so its weights stay as they are; to tell samples apart take `fingerprints`, which sees every sign.
+    """
+    words = [_words(t) for t in per_sample(x, batch).values()]
+    sums = [_products(w, _odd(w.shape[1], w.device)).sum() * (2 * i + 1) for i, w in enumerate(words)]
+    return torch.stack(sums).sum()
+
+
+def _words(x: Tensor) -> Int[Tensor, "batch width"]:
+    """Return the bytes of each sample as 64-bit words."""
     rows = x.detach().reshape(x.shape[0], -1).contiguous()
     if rows.dtype == torch.bool:
         rows = rows.to(torch.uint8)
@@ -29,19 +52,24 @@ def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
         rows = F.pad(rows.view(torch.uint8), (0, 8 - width % 8))
     elif rows.storage_offset() * rows.element_size() % 8:
         rows = rows.clone()
-    words = rows.view(torch.int64)
-    weights = _print_weights(words.shape[1], x.device)
+    return rows.view(torch.int64)
+
+
+def _products(words: Int[Tensor, "batch width"], weights: Int[Tensor, " width"]) -> Int[Tensor, " batch"]:
     # Integer products need no scratch memory on the CPU; other devices have none.
-    return words @ weights if x.device.type == "cpu" else (words * weights).sum(1)
+    return words @ weights if words.device.type == "cpu" else (words * weights).sum(1)
 
 
 @cache
-def _print_weights(width: int, device: torch.device) -> Int[Tensor, " width"]:
-    # Multipliers of SplitMix64, as signed integers; odd weights keep every bit of a word in play.
+def _mixed(width: int, device: torch.device) -> Int[Tensor, " width"]:
+    # The numbers of SplitMix64, as signed integers; odd weights keep every bit of a word in play.
+    mixed = torch.arange(1, width + 1, dtype=torch.int64, device=device) * -7046029254386353131
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor  # the shift of an unsigned number
+    return mixed | 1
+
+
+@cache
+def _odd(width: int, device: torch.device) -> Int[Tensor, " width"]:
     steps = torch.arange(1, width + 1, dtype=torch.int64, device=device)
     return ((steps * -7046029254386353131) ^ (steps << 31)) * -4658895280553007687 | 1
-
-
-def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
-    """Return `fingerprints` of everything in the inputs that belongs to one sample."""
-    return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)
