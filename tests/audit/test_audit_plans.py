@@ -246,6 +246,21 @@ def test_a_rule_of_ones_own_that_backpropagates_and_a_large_batch_are_timed() ->
     assert len(data.train) == 2048
 
 
+def test_the_first_step_which_imports_and_allocates_is_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, calls = [0.0], [0]
+
+    def slow_at_first(x: object, y: object) -> None:
+        calls[0] += 1
+        clock[0] += 1000.0 if calls[0] == 1 else 0.25
+
+    spec = RunSpec(data="teacher", net_options={"width": 8}, epochs=1)
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(cost.Step, "of", lambda *_: slow_at_first)
+    data, *_ = cost._sample("teacher", None, 512)
+    assert cost._seconds_per_step(spec, data, budget=0.1) == 0.25
+    assert calls[0] == 2  # the warm-up and one that counts, however small the budget
+
+
 def test_epochs_that_are_done_of_a_run_that_was_stopped_cost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
