@@ -329,6 +329,15 @@ def test_augmentation_moves_flips_and_is_deterministic() -> None:
     assert len(seen) > 40
 
 
+def test_augmentation_is_a_flip_a_padding_and_a_crop_of_each_sample() -> None:
+    x = torch.randint(256, (20, 2, 6, 9), dtype=torch.uint8, generator=seeded(0, "x"))
+    draws = seeded(0, "a")
+    flips, shifts = torch.rand(20, generator=draws) < 0.5, torch.randint(9, (20, 2), generator=draws)
+    for sample, flip, (top, left), got in zip(x, flips, shifts.tolist(), augment(x, seeded(0, "a"))):
+        padded = torch.nn.functional.pad(sample.flip(2) if flip else sample, (4, 4, 4, 4))
+        assert torch.equal(got, padded[:, top : top + 6, left : left + 9])
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

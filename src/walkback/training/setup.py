@@ -197,9 +197,12 @@ def batches(spec: RunSpec, data: Dataset, epoch: int, device: torch.device) -> I
 
 def augment(x: Tensor, generator: torch.Generator, pad: int = 4) -> Tensor:
     """Flip horizontally and crop after zero padding at random, per sample; return (B, C, H, W) of the same dtype."""
-    batch, _, height, width = x.shape
+    batch, channels, height, width = x.shape
     flip = (torch.rand(batch, generator=generator) < 0.5).to(x.device)
     shift = torch.randint(2 * pad + 1, (batch, 2), generator=generator).to(x.device)
-    padded = F.pad(torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x), (pad,) * 4)
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, 2 pad + 1, 2 pad + 1, H, W), a view
-    return windows[torch.arange(batch, device=x.device), :, shift[:, 0], shift[:, 1]]
+    rows = shift[:, :1] + torch.arange(height, device=x.device)  # of the padded images, (B, H)
+    columns = shift[:, 1:] + torch.arange(width, device=x.device)  # (B, W)
+    across = width + 2 * pad
+    columns = torch.where(flip[:, None], across - 1 - columns, columns)
+    pixels = (rows[:, :, None] * across + columns[:, None]).flatten(1)[:, None].expand(-1, channels, -1)
+    return F.pad(x, (pad,) * 4).flatten(2).gather(2, pixels).view_as(x)
