@@ -285,8 +285,10 @@ def test_the_command_line_exits_by_what_happened(
         'controls = false\n[fixed]\nepochs = 1\ndata = "test_audit_store:small"\nnet_options = {width = 8}\n[[grid]]\n'
     )
     path.write_text(head + 'rule = ["dfa"]\n')
-    assert cli(["audit", str(path), "--out", str(tmp_path / "runs"), "--json"]) == 0
+    assert cli(["audit", str(path), "--out", str(tmp_path / "runs"), "--depth", "64", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "runs" / found["finished"][0] / "report.json").read_text())
+    assert kept["depth"]["samples"]["train"] <= 64
     assert (found["plan"], found["runs"], len(found["finished"]), found["failed"]) == ("mine", 1, 1, [])
     path.write_text(head + 'rule = ["dfa", "test_audit_local:BrokenDFA"]\n')
     assert cli(["audit", str(path), "--out", str(tmp_path / "runs")]) == 1
@@ -295,6 +297,8 @@ def test_the_command_line_exits_by_what_happened(
         (["audit"], "Expected a plan (primary, "),
         (["audit", "primry"], "Did you mean 'primary'?"),
         (["audit", str(path), "--address", "auto"], "Expected --address only with --executor ray"),
+        (["audit", str(path), "--options", '{"depth": 2}'], "is one of the audit's own: give it as --depth."),
+        (["audit", str(path), "--options", '{"quiet": true}'], "is one of the audit's own: leave it out."),
         (["audit", str(path), "--options", "[]"], "Expected --options to be a JSON object"),
         (["audit", str(path), "--options", '{"partition": "x"}'], "Expected options that the executor local knows"),
     ):

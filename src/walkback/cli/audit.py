@@ -21,6 +21,7 @@ def audit(
     retries: Whole = 1,
     threads: Whole = 1,
     device: str = "cpu",
+    depth: Whole | None = None,
     address: str | None = None,
     options: str = "{}",
     list: Flag = False,
@@ -37,6 +38,8 @@ def audit(
         retries: How often a run whose worker died is tried again.
         threads: Of each worker.
         device: Of each worker: cpu, cuda, mps.
+        depth: Also measure what the trained blocks of each run that is trained now are worth, on at most so many
+            samples of a split, and keep it in its record.
         address: Of the Ray cluster; without it one is started on this machine.
         options: Keywords of the executor, as JSON: '{"partition": "short"}' of Slurm.
         list: Only list the plans (or the one given): runs, how many of them are finished in --out, and what they cost
@@ -61,13 +64,22 @@ def audit(
     if own := [key for key in more if key in signature(audited).parameters]:
         raise InputError(
             f"Expected --options to have keywords of the executor, but {own[0]} is one of the audit's own: "
-            + ("leave it out." if own[0] == "quiet" else f"give it as --{own[0]}.")
+            + (f"give it as --{own[0]}." if own[0] in signature(audit).parameters else "leave it out.")
         )
     if address is not None:
         more["address"] = address
     with stdout_to_stderr():
         outcome = audited(
-            plan, out, executor, workers, root=root, retries=retries, threads=threads, device=device, **more
+            plan,
+            out,
+            executor,
+            workers,
+            root=root,
+            retries=retries,
+            threads=threads,
+            device=device,
+            depth=depth,
+            **more,
         )
     answer(outcome, json)
     return 1 if outcome.failed else 0
