@@ -218,6 +218,7 @@ UNPROVEN = {
     "ranks": "gradients are averaged over processes",
     "nonfinite": "it is not finite",
     "one-sample": "the batch has one sample",
+    "same": "all samples have the same one, which may be that of an earlier batch",
     "random": "the backward pass draws random numbers",
     "other-states": "training mode computes other states",
     "placed": "in another order the batch has other states",
@@ -229,7 +230,7 @@ def _unproven(proof: str, why: str, detail: str, sites: list[int]) -> str:
     what = {
         "weights": f"recorded credit of {which} is what trains the weights there",
         "inside": "backward pass inside each module hands its credit on unaltered",
-        "samples": "recorded credits belong to the samples of the batch",
+        "samples": f"recorded credits{f' of {which}' if sites else ''} belong to the samples of the batch",
         "mode": "recorded credits, of eval mode, are those of training mode",
     }[proof]
     return f"it could not be proven that the {what}: {UNPROVEN[why]}{f' ({detail})' if detail else ''}"

@@ -7,6 +7,7 @@ import re
 import pytest
 
 import walkback as wb
+from test_outcome import worth
 from test_report import BATCHES, reports, tables
 from walkback.report.advice import next_steps, reason
 from walkback.verdict.findings import CAUSES
@@ -89,6 +90,14 @@ def test_the_reason_names_what_fails():
         wb.judge(fine, headline_acc=0.35, frozen_baseline_acc=0.34)
     )
     assert reason(wb.judge(fine)) == "nothing that was tested fails: growth 2x, ‖g_L‖ 1.00e-03."
+
+
+def test_the_reason_names_what_the_gain_is_over():
+    fine = {"per_layer": {"h_norm": [1.0, 2.0], "g_norm": [1e-3, 1e-3]}}
+    control = reason(wb.judge(fine, headline_acc=0.6, frozen_baseline_acc=0.4))
+    assert control.endswith("growth 2x, ‖g_L‖ 1.00e-03, +20.0 pp over frozen blocks.")
+    drawn = reason(wb.judge(fine, headline_acc=0.6, depth=worth(6.4, (5.0, 7.8))))
+    assert drawn.endswith("+6.4 pp over random draws of the blocks.")
 
 
 def test_details_have_every_column_and_the_verdict_last():

@@ -406,6 +406,23 @@ def test_feedback_between_the_stem_and_a_relu(manner: Any):
 
 
 @pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
+def test_the_same_where_the_network_calls_the_layers_of_its_stem_and_not_the_stem(manner: Any):
+    class Opened(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            self.embed, stem = self.embed[0], self.embed
+            try:
+                return super().forward(x)
+            finally:
+                self.embed = stem
+
+    torch.manual_seed(0)
+    net, (x, y) = Opened(manner, "stem-relu"), example(1)[0]
+    net.embed = nn.Sequential(net.embed)
+    with pytest.raises(wb.CreditError, match="credit of site 0 to train the module that writes it, embed, but all 2"):
+        recorded(net, x, y)
+
+
+@pytest.mark.parametrize("manner", [Cut, Hooked, Replaced])
 def test_a_named_layer_without_weights_is_held_against_what_it_trains(manner: Any):
     """At the output of a layer that cuts or replaces, the last site would read as BP; a hook has run by then."""
     net, (x, y) = residual(manner, "state"), example(1)[0]
@@ -945,6 +962,16 @@ def test_a_single_sample_can_not_show_it():
     assert [(n.values["proof"], n.values["why"]) for n in notes] == [("samples", "one-sample")]
     found = wb.measure(net, [(x[:9], y[:9])], credit=wb.recorded(net), chunk=4)
     assert not any("one sample" in str(note) for note in found.notes), "the larger parts have shown it"
+
+
+def test_a_credit_that_all_samples_share_comes_in_every_order():
+    net, (x, y) = made("plain"), example(1)[0]
+    kept = torch.randn(WIDTH)  # of an earlier batch, perhaps
+    net.embed.register_forward_hook(lambda module, x, h: h.register_hook(kept.expand_as) and None)
+    trace, notes = recorded(net, x, y)
+    assert [(n.values["proof"], n.values["why"], n.values["sites"]) for n in notes] == [("samples", "same", [0])]
+    assert "credits of site 0 belong to the samples of the batch: all samples have the same one" in notes[0].text
+    assert torch.equal(trace.credits[0], kept.expand_as(trace.credits[0]))
 
 
 def test_states_that_hang_on_the_place_of_a_sample():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -328,6 +330,50 @@ def test_a_site_without_any_credit_has_no_cosine():
     assert m.gamma is None
     assert "site 0: the credit is zero for every sample" in m.reasons["cosine"]
     assert Note("no-cosine", 0, m.notes[0].values) == m.notes[0]
+
+
+PROSE = {"title", "text", "reason", "flags_when", "advisories", "verdict_line"}
+LOOKS = {"startswith", "endswith", "find", "index", "count", "partition", "match", "search", "fullmatch", "findall"}
+# A sentence of report/1, which is pinned; one of Python's own errors; the mark of an empty cell.
+MAY_READ = {"report_1.py", "logged_files.py", "decoded.py"}
+
+
+def is_prose(node: ast.expr) -> bool:
+    """`x.reason`, `x["reason"]`, `x.get("reason")`, and what these are inside of `str` or `.lower()`."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=of, attr=name)):
+            return is_prose(of) or (name == "get" and asks(node.args[:1]))
+        case ast.Call(func=ast.Name(id="str")):
+            return any(map(is_prose, node.args))
+        case ast.Subscript():
+            return asks([node.slice])
+    return isinstance(node, ast.Attribute) and node.attr in PROSE
+
+
+def asks(names: list[ast.expr]) -> bool:
+    return any(isinstance(name, ast.Constant) and name.value in PROSE for name in names)
+
+
+def readings_of_prose(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOOKS:
+            compared = [node.func.value, *node.args]
+        if any(map(is_prose, compared)):
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize(
+    "code", ['f["title"] == UTILITY', "note.text.startswith(x)", 're.match("a", str(f.get("reason")))', "x in f.reason"]
+)
+def test_a_reading_of_a_sentence_is_found(code):
+    assert list(readings_of_prose(ast.parse(code))) != []
+
+
+def test_no_code_reads_a_sentence():
+    for path in (ROOT / "src").rglob("*.py"):
+        if path.name not in MAY_READ:
+            assert list(readings_of_prose(ast.parse(path.read_text(encoding="utf-8")))) == [], path.name
 
 
 def test_every_code_is_in_the_docs():

@@ -70,7 +70,7 @@ def _value(report: Report, f: Mapping[str, Any]) -> str:
         return f"growth {figure(f['value'])}x"
     if kind in (VALIDITY, PRECISION):
         return f"‖g_L‖ {figure(f['value'])}" if kind == VALIDITY else f"cosines off by {figure(f['value'])}"
-    return f"{f['value']:+.1f} pp over {'frozen blocks' if f['title'] == UTILITY else 'random draws of the blocks'}"
+    return f"{f['value']:+.1f} pp over {'frozen blocks' if kind == UTILITY else 'random draws of the blocks'}"
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:

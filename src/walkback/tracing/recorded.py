@@ -274,6 +274,9 @@ class Recorded:
         gap, site = farthest([a[order.to(a.device)] for a in credits], others)
         if not gap:
             self._proven.add("samples")
+            same = [site for site, a in enumerate(credits) if bool(a.any()) and torch.equal(a, a[:1].expand_as(a))]
+            if same:  # in every order
+                self._unproven("samples", "same", sites=same)
             return
         if not gap > 0 or self._is_random(trace):
             self._unproven("samples", "random" if gap > 0 else "nonfinite")

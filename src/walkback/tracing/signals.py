@@ -108,13 +108,16 @@ class Listener:
                 before(writer, lambda _, *given, key=key: self.makers.enter(key, tree_leaves(given)))
                 after(writer, lambda *run, key=key: self._after(key, run[-1]))
             for inside in set(writer.modules()) - {writer}:
-                after(inside, self._inside)
+                # A network may call the layers of its stem without calling the stem.
+                before(inside, lambda *_, key=key: self.makers.begin(key))
+                after(inside, lambda *run, key=key: self._inside(key, run[-1]))
             for part in self.writers.trained(key):
                 if part is not writer:  # its weights are at home there
                     before(part, lambda *_, key=key: self.makers.begin(key))
                     after(part, lambda *_, key=key: self.makers.end(key))
         for part in self.writers.first:
-            after(part, lambda part, *_: self.writers.ran.append(part))
+            for inside in part.modules():
+                after(inside, lambda *_, part=part: self.writers.ran.append(part))
         for i, block in enumerate(self.writers.blocks):  # before what enters a writer, which forgets what was made
             before(block, lambda *run, i=i: self._before(i, *run))
             after(block, lambda *run, site=i + 1: self._behind(site, run[-1]))
@@ -165,7 +168,8 @@ class Listener:
                 self.made[key] = made.detach().clone()
         self.makers.leave(key)
 
-    def _inside(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _inside(self, key: Key, output: Any) -> None:
+        self.makers.end(key)
         # What one autograd Function makes and the next one takes is seen by no torch function.
         if torch.is_grad_enabled():
             self.makers.note(output)
