@@ -321,6 +321,7 @@ def test_the_points_that_agree_are_counted_by_the_rule_of_the_tables(drawn, worl
         len(line.get_xdata()) for ax in figure.axes for line in ax.get_lines() if line.get_marker() not in ("None", "")
     )
     assert 0 < agree <= count
+    assert text.endswith("Ours: the default recipe.")
 
 
 def test_cosine_pairing(drawn, world):

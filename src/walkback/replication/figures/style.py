@@ -76,25 +76,28 @@ class Drawing:
             return fig if notes else _without_note(fig)
 
 
-SMALLEST, FREE, LIFTED = 6.0, 12.0, 12.5  # points: a heading, what a letter needs, a heading over letters
+SIZES, FREE, LIFTED = (7.0, 6.5, 6.0), 15.0, 12.5  # points: headings, what a letter needs, a heading over letters
 # Where a panel's letter may stand: above its left edge, beside it, inside its corner; the first that is free.
 _PLACES = (((-3.5, 2.5), "right", "bottom"), ((-3.5, 0.0), "right", "top"), ((2.5, -2.5), "left", "top"))
 
 
 def _headings(fig: Figure, panels: Sequence[Axes]) -> None:
-    """Shrink headings that would reach the letter of the next panel; lift them over it where that is not enough."""
+    """Set all headings so large that none reaches the letter of the next panel, or lift them over it."""
     fig.draw_without_rendering()  # for their places
+    found: list[tuple[Axes, Annotation, float]] = []  # with where each has to end
     for ax in panels:
-        row = [p for p in panels if p.bbox.y0 < ax.bbox.y1 and ax.bbox.y0 < p.bbox.y1]
-        beside = [p.bbox.x0 for p in row if p.bbox.x0 > ax.bbox.x1]
-        for text in [text for text in ax.texts if text.get_gid() == HEADING and beside]:
-            box, size = text.get_window_extent(), text.get_fontsize()
-            fitting = size * (min(beside) - FREE * fig.dpi / 72 - box.x0) / box.width
-            if SMALLEST <= fitting < size:
-                text.set_fontsize(fitting)
-            elif fitting < size:
-                ax.set_title(f"{ax.get_title('left')}\n ", loc="left")  # room for the letters under it
-                text.set_position((0, LIFTED))
+        row = [p.bbox for p in panels if p.bbox.y0 < ax.bbox.y1 and ax.bbox.y0 < p.bbox.y1]
+        beside = [box.x0 - FREE * fig.dpi / 72 for box in row if box.x0 > ax.bbox.x1]
+        end = min(beside, default=fig.bbox.x1)
+        found += [(ax, text, end) for text in ax.texts if text.get_gid() == HEADING and isinstance(text, Annotation)]
+    for size in SIZES:
+        for _, text, _ in found:
+            text.set_fontsize(size)
+        if all(text.get_window_extent().x1 <= end for _, text, end in found):
+            return
+    for ax, text, _ in found:
+        ax.set_title(f"{ax.get_title('left')}\n ", loc="left")  # room for the letters under it
+        text.set_position((0, LIFTED))
 
 
 def _letters(fig: Figure, panels: Sequence[Axes]) -> None:
@@ -223,7 +226,7 @@ def legend(fig: Figure, handles: Sequence[Any], columns: int) -> None:
 def heading(ax: Axes, text: str) -> None:
     """Write a title over a row of panels: it may run over its neighbours, which a plain title would push away."""
     ax.set_title("\n".join(" " for _ in text.split("\n")), loc="left")
-    look = {"va": "bottom", "fontsize": 7, "annotation_clip": False, "gid": HEADING}
+    look = {"va": "bottom", "fontsize": SIZES[0], "annotation_clip": False, "gid": HEADING}
     words(ax, text, (0, 1), (0, 3.5), "axes fraction", **look).set_in_layout(False)
 
 
