@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -560,6 +562,13 @@ def test_a_terminal_without_greek_gets_text_and_valid_json(tmp_path):
     assert text.startswith("VERDICT: undecided: ")
     assert "?h?" in text
     assert json.loads(brace + data)["method"] == "λ=0.1"
+
+
+def test_text_that_is_caught_keeps_its_greek(tmp_path):
+    (tmp_path / "n.json").write_text('{"h_norm": [1, 2]}', encoding="utf-8")
+    with contextlib.redirect_stdout(io.StringIO()) as caught:  # which has no encoding
+        cli.run(["judge", str(tmp_path / "n.json")])
+    assert "‖h‖" in caught.getvalue()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes")

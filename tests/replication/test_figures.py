@@ -26,7 +26,7 @@ from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
-from walkback.replication.figures.style import LETTER, NOTE, RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.figures.style import HEADING, LETTER, NOTE, RED, SKY, WIDTHS, look, missing_note
 from walkback.replication.found import markdown_list
 from walkback.replication.published import figures
 from walkback.replication.tables import TABLES, evidence
@@ -321,6 +321,7 @@ def test_the_points_that_agree_are_counted_by_the_rule_of_the_tables(drawn, worl
         len(line.get_xdata()) for ax in figure.axes for line in ax.get_lines() if line.get_marker() not in ("None", "")
     )
     assert 0 < agree <= count
+    assert text.endswith("Ours: the default recipe.")
 
 
 def test_cosine_pairing(drawn, world):
@@ -358,6 +359,20 @@ def test_panels_have_letters_in_their_order(drawn, name):
     titled = [ax.get_title()[0] for ax in panels if re.match("[a-z]  ", ax.get_title())]
     expected = list(ascii_lowercase[: len(panels)]) if len(panels) > 1 else []
     assert (marked or titled) == expected
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", FULL)
+def test_letters_and_headings_cover_no_data_and_no_other_text(drawn, name, width):
+    figure = drawn[name, width]
+    texts = [t for ax in figure.axes for t in ax.texts if t.get_gid() in (LETTER, HEADING) and ax.get_visible()]
+    others = [*figure.axes, *figure.legends, *(t for t in figure.texts if t.get_text())]
+    boxes = [other.get_window_extent() for other in others]
+    for text in texts:
+        box = text.get_window_extent()
+        assert not any(box.overlaps(other) for other in boxes), text.get_text()
+    assert not [(a.get_text(), b.get_text()) for a, b in combinations(texts, 2)
+                if a.get_window_extent().overlaps(b.get_window_extent())]  # fmt: skip
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -26,7 +26,7 @@ from walkback.audit.records import Records, read_records
 from walkback.audit.settings import Setting, alike, commands, judged, judged_runs
 from walkback.errors import FormatError, InputError
 from walkback.replication.page import PLOTLY, _judged_report, page, page_data, render
-from walkback.replication.page_words import to_do
+from walkback.replication.page_words import _reasons, to_do
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
 from walkback.report.report import Report, tex
@@ -359,12 +359,24 @@ def test_three_sentences_come_first_then_the_pair_the_rule_and_the_table(html, p
         "Of 4 settings, 1 would have to be walked back (DFA), 2 are undecided, 1 passes.",
         "The pair that papers report does not show it: DFA (resmlp · cifar10 · 12 epochs · plain) has accuracy 0.311 "
         "and Γ +0.105, but its trained blocks lose 4.4 pp against frozen random ones (0.350).",
-        "Of the 1 walked back: in 1, trained blocks gain less than 2 pp over frozen ones; in 1, the stream explodes "
-        "and the BP gradient vanishes; 2 of the undecided need a frozen control.",
+        "In the one walked back, trained blocks gain less than 2 pp over frozen ones, and the stream explodes and the "
+        "BP gradient vanishes; 2 of the undecided need a frozen control.",
     ]
     places = [html.index(what) for what in ('class="findings"', 'class="pair"', 'class="decides"', 'id="table"')]
     assert places == sorted(places)
     assert "A claim is walked back if (D1 and D2) or D3" in " ".join(parsed.text.split())
+
+
+def test_the_third_sentence_counts_only_where_there_are_several():
+    def setting(failed: str = "") -> dict:
+        return {"verdict": {"word": "walked back" if failed else "passes", "qualifier": ""}, "failed": failed}
+
+    all_three, depth = setting("D1 D2 D3"), setting("D3")
+    why = "trained blocks gain less than 2 pp over frozen ones"
+    assert _reasons([setting()]) == "No check decides against a claim."
+    assert _reasons([depth, setting()]) == f"In the one walked back, {why}."
+    both = "in 1, the stream explodes and the BP gradient vanishes"
+    assert _reasons([depth, all_three]) == f"Of the 2 walked back: in all 2, {why}; {both}."
 
 
 @pytest.mark.parametrize(

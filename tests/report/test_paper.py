@@ -77,6 +77,39 @@ def test_what_is_of_one_method_asks_for_it(table, capsys, option):
     assert cli.run(["judge", str(table), "--method", "DFA", "--json"]) == 1
 
 
+def test_a_table_is_read_as_papers_print_it(table, tmp_path):
+    printed = tmp_path / "printed.csv"
+    heads = {"method": "Method", "accuracy": "Test accuracy", "gamma": "Γ", "growth": "ρ", "g_norm_last": "||g_L||"}
+    text = TABLE.replace(",,\n", ",–,n/a\n").replace("frozen", "Frozen-blocks baseline")
+    for name, head in heads.items():
+        text = text.replace(name, head, 1)
+    printed.write_text(text, encoding="utf-8")
+    assert [(r.method, r.values, r.failed) for r in judge_paper(printed).reports] == [
+        (r.method, r.values, r.failed) for r in judge_paper(table).reports
+    ]
+
+
+def test_a_column_that_was_not_read_is_said(tmp_path):
+    path = tmp_path / "more.csv"
+    path.write_text("method,accuracy,grwoth\nBP,0.6,1.3\nDFA,0.5,99\n")
+    assert str(judge_paper(path)).count("note: columns that were not used: grwoth") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("method,accuracy,seed\nBP,0.6,1\nBP,0.5,2\nFA,0.5,1\n", "'BP' has rows of 2 seeds. Give one row"),
+        ("method,accuracy,h_norm\nBP,0.6,200\nFA,0.5,9\n", "Where only the last site is known, call it h_norm_last"),
+        ("method;accuracy\nBP;0.6\nFA;0.5\n", "Expected commas between the columns"),
+    ],
+)
+def test_a_table_that_can_not_be_judged_says_what_to_write(tmp_path, capsys, text, said):
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+    assert cli.run(["judge", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_the_exit_code_is_that_of_the_worst_method(tmp_path, capsys):
     path = tmp_path / "good.csv"
     path.write_text("method,accuracy,growth,g_norm_last\nBP,0.6,1.3,4e-4\nFA,0.5,1.4,4e-4\nfrozen,0.3,,\n")

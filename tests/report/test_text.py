@@ -66,8 +66,13 @@ def test_what_to_do_depends_on_why_it_is_open():
     (untested,) = next_steps(wb.judge(norms))
     assert "walkback train --scope frozen" in untested[1]
     assert "wb.depth(model, train, test)" in untested[1]
+    for name in re.findall(r"(\w+)=…", untested[1]):  # as it is called in Python
+        assert wb.judge(norms, headline_acc=0.4, **{name: 0.3}).verdict == "passes"
+    assert "frozen_baseline_acc=…, or --frozen-acc" in untested[1]
     (few,) = next_steps(wb.judge(norms, headline_acc=[0.40, 0.45, 0.42], frozen_baseline_acc=[0.40, 0.40, 0.40]))
     assert re.search(r"\d+ more seeds would decide it", few[1])
+    (never,) = next_steps(wb.judge(norms, headline_acc=[0.41, 0.42, 0.44], frozen_baseline_acc=[0.40, 0.41, 0.40]))
+    assert never[1].startswith("report it with its interval and claim neither")
     (task,) = next_steps(wb.judge(norms, headline_acc=0.4, frozen_baseline_acc=0.4, bp_acc=0.41))
     assert "BP beats frozen blocks" in task[1]
     altered = dict(next_steps(wb.judge({**norms, "nonfinite": [], "altered": ALTERED})))
@@ -90,6 +95,8 @@ def test_the_reason_names_what_fails():
         wb.judge(fine, headline_acc=0.35, frozen_baseline_acc=0.34)
     )
     assert reason(wb.judge(fine)) == "nothing that was tested fails: growth 2x, ‖g_L‖ 1.00e-03."
+    passes = reason(wb.judge(fine, headline_acc=0.6, frozen_baseline_acc=0.4))
+    assert passes.endswith("growth 2x, ‖g_L‖ 1.00e-03, +20.0 pp over frozen blocks.")
 
 
 def test_the_reason_names_what_the_gain_is_over():

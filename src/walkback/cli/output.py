@@ -42,7 +42,7 @@ def print_text(text: str) -> None:
 
 
 def _encoding() -> str:
-    return getattr(sys.stdout, "encoding", None) or "ascii"
+    return getattr(sys.stdout, "encoding", None) or "utf-8"  # a StringIO has none, and takes every letter
 
 
 def warn(text: str) -> None:

@@ -125,16 +125,18 @@ def _pair(settings: Sequence[Setting]) -> str:
 
 def _reasons(settings: Sequence[Setting]) -> str:
     fallen = [s for s in settings if s["verdict"]["word"] == WALKED_BACK]
-    by_depth = sum("D3" in s["failed"] for s in fallen)
-    by_scale = sum("D1" in s["failed"] and "D2" in s["failed"] for s in fallen)
-    parts = []
-    if by_depth:
-        parts.append(
-            f"in {by_depth}, trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones"
-        )
-    if by_scale:
-        parts.append(f"in {by_scale}, the stream explodes and the BP gradient vanishes")
+    counts = {
+        f"trained blocks gain less than {LIMITS.frozen_acc_margin_pp:g} pp over frozen ones": sum(
+            "D3" in s["failed"] for s in fallen
+        ),
+        "the stream explodes and the BP gradient vanishes": sum(
+            "D1" in s["failed"] and "D2" in s["failed"] for s in fallen
+        ),
+    }
+    parts = [f"in {'all ' * (n == len(fallen))}{n}, {text}" for text, n in counts.items() if n]
     why = f"Of the {len(fallen)} walked back: {'; '.join(parts)}" if parts else "No check decides against a claim"
+    if len(fallen) == 1:
+        why = f"In the one walked back, {', and '.join(text for text, n in counts.items() if n)}"
     waiting = [s for s in settings if s["verdict"]["word"] == UNDECIDED]
     blind = sum(bool(s["verdict"]["qualifier"]) for s in waiting)
     rest = len(waiting) - blind

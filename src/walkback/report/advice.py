@@ -93,8 +93,8 @@ _DERIVE = (
 )
 _CONTROL = (
     "train the frozen control (walkback train --scope frozen with the options of the run, or wb.frozen_baseline(build, "
-    "train) for code of your own) and give its accuracy as frozen_acc; without a control: wb.depth(model, train, "
-    "test), or --depth on a run"
+    "train) for code of your own) and give its accuracy (frozen_baseline_acc=…, or --frozen-acc); without a control: "
+    "wb.depth(model, train, test), or --depth on a run"
 )
 _DECIDES = {
     (GROWTH, "not-given"): "log the norm of every site: h_norm_0 … h_norm_L (wb.Watch does)",
@@ -136,6 +136,6 @@ def _more(f: Mapping[str, Any]) -> str:
     words = [f"{count:,} more {what if count > 1 else what[:-1]}" for what, count in more.items()]
     if not words:
         how = ": wb.depth(…, draws=…)" if about(f) == OUTCOME else ""
-        return f"more of one kind alone would not decide it: {f['reason']}{how}"
+        return f"report it with its interval and claim neither: more of one kind alone would not decide it{how}"
     how = " (walkback train --seed …, then give one accuracy per seed)" if "seeds" in more else ""
     return f"{' or '.join(words)} would decide it at this spread{how}"

@@ -13,7 +13,7 @@ from tabulate import tabulate
 from walkback.report import depth_view as dv
 from walkback.report.advice import reason
 from walkback.report.formats.logged import judge
-from walkback.report.formats.logged_columns import BESIDE, methods
+from walkback.report.formats.logged_columns import methods, stands_for
 from walkback.report.formats.logged_files import named_rows
 from walkback.report.numbers import NONE, figure
 from walkback.report.report import Report
@@ -62,11 +62,13 @@ class Paper:
         align = ("left", "right", "right", "right", "left", "left")
         whys = [f"{r.method}: {_without(reason(r), r)}" for r in self.reports if r.failed]
         unjudged = [f"{r.method}: {'; '.join(_open(r))}" for r in self.reports if _open(r)]
+        unread = dict.fromkeys(note.text for r in self.reports for note in r.notes if note.code == "unused-columns")
         parts = [
-            [_wrap(f"{self.name}: {len(self.reports)} methods: {told}")],
+            [_wrap(f"{self.name}: {len(self.reports)} method{'s' * (len(self.reports) != 1)}: {told}")],
             [tabulate(rows, head, "simple", colalign=align, disable_numparse=True)],
             ["Why", *(_wrap(line, "  ", "    ") for line in whys)] if whys else [],
             ["What could not be judged", *(_wrap(line, "  ", "    ") for line in unjudged)] if unjudged else [],
+            [_wrap(f"note: {text}", "", "  ") for text in unread],
             ["Ask the authors", *(_asked(i, *one) for i, one in enumerate(self.questions(), 1))],
             [_wrap("One method in full: --method NAME. Three-check: walked back if (D1 and D2) or D3.")],
         ]
@@ -90,7 +92,7 @@ def judge_paper(
         thresholds: as in `judge`.
         given: accuracies for all methods, as in `judge`.
     """
-    names = [name for name in methods_of(path) if name.strip().lower() not in BESIDE["frozen_baseline_acc"]]
+    names = [name for name in methods_of(path) if stands_for(name) != "frozen_baseline_acc"]
     return Paper(path.name, tuple(judge(path, edition, thresholds, method_name=name, **given) for name in names))
 
 

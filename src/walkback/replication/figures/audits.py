@@ -252,7 +252,8 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     st.logarithmic(norm, "x", label, [*_known(norms), floor / 3, floor * 3], 5 if wide else 2)
     depth.set(xlabel=_PAIR_LABELS[wide][2], xlim=_gain_limits([row["D3 pp"] for _, row in lines]))
     growth.set_yticks([at for at, _ in lines], [st.short(row["rule"], wide) for _, row in lines])
-    growth.set_ylim(y - 0.6, -1.8)  # room for the panel letters above the first name
+    growth.set_ylim(y - 0.6, -0.8)
+    growth.set_title(" ", loc="left")  # room for the panel letters
     limits = (" flags above 50", " flags below 1e-7", " flags below 2") if wide else (" > 50", " < 1e-7", " < 2")
     st.threshold(growth, "x", st.LIMITS.h_norm_explosion_ratio, "above", f"D1{limits[0]}")
     st.threshold(norm, "x", floor, "below", f"D2{limits[1]}")

@@ -49,7 +49,8 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     wide = width == "double"
     count = sum(len(compared) for compared in points.values())
     agree = sum(point[-1] for compared in points.values() for point in compared)
-    says = f"{agree} of {count} points agree: accuracy and Γ within 0.02 or two published deviations, norms within 3x."
+    says = f"{agree} of {count} points agree: accuracy and Γ within 0.02 or two published deviations, norms within 3x. "
+    says += "Ours: the default recipe."
     known = {name: set(st.variants(st.ours(table))) for name, table in tables.items()}
     absent = [
         (f"{name}, {st.variant(row)}", row["rule"])
@@ -105,12 +106,13 @@ def _scatter(ax: Axes, points: Sequence[tuple[str, str, float, float, float, boo
     ax.axline((1, 1), (10, 10), color=st.GREY, lw=0.7, zorder=1) if log else ax.axline(
         (0, 0), slope=1, color=st.GREY, lw=0.7, zorder=1
     )
-    ax.set(xlabel=f"published {label}", ylabel=f"ours {label}")
+    ax.set(xlabel=f"published {label}", ylabel=f"our {label}")
+    ax.set_title(" ", loc="left")  # room for the panel letter
     ax.set_box_aspect(1)
 
 
 MOST = 8  # panels: they fit a page in either width
-WIDEST = 24  # characters of a heading on one line
+WIDEST: dict[st.Width, int] = {"single": 24, "double": 38}  # characters of a heading on one line
 PAIRINGS: dict[str, dict[str, Any]] = {
     "cosine": {"color": st.BLACK, "marker": "o", "linestyle": "-"},
     "cosine_above": {"color": "#7C55B0", "marker": "^", "linestyle": (0, (5, 1.5)), "mfc": "white"},
@@ -153,7 +155,7 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
         ax.axhline(0, color=st.GREY, lw=0.5, zorder=1)
         ax.set_xticks(range(len(runs[0].report.per_layer["cosine"] or ())))
         ax.set_xlabel("site $l$ (0: stem)")
-        st.heading(ax, heading.replace(", ", ",\n", 1) if len(heading) > WIDEST else heading)
+        st.heading(ax, heading.replace(", ", ",\n", 1) if len(heading) > WIDEST[width] else heading)
     for ax in panels[len(drawn) :]:
         ax.set_visible(False)
     for ax in panels[::across]:

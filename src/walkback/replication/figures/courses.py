@@ -86,9 +86,9 @@ def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
         for what in ("h_norm", "g_norm")
     }
     off = (st.off_axis("‖h_L‖", means["h_norm"]), st.off_axis("‖g_L‖", means["g_norm"]))
-    about = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
-    note = st.missing_note(absent, seeds, about, *off)
-    fig = st.canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note)
+    says = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
+    note = st.missing_note(absent, seeds, *off)
+    fig = st.canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note, says)
     panels = st.grid(fig, len(groups), 3, sharey="col")
     norms = {
         what: [v for ms in moments.values() for m in ms if getattr(m, what) for v in getattr(m, what).values]

@@ -139,7 +139,7 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
         for key in ("growth", "g_norm")
     }
     off = (st.off_axis("ρ", lowest["growth"]), st.off_axis("‖g_L‖", lowest["g_norm"]))
-    fig = st.canvas(width, height, st.missing_note(absent, seeds, "‖g_L‖ is the per-sample norm ÷ 128.", *off))
+    fig = st.canvas(width, height, st.missing_note(absent, seeds, *off), "‖g_L‖ is the per-sample norm ÷ 128.")
     flat = [ax for row in st.grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}

@@ -31,13 +31,13 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     lines = -(-len(groups) // across)
     settings, headings = st.told_apart([(rule, network.split(" · ")) for network, rule in groups])
     seeds = [(heading, "", rows[0]["n"]) for heading, rows in zip(headings, groups.values())]
-    says = f"Readouts refitted; over each panel what the trained blocks are worth. {settings}"
+    says = f"Readouts refitted; blocks: trained over re-randomised ones under the same stem. {settings}"
     fig = st.canvas(width, 0.45 + 1.5 * lines, st.missing_note((), seeds), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)
         worth = f"{rows[0]['D3-outcome pp']['mean']:+.1f} pp".replace("-", "−")
-        st.heading(ax, f"{heading}: {worth}")
+        st.heading(ax, f"{heading}: blocks {worth}")
     for ax in panels[len(groups) :]:
         ax.set_visible(False)
     for ax in panels[::across]:

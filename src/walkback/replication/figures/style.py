@@ -40,7 +40,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, RED, PINK = "#0072B2", "#D55E00", "#CC79A7"
 GREY, PALE = "#767676", "#E6E6E6"
 DASHED = (0, (2, 1))
-NOTE, LETTER = "missing-note", "panel-letter"  # how these texts are found in a figure
+NOTE, LETTER, HEADING = "missing-note", "panel-letter", "heading"  # how these texts are found in a figure
 _LOOKS: dict[str, tuple[str, str, Any]] = {
     "BP": (BLACK, "o", "-"),
     "FA": (BLUE, "s", (0, (5, 1.5))),
@@ -70,17 +70,38 @@ class Drawing:
         """Return the figure of these runs, for one column or two; `notes` is the line about what is missing."""
         with styled():
             fig = self.draw(records, width)
-            _letters(fig)
+            panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
+            _headings(fig, panels)
+            _letters(fig, panels)
             return fig if notes else _without_note(fig)
 
 
+SIZES, FREE, LIFTED = (7.0, 6.5, 6.0), 15.0, 12.5  # points: headings, what a letter needs, a heading over letters
 # Where a panel's letter may stand: above its left edge, beside it, inside its corner; the first that is free.
 _PLACES = (((-3.5, 2.5), "right", "bottom"), ((-3.5, 0.0), "right", "top"), ((2.5, -2.5), "left", "top"))
 
 
-def _letters(fig: Figure) -> None:
+def _headings(fig: Figure, panels: Sequence[Axes]) -> None:
+    """Set all headings so large that none reaches the letter of the next panel, or lift them over it."""
+    fig.draw_without_rendering()  # for their places
+    found: list[tuple[Axes, Annotation, float]] = []  # with where each has to end
+    for ax in panels:
+        row = [p.bbox for p in panels if p.bbox.y0 < ax.bbox.y1 and ax.bbox.y0 < p.bbox.y1]
+        beside = [box.x0 - FREE * fig.dpi / 72 for box in row if box.x0 > ax.bbox.x1]
+        end = min(beside, default=fig.bbox.x1)
+        found += [(ax, text, end) for text in ax.texts if text.get_gid() == HEADING and isinstance(text, Annotation)]
+    for size in SIZES:
+        for _, text, _ in found:
+            text.set_fontsize(size)
+        if all(text.get_window_extent().x1 <= end for _, text, end in found):
+            return
+    for ax, text, _ in found:
+        ax.set_title(f"{ax.get_title('left')}\n ", loc="left")  # room for the letters under it
+        text.set_position((0, LIFTED))
+
+
+def _letters(fig: Figure, panels: Sequence[Axes]) -> None:
     """Write a, b, c, … at the upper left corner of every panel, where no other text is."""
-    panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
     fig.draw_without_rendering()  # for the places of all texts
     unseen = {id(tick.label1) for ax in fig.axes for axis in (ax.xaxis, ax.yaxis) for tick in _out_of_view(axis)}
     texts = [text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip()]
@@ -204,10 +225,9 @@ def legend(fig: Figure, handles: Sequence[Any], columns: int) -> None:
 
 def heading(ax: Axes, text: str) -> None:
     """Write a title over a row of panels: it may run over its neighbours, which a plain title would push away."""
-    ax.set_title(" ", loc="left")
-    words(ax, text, (0, 1), (0, 3.5), "axes fraction", va="bottom", fontsize=7, annotation_clip=False).set_in_layout(
-        False
-    )
+    ax.set_title("\n".join(" " for _ in text.split("\n")), loc="left")
+    look = {"va": "bottom", "fontsize": SIZES[0], "annotation_clip": False, "gid": HEADING}
+    words(ax, text, (0, 1), (0, 3.5), "axes fraction", **look).set_in_layout(False)
 
 
 def words(ax: Axes, text: str, at: Any, offset: tuple[float, float], coords: Any = "data", **more: Any) -> Annotation:

@@ -48,11 +48,35 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
     return renamed, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
 
 
+# How papers head their columns, in small letters.
+_PRINTED = {"γ": "gamma", "ρ": "growth", "‖h_l‖": "h_norm_last", "‖g_l‖": "g_norm_last", "test_accuracy": "accuracy"}
 # Names under which a table of methods has the accuracies that its other rows are compared with.
 BESIDE = {
-    "frozen_baseline_acc": ("frozen", "frozen blocks", "frozen random blocks", "random blocks"),
+    "frozen_baseline_acc": ("frozen", "frozen blocks", "frozen random blocks", "random blocks", "frozen baseline",
+                            "frozen control", "frozen blocks baseline", "random blocks baseline"),
     "bp_acc": ("bp", "backprop", "backpropagation"),
-}
+}  # fmt: skip
+
+
+def spelled(column: str) -> str:
+    """Return the name of a column that a paper heads in its own way; any other as it is.
+
+    >>> spelled("Accuracy"), spelled("‖g_L‖"), spelled("Γ"), spelled("Comment")
+    ('accuracy', 'g_norm_last', 'gamma', 'Comment')
+    """
+    plain = column.lower().strip(" .").replace("||", "‖").replace(" ", "_")
+    name = _PRINTED.get(plain, plain)
+    return name if name in KNOWN or site_of(name) is not None else column
+
+
+def stands_for(method: str) -> str | None:
+    """Return the accuracy that a row of this name gives all others: "frozen_baseline_acc", "bp_acc", or None.
+
+    >>> stands_for("Frozen-blocks baseline"), stands_for("DFA")
+    ('frozen_baseline_acc', None)
+    """
+    plain = method.lower().replace("-", " ").replace("_", " ").strip()
+    return next((name for name, called in BESIDE.items() if plain in called), None)
 
 
 def methods(rows: Sequence[Named]) -> list[str]:
@@ -101,13 +125,29 @@ def of_method(rows: Sequence[Named], method: str) -> list[Named]:
             f"Expected one method to judge, since the rows are those of {', '.join(names)}, but {what}. Pass one of "
             "them: method_name=…, or --method."
         )
-    last = {str(row.get("method")).strip().lower(): row for row, _ in rows}
-    row_of = {name: next((last[n] for n in called if n in last), {}) for name, called in BESIDE.items()}
-    given = {name: _first(row, ACCURACIES["headline_acc"]) for name, row in row_of.items()}
+    _refuse_seeds(rows)
+    row_of = {stands_for(str(row.get("method"))): row for row, _ in rows}
+    given = {name: _first(row_of.get(name, {}), ACCURACIES["headline_acc"]) for name in BESIDE}
     more = {name: value for name, value in given.items() if value is not None}
     kept = [(row, where) for row, where in rows if str(row.get("method")) == method]
     lacks = {name: value for name, value in more.items() if all(_first(r, ACCURACIES[name]) is None for r, _ in kept)}
     return [({**row, **lacks}, where) for row, where in kept]
+
+
+def _refuse_seeds(rows: Sequence[Named]) -> None:
+    """Refuse rows of several seeds of one method, of which only the last would be judged."""
+    seeds: dict[str, list[Any]] = {}
+    for row, _ in rows:
+        known = seeds.setdefault(str(row.get("method")), [])
+        if row.get("seed") not in (None, *known):
+            known.append(row["seed"])
+    method, several = max(seeds.items(), key=lambda found: len(found[1]))
+    if len(several) > 1:
+        raise InputError(
+            f"Expected one row per method, or one per epoch of it, but {shown(method)} has rows of {len(several)} "
+            "seeds. Give one row with their mean, or judge one method with all accuracies: --headline-acc … "
+            "--frozen-acc …"
+        )
 
 
 def _first(row: Mapping[str, Any], names: Iterable[str]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 from walkback.errors import FormatError, InputError, shown
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
-from walkback.report.formats.logged_columns import over_sites, site_of
+from walkback.report.formats.logged_columns import over_sites, site_of, spelled
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
 from walkback.verdict.files import read_table
 
@@ -138,7 +138,9 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         table = [(reader.line_num, cells) for cells in reader if cells]
     except csv.Error as error:
         raise FormatError(f"Expected {path} to be readable as .csv, but: {error}.") from None
-    header = [column.strip() for column in table[0][1]] if table else []
+    header = [spelled(column.strip()) for column in table[0][1]] if table else []
+    if len(header) == 1 and re.search("[;\t]", header[0]):
+        raise FormatError(f"Expected commas between the columns of {path}, but its first line is {shown(header[0])}.")
     twice = next((column for i, column in enumerate(header) if column in header[:i]), None)
     if twice is not None:
         raise FormatError(
@@ -169,7 +171,7 @@ _NUMBERS = {*LOGGED_SCALARS, "g_norm_batch_size", *_COUNTS, *(name for names in 
 
 def _cell(cell: str, column: str, path: Path, line: int, text_allowed: bool) -> float | str | None:
     cell = cell.strip()
-    if cell.lower() in ("", "null", "none", "na"):
+    if cell.lower() in ("", "null", "none", "na", "n/a", "-", "–", "—"):
         return None
     try:
         return float(cell)

@@ -141,6 +141,8 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
     else:
         wanted = "a list over sites 0…L" if kind == "list_type" else "an object"
         what = f"{name} in {where} to be {wanted}, but got {type(given).__name__}"
+        if kind == "list_type" and name in ("h_norm", "g_norm"):
+            raise InputError(f"Expected {what}. Where only the last site is known, call it {name}_last.")
     raise InputError(f"Expected {what}.")
 
 
