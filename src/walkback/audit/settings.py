@@ -195,8 +195,8 @@ class Judged:
 
     @property
     def p(self) -> float | None:
-        """How likely a D3 so far from its margin would be at the margin; None where it was not decided."""
-        return None if self.depth is None or self.depth.flagged is None else self.depth.p
+        """How likely a D3 so far from its margin would be at the margin; None where it was not tested."""
+        return self.depth.p if self.depth is not None and self.tested else None
 
     def without_depth(self, reason: str) -> Judged:
         """Return the same with D3 undecided, for a reason."""
@@ -261,14 +261,17 @@ def _judge(
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
     reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
-    claims = [claim if run.depth is None else replace(claim, depth=run.depth) for run in runs]
+    worths = tuple(run.depth for run in runs)
+    claims = [claim if worth is None else replace(claim, depth=worth) for worth in worths]
+    # Of some seeds alone it would leave the others out.
+    together = claim if None in worths or not worths else replace(claim, depth=worths if len(worths) > 1 else worths[0])
     verdicts = {
         edition: tuple(decide(run.measurements, with_depth, limits, edition) for run, with_depth in zip(runs, claims))
         for edition in ("three-check", "four-diagnostic")
     }
     depth, depth_bp = (depth_of_claim("D3", Measurements(), limits, c) for c in (claim, claim_bp))
     pooled = {
-        edition: decide(over_seeds([run.measurements for run in runs]), claim, limits, edition)
+        edition: decide(over_seeds([run.measurements for run in runs]), together, limits, edition)
         for edition in verdicts
         if runs
     }
