@@ -16,8 +16,9 @@ from walkback.audit.records import read_records
 from walkback.audit.settings import Judged, Setting, commands, judged, lacking, left_out, select, setting_of
 from walkback.errors import InputError
 from walkback.measures.worth import Depth
-from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.replication.page import page_data, render
+from walkback.replication.tables import TABLES, evidence, front_page
+from walkback.replication.tables.build import depth_cell
 from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -238,7 +239,7 @@ def test_a_decision_that_does_not_stand_beside_the_others_is_reopened(tmp_path):
 def close_call(p: float, decided: bool) -> Judged:
     """A setting whose D3 has this p-value."""
     flagged, cause = (True, "") if decided else (None, "straddles")
-    depth = Finding("D3", "depth utility", 1.0, 2.0, "< 2 pp", flagged, cause=cause, p=p)
+    depth = Finding("D3", "depth utility", 1.0, 2.0, "< 2 pp", flagged, "", (0.1, 1.9), cause, p=p)
     return Judged(Setting("dfa"), (), depth, None, {})
 
 
@@ -253,6 +254,7 @@ def test_undecided_settings_count_in_the_false_discovery_rate():
     assert "over the 21 settings whose D3 is tested" in note
     assert note.endswith("of the 2 that are decided alone 1 is undecided by it")
     assert found["a"] is others["a"]
+    assert depth_cell(found["lucky"]).text == "+1.0 [+0.1, +1.9] undecided (among so many)"
     assert held(lucky) == (lucky, "")
 
 
@@ -266,7 +268,7 @@ def test_tables_and_the_page_hold_the_false_discovery_rate(tmp_path, monkeypatch
     data = page_data(read_records(tmp_path))
     assert "over the 3 settings whose D3 is tested here is held at 5 %" in data["many"]
     assert data["many"] in " ".join(render(data).split())
-    assert "false discovery rate" in data["latex"]
+    assert "false discovery rate" in str(data["latex"])
     monkeypatch.setattr("walkback.audit.discoveries.surviving", lambda ps: [False] * len(ps))
     by_rule = {s["rule"]: s for s in page_data(read_records(tmp_path))["settings"]}
     assert by_rule["DFA"]["verdict"]["word"] == "undecided"
@@ -276,8 +278,9 @@ def test_tables_and_the_page_hold_the_false_discovery_rate(tmp_path, monkeypatch
 def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_path):
     store(tmp_path, {"dfa": [0.5, 0.51, 0.52]})
     for worth, path in zip((8.0, 9.0, 8.5), sorted(tmp_path.glob("*/report.json"))):
-        kept = Depth(worth, (worth - 1, worth + 1), 0.42 + worth / 100, (0.42, 0.42), {"trained": [0.4, 0.5]}, None, None,
-                     None, {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.2}, {"trained": [1e-4]})  # fmt: skip
+        parts, sizes = {"samples": 0.5, "draws": 0.2}, {"train": 100, "test": 100}
+        kept = Depth(worth, (worth - 1, worth + 1), 0.42 + worth / 100, (0.42, 0.42), {"trained": [0.4, 0.5]}, None,
+                     None, None, sizes, parts, {"trained": [1e-4]})  # fmt: skip
         path.write_text(json.dumps({**json.loads(path.read_text()), "depth": kept.to_dict()}))
     records = read_records(tmp_path)
     j = judged(records, DFA)

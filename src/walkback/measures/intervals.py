@@ -34,9 +34,9 @@ def _quantile(part: str, count: int, level: float) -> float:
 def two_more(gains: np.ndarray) -> np.ndarray:
     """Return gains (rows, N) with two more samples, one gained and one lost: of these the error over samples is taken.
 
-    Where few samples tell two networks apart, their own spread is next to nothing, or none at all, and its 95 % interval
-    covers as little as 24 %. With the two it covers 94 % and more (Agresti and Min, 2005); of thousands of samples they
-    change nothing. The mean is never theirs.
+    Where few samples tell two networks apart, their own spread is next to nothing, or none at all, and its 95 %
+    interval covers as little as 24 %. With the two it covers 94 % and more (Agresti and Min, 2005); of thousands of
+    samples they change nothing. The mean is never theirs.
 
     >>> two_more(np.zeros((1, 2)))
     array([[ 0.,  0.,  1., -1.]])

@@ -16,9 +16,9 @@ from typing import Any
 
 from markupsafe import Markup
 
+from walkback.audit.discoveries import held
 from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
-from walkback.audit.discoveries import held
 from walkback.audit.settings import alike, commands, judged_runs, last
 from walkback.errors import InputError
 from walkback.replication.page_pair import pair_picture
@@ -98,8 +98,8 @@ def page_data(records: Records) -> dict[str, Any]:
     """Return what the page shows, as plain values.
 
     Keys: `findings` are three sentences; `pair` the picture under them; `settings` the verdict table, one entry per
-    rule and setting, `many` what holds so many at once; `runs` one per run; `missing` the controls D3 lacks, with the commands that would train them;
-    `problems` what could not be read.
+    rule and setting, `many` what holds so many at once; `runs` one per run; `missing` the controls D3 lacks, with the
+    commands that would train them; `problems` what could not be read.
     """
     if not records.runs:
         raise InputError(_nothing(records))

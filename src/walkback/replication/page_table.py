@@ -9,7 +9,7 @@ from typing import Any
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, Judged, setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
-from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
+from walkback.replication.tables.build import among_many, depth_word, failed_words, flag_word, interval_text
 from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
 from walkback.report.view import distance, mark
 from walkback.training.spec import RunSpec
@@ -117,7 +117,8 @@ def _outcome(j: Judged, each: Sequence[Finding]) -> str:
     if len(said) < 2 or "outcome" not in over.names:
         return ", ".join(said)
     mean = over["outcome"]
-    return f"{number(mean.value, 'pp')} pp{interval_text(mean)} {depth_word(mean)} over {len(said)} seeds: {', '.join(said)}"
+    first = f"{number(mean.value, 'pp')} pp{interval_text(mean)} {depth_word(mean)} over {len(said)} seeds"
+    return f"{first}: {', '.join(said)}"
 
 
 def _check(j: Judged, name: str, what: str) -> dict[str, Any]:
@@ -145,9 +146,7 @@ def _depth(finding: Finding | None, paired: int, runs: int) -> dict[str, Any]:
         nothing = {"text": NONE, "value": None, "interval": None, "distance": "", "limit": LIMITS.frozen_acc_margin_pp}
         return {"result": mark("not tested"), **nothing, "reason": reason, "paired": paired}
     some = "" if paired == runs else f"{paired} of {runs} seeds have their control"
-    low, high = finding.interval or (finding.limit, finding.limit)
-    among_others = finding.straddles and not low <= finding.limit <= high
-    why = finding.reason if among_others or depth_word(finding) == "not tested" else ""
+    why = finding.reason if among_many(finding) or depth_word(finding) == "not tested" else ""
     return {
         "result": mark(depth_word(finding)),
         "text": f"{number(finding.value, 'pp')} pp{interval_text(finding)}",

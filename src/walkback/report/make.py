@@ -116,8 +116,8 @@ def _one(depth: Depth | tuple[Depth, ...]) -> Depth:
     if isinstance(depth, Depth):
         return depth
     raise InputError(
-        f"Expected depth of the one network that the report is of, but got those of {len(depth)} seeds. Several seeds are "
-        "judged together from their runs: walkback report STORE."
+        f"Expected depth of the one network that the report is of, but got those of {len(depth)} seeds. Several seeds "
+        "are judged together from their runs: walkback report STORE."
     )
 
 

@@ -217,9 +217,16 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
     raw = {name: getattr(finding, name) for name in names}
     more = "".join(f" (+{n:,} {name})" for name, n in (finding.more or {}).items())
     more = more or (" (+seeds and samples)" if finding.straddles else "")
+    more = " (among so many)" if among_many(finding) else more
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
     text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})
+
+
+def among_many(finding: Finding) -> bool:
+    """Return whether a finding is decided alone, but not with the false discovery rate of its table held."""
+    low, high = finding.interval or (finding.limit, finding.limit)
+    return finding.straddles and not low <= finding.limit <= high
 
 
 def interval_text(finding: Finding) -> str:
