@@ -261,10 +261,10 @@ def _judge(
         return Judged(setting, runs, None, None, {"three-check": (), "four-diagnostic": ()})
     reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
-    worths = tuple(run.depth for run in runs)
-    claims = [claim if worth is None else replace(claim, depth=worth) for worth in worths]
-    # Of some seeds alone it would leave the others out.
-    together = claim if None in worths or not worths else replace(claim, depth=worths if len(worths) > 1 else worths[0])
+    claims = [claim if run.depth is None else replace(claim, depth=run.depth) for run in runs]
+    together, worths = claim, [run.depth for run in runs if run.depth is not None]
+    if worths and len(worths) == len(runs):  # the mean of some seeds alone would leave the others out
+        together = replace(claim, depth=worths[0] if len(worths) == 1 else tuple(worths))
     verdicts = {
         edition: tuple(decide(run.measurements, with_depth, limits, edition) for run, with_depth in zip(runs, claims))
         for edition in ("three-check", "four-diagnostic")

@@ -114,9 +114,9 @@ def _outcome(j: Judged, each: Sequence[Finding]) -> str:
     """Return D3-outcome of the seeds that have it; of several, first that of their mean, which decides."""
     said = [f"{number(f.value, 'pp')} pp {depth_word(f)}" for f in each if f.value is not None]
     over = j.pooled["three-check"]
-    if len(said) < 2 or "outcome" not in over.names:
+    mean = over["outcome"] if "outcome" in over.names else None
+    if len(said) < 2 or mean is None or mean.value is None:
         return ", ".join(said)
-    mean = over["outcome"]
     first = f"{number(mean.value, 'pp')} pp{interval_text(mean)} {depth_word(mean)} over {len(said)} seeds"
     return f"{first}: {', '.join(said)}"
 
