@@ -289,6 +289,21 @@ def test_judge_exits_by_the_verdict(mod, capsys, tmp_path, numbers, tokens, code
     assert err.startswith("error: Expected ") if code == 2 else err == ""
 
 
+@pytest.mark.parametrize("verb", ["judge", "diagnose"])
+def test_seeds_without_predictions_have_the_error_of_so_many_test_samples(mod, capsys, tmp_path, verb):
+    """Three seeds that agree say nothing about their one test set of 50 samples."""
+    (tmp_path / "n.json").write_text(json.dumps({"h_norm": [1, 2], "g_norm": [1e-3, 1e-3]}))
+    accuracies = ["--headline-acc", "0.40", "0.40", "0.42", "--frozen-acc", "0.34", "0.34", "0.36"]
+    target = ["judge", "n.json"] if verb == "judge" else ["diagnose", f"{mod}:healthy"]
+    alone = json.loads(call(capsys, *target, *accuracies, "--json")[1])
+    found = json.loads(call(capsys, *target, *accuracies, "--test-samples", "50", "--json")[1])
+    assert [alone["findings"][2]["flagged"], found["findings"][2]["flagged"]] == [False, None]
+    shares = [(50 * a + 1) / 52 for a in (0.40, 0.40, 0.42, 0.34, 0.34, 0.36)]
+    bound = 100 * (sum(a * (1 - a) for a in shares) / 3 / 52) ** 0.5
+    assert found["findings"][2]["parts"] == pytest.approx({"seeds": 0.0, "samples": bound}, abs=1e-9)
+    assert found["conditions"]["test_samples"] == 50
+
+
 def test_judge_reads_a_csv_as_the_readme_shows(mod, capsys, tmp_path):
     (tmp_path / "history.csv").write_text(
         "epoch,h_norm_0,h_norm_1,g_norm_0,g_norm_1,test_acc\n1,9,10,7e-3,6e-3,0.2\n2,9,9e5,7e-3,1e-9,0.36\n"

@@ -163,16 +163,18 @@ def test_the_ridge_is_chosen_on_held_out_samples_and_noise_gets_the_strongest() 
 def test_the_two_parts_of_the_error_are_those_of_their_sources() -> None:
     right = torch.tensor([True, True, False, True] * 25)
     same = [right.clone(), right.clone()]
-    assert _worth(right, same)[2] == {"samples": 0.0, "draws": 0.0}
+    # Nothing told them apart, but of a hundred samples only.
+    assert _worth(right, same)[2] == pytest.approx({"samples": 100 * np.sqrt(2 / 101 / 102), "draws": 0.0})
     rivals = [torch.zeros(100, dtype=torch.bool), torch.tensor([True, False] * 50), right]
     value, interval, parts = _worth(right, rivals)
     gains = np.stack([right.numpy().astype(float) - r.numpy() for r in rivals])
+    between = np.var(gains.mean(1), ddof=1)
+    gains = np.c_[gains, np.ones(3), -np.ones(3)]  # one more sample gained and one lost
     # Mean squares of two crossed random effects with one number per cell, from their sums.
     rest = gains - gains.mean(0) - gains.mean(1, keepdims=True) + gains.mean()
-    between = 100 * np.var(gains.mean(1), ddof=1)
-    noise = (rest**2).sum() / (99 * 2)
-    assert parts["draws"] == pytest.approx(100 * np.sqrt((between - noise) / 100 / 3))
-    assert parts["samples"] == pytest.approx(100 * np.std(gains.mean(0), ddof=1) / 10)
+    noise = (rest**2).sum() / (101 * 2)
+    assert parts["draws"] == pytest.approx(100 * np.sqrt((between - noise / 102) / 3))
+    assert parts["samples"] == pytest.approx(100 * np.std(gains.mean(0), ddof=1) / np.sqrt(102))
     half = np.hypot(stats.norm.ppf(0.975) * parts["samples"], stats.t.ppf(0.975, 2) * parts["draws"])
     assert interval == pytest.approx((value - half, value + half))
 

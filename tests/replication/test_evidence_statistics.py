@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.stats import false_discovery_control
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
+from walkback.audit.discoveries import held
 from walkback.audit.plans import RULE_OPTIONS, plan
 from walkback.audit.records import read_records
-from walkback.audit.settings import Setting, commands, judged, lacking, left_out, select, setting_of
+from walkback.audit.settings import Judged, Setting, commands, judged, lacking, left_out, select, setting_of
 from walkback.errors import InputError
+from walkback.measures.worth import Depth
+from walkback.replication.page import page_data, render
 from walkback.replication.tables import TABLES, evidence, front_page
-from walkback.replication.tables.build import Draft
+from walkback.replication.tables.build import depth_cell
 from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
-from walkback.verdict.checks import DiagnosticThresholds, depth_utility, paired_margin
+from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_utility, paired_margin
 
 T = DiagnosticThresholds()
 
@@ -33,7 +39,7 @@ def test_the_binomial_interval_is_that_of_the_paired_differences(seed):
     ours, theirs = draw(seed, 0.5), draw(seed + 10, 0.4)
     margin, interval, *_ = paired_margin(ours.mean(), theirs.mean(), (ours, theirs))
     difference = ours.astype(float) - theirs.astype(float)
-    half = stats.norm.ppf(0.975) * difference.std() / np.sqrt(len(difference))
+    half = stats.norm.ppf(0.975) * np.append(difference, [1, -1]).std() / np.sqrt(len(difference) + 2)
     assert margin == pytest.approx(100 * difference.mean())
     assert interval == pytest.approx((margin - 100 * half, margin + 100 * half))
 
@@ -48,9 +54,28 @@ def test_the_binomial_interval_covers_as_often_as_it_says():
     assert 0.92 <= covered / 400 <= 0.98
 
 
-def test_predictions_that_agree_leave_no_doubt():
-    same = draw(0, 0.4)
-    assert paired_margin(same.mean(), same.mean(), (same, same))[:2] == (0.0, (0.0, 0.0))
+@pytest.mark.parametrize(("samples", "flagged"), [(16, None), (10_000, True)])
+def test_predictions_that_agree_leave_the_doubt_of_so_many_samples(samples, flagged):
+    """No spread among sixteen samples does not show that there is none."""
+    same = draw(0, 0.4, samples)
+    margin, (low, high), *_ = paired_margin(same.mean(), same.mean(), (same, same))
+    assert (margin, low) == (0.0, -high)
+    # At least what is left where none of so many is seen: the "rule of three" has 3/N of 95 % on one side.
+    assert 100 * 2 / samples <= high <= 100 * 4 / samples
+    assert depth_utility("D3", same.mean(), same.mean(), T, correct=(same, same)).flagged is flagged
+    same_bound = paired_margin(1.0, 1.0, test_samples=samples).interval
+    assert same_bound is not None
+    assert same_bound[1] >= 100 * 2 / samples
+
+
+@pytest.mark.parametrize(("samples", "gained", "lost"), [(100, 0.02, 0.0), (300, 0.03, 0.01), (30, 0.9, 0.0)])
+def test_the_interval_covers_where_few_samples_tell_networks_apart(samples, gained, lost):
+    rng, covered = np.random.RandomState(1), 0
+    for a, b, _ in rng.multinomial(samples, [gained, lost, 1 - gained - lost], size=1000):
+        counts = {"samples": samples, "both": 0, "only_ours": int(a), "only_frozen": int(b)}
+        low, high = paired_margin(a / samples, b / samples, counts).interval or (0.0, 0.0)
+        covered += low <= 100 * (gained - lost) <= high
+    assert covered / 1000 >= 0.93
 
 
 @pytest.mark.parametrize(
@@ -119,14 +144,15 @@ ACCS = {
 def combined(ours: list[float], theirs: list[float]) -> tuple[float, float]:
     """By numpy: the half-widths of seeds and of the shared test samples, added as squares."""
     d = np.stack([right(a).astype(float) - right(b).astype(float) for a, b in zip(ours, theirs)])
+    gain, of_seeds = d.mean(), d.mean(1).var(ddof=1) / len(d)
+    d = np.c_[d, np.ones(len(d)), -np.ones(len(d))]  # one more sample gained and one lost
     (n, samples), means = d.shape, d.mean(1)
-    of_seeds = means.var(ddof=1) / n
     own = sum((d[s, i] - means[s] - d[:, i].mean() + d.mean()) ** 2 for s in range(n) for i in range(samples)) / (
         (n - 1) * (samples - 1) * n * samples
     )
     shared = max(0.0, d.mean(0).var() / samples - own)
     half = np.hypot(stats.t.ppf(0.975, n - 1) * np.sqrt(of_seeds), stats.norm.ppf(0.975) * np.sqrt(shared))
-    return 100 * (d.mean() - half), 100 * (d.mean() + half)
+    return 100 * (gain - half), 100 * (gain + half)
 
 
 def test_several_seeds_add_the_error_of_the_test_set_to_their_spread(tmp_path):
@@ -142,7 +168,7 @@ def test_several_seeds_add_the_error_of_the_test_set_to_their_spread(tmp_path):
 def test_one_seed_is_judged_on_its_predictions(tmp_path):
     j = judged(store(tmp_path, {k: v[:1] for k, v in ACCS.items()}), DFA)
     difference = right(0.31).astype(float) - right(0.35).astype(float)
-    half = 100 * 1.959963984540054 * difference.std() / np.sqrt(1000)
+    half = 100 * 1.959963984540054 * np.append(difference, [1, -1]).std() / np.sqrt(1002)
     assert j.depth.interval == pytest.approx((-4 - half, -4 + half))
 
 
@@ -208,18 +234,66 @@ def test_a_decision_that_does_not_stand_beside_the_others_is_reopened(tmp_path):
     assert (j.word("three-check"), j.p < 0.05) == ("walked back", True)
     again = j.without_depth("not beside so many")
     assert (again.word("three-check"), again.failed("three-check"), again.depth.flagged) == ("undecided", {}, None)
-    draft = Draft(records, "", [], [])
-    draft.decided = {Setting("a"): 0.04, Setting("b"): 0.9, Setting("c"): 1e-6}
-    assert draft.falling() == {Setting("a"), Setting("b")}
-    draft.decided = {Setting("a"): 0.04}
-    assert draft.falling() == frozenset()
 
 
-def test_a_table_says_that_it_holds_the_false_discovery_rate(tmp_path):
-    table = evidence("controls", store(tmp_path, {k: [*v] for k, v in ACCS.items()}))
+def close_call(p: float, decided: bool) -> Judged:
+    """A setting whose D3 has this p-value."""
+    flagged, cause = (True, "") if decided else (None, "straddles")
+    depth = Finding("D3", "depth utility", 1.0, 2.0, "< 2 pp", flagged, "", (0.1, 1.9), cause, p=p)
+    return Judged(Setting("dfa"), (), depth, None, {})
+
+
+def test_undecided_settings_count_in_the_false_discovery_rate():
+    """Of twenty settings at the margin one is decided by chance. Alone among the decided it would always stand."""
+    lucky = {"lucky": close_call(0.04, True)}
+    others = {name: close_call(p, False) for name, p in zip("abcdefghijklmnopqrs", np.linspace(0.06, 1.0, 19))}
+    found, note = held({**lucky, **others, "sure": close_call(1e-6, True)})
+    stands = false_discovery_control([0.04, *np.linspace(0.06, 1.0, 19), 1e-6]) <= 0.05
+    assert [found[name].depth.flagged for name in ("lucky", "sure")] == [True if s else None for s in stands[[0, -1]]]
+    assert (found["lucky"].depth.flagged, found["sure"].depth.flagged) == (None, True)
+    assert "over the 21 settings whose D3 is tested" in note
+    assert note.endswith("of the 2 that are decided alone 1 is undecided by it")
+    assert found["a"] is others["a"]
+    assert depth_cell(found["lucky"]).text == "+1.0 [+0.1, +1.9] undecided (among so many)"
+    assert held(lucky) == (lucky, "")
+
+
+def test_tables_and_the_page_hold_the_false_discovery_rate(tmp_path, monkeypatch):
+    records = store(tmp_path, {k: [*v] for k, v in ACCS.items()})
+    table = evidence("controls", records)
     assert table.columns[4:] == ("rule stem (primary)", "BP stem", "re-randomised", "linear probe")
-    made = Draft(read_records(tmp_path), "", ["a"], [], decided={Setting("a"): 0.01, Setting("b"): 0.02})
-    assert "(Benjamini-Hochberg): all of them stand" in made.table("made").notes[-1]
+    shorter = RunSpec(rule="fa", seed=42, epochs=2)
+    for spec, acc in ((shorter, 0.37), (control_spec(shorter), 0.35)):
+        write_run(tmp_path, spec, acc, **HEALTHY)
+    data = page_data(read_records(tmp_path))
+    assert "over the 3 settings whose D3 is tested here is held at 5 %" in data["many"]
+    assert data["many"] in " ".join(render(data).split())
+    assert "false discovery rate" in str(data["latex"])
+    monkeypatch.setattr("walkback.audit.discoveries.surviving", lambda ps: [False] * len(ps))
+    by_rule = {s["rule"]: s for s in page_data(read_records(tmp_path))["settings"]}
+    assert by_rule["DFA"]["verdict"]["word"] == "undecided"
+    assert "false discovery rate" in by_rule["DFA"]["d3"]["reason"]
+
+
+def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_path):
+    store(tmp_path, {"dfa": [0.5, 0.51, 0.52]})
+    for worth, path in zip((8.0, 9.0, 8.5), sorted(tmp_path.glob("*/report.json"))):
+        parts, sizes = {"samples": 0.5, "draws": 0.2}, {"train": 100, "test": 100}
+        kept = Depth(worth, (worth - 1, worth + 1), 0.42 + worth / 100, (0.42, 0.42), {"trained": [0.4, 0.5]}, None,
+                     None, None, sizes, parts, {"trained": [1e-4]})  # fmt: skip
+        path.write_text(json.dumps({**json.loads(path.read_text()), "depth": kept.to_dict()}))
+    records = read_records(tmp_path)
+    j = judged(records, DFA)
+    assert (j.word("three-check"), j.pooled["three-check"].depth_used) == ("passes", True)
+    outcome = j.pooled["three-check"]["outcome"]
+    assert (outcome.value, set(outcome.parts)) == (pytest.approx(8.5), {"seeds", "samples", "draws"})
+    (row,) = page_data(records)["settings"]
+    assert (row["verdict"]["word"], row["depth"]["word"]) == ("passes", "yes")
+    assert row["outcome"].startswith("+8.5 pp [")
+    # Of some seeds alone: the mean has none, and says nothing.
+    path = sorted(tmp_path.glob("*/report.json"))[0]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "depth": None}))
+    assert judged(read_records(tmp_path), DFA).word("three-check") == "undecided"
 
 
 def test_draws_of_b_and_initialisations_share_the_variance(tmp_path):

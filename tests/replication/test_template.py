@@ -113,7 +113,7 @@ def test_worth_of_blocks_and_intervals(store):
         (path / "report.json").write_text(json.dumps(report))
     text = filled(read_records(store))
     (dfa,) = [line for line in text.splitlines() if line.startswith("| DFA | 2 |")]
-    half = 12.706 * 0.7071 / 2**0.5
+    half = ((12.706 * 0.7071 / 2**0.5) ** 2 + (1.96 * 0.5) ** 2 + (12.706 * 0.4) ** 2) ** 0.5  # seeds, samples, draws
     interval = f"+6.5 [{6.5 - half:+.1f}, {6.5 + half:+.1f}]"
     assert f"| {interval} |" in dfa
     assert f"trained blocks are worth {interval} pp over random draws of them" in text

@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 
 import jsonschema
+import numpy as np
 import pytest
+from scipy import stats
 
 import protocol
 import walkback as wb
@@ -36,6 +38,27 @@ def claim(frozen: float | None = None, outcome: tuple | None = None, primary: st
 @pytest.fixture(params=sorted(EDITIONS))
 def edition(request: pytest.FixtureRequest) -> str:
     return request.param
+
+
+# -- several seeds -------------------------------------------------------------------------------------------------
+
+
+def test_the_mean_over_seeds_has_the_errors_of_seeds_samples_and_draws(edition: str) -> None:
+    """By numpy: the spread of seeds, and both errors that they share, each with its own quantile."""
+    worths = [6.4, 9.0, 4.1]
+    found = decide(M, Claim(accuracy=[0.5] * 3, depth=tuple(map(worth, worths))), T, edition)["outcome"]
+    each = stats.t.ppf(0.975, 2) * stats.sem(worths), stats.norm.ppf(0.975) * 0.5, stats.t.ppf(0.975, 1) * 0.4
+    half = np.sqrt(np.square(each).sum())
+    assert found.value == pytest.approx(np.mean(worths))
+    assert found.interval == pytest.approx((np.mean(worths) - half, np.mean(worths) + half))
+    assert found.parts == pytest.approx({"seeds": stats.sem(worths), "samples": 0.5, "draws": 0.4})
+    assert (found.flagged, found.cause) == (None, "straddles")
+    assert "more seeds together with" in found.reason
+
+
+def test_a_report_is_of_one_network() -> None:
+    with pytest.raises(wb.InputError, match="one network that the report is of, but got those of 2 seeds"):
+        wb.judge(M, depth=(worth(), worth()))  # type: ignore[arg-type]
 
 
 # -- one check at a time -------------------------------------------------------------------------------------------

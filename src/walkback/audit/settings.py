@@ -195,8 +195,8 @@ class Judged:
 
     @property
     def p(self) -> float | None:
-        """How likely a D3 so far from its margin would be at the margin; None where it was not decided."""
-        return None if self.depth is None or self.depth.flagged is None else self.depth.p
+        """How likely a D3 so far from its margin would be at the margin; None where it was not tested."""
+        return self.depth.p if self.depth is not None and self.tested else None
 
     def without_depth(self, reason: str) -> Judged:
         """Return the same with D3 undecided, for a reason."""
@@ -262,13 +262,16 @@ def _judge(
     reference = _reference(records, bp)
     claim, claim_bp = (_claim(records, runs, stem, reference) for stem in ("rule", "bp"))
     claims = [claim if run.depth is None else replace(claim, depth=run.depth) for run in runs]
+    together, worths = claim, [run.depth for run in runs if run.depth is not None]
+    if worths and len(worths) == len(runs):  # the mean of some seeds alone would leave the others out
+        together = replace(claim, depth=worths[0] if len(worths) == 1 else tuple(worths))
     verdicts = {
         edition: tuple(decide(run.measurements, with_depth, limits, edition) for run, with_depth in zip(runs, claims))
         for edition in ("three-check", "four-diagnostic")
     }
     depth, depth_bp = (depth_of_claim("D3", Measurements(), limits, c) for c in (claim, claim_bp))
     pooled = {
-        edition: decide(over_seeds([run.measurements for run in runs]), claim, limits, edition)
+        edition: decide(over_seeds([run.measurements for run in runs]), together, limits, edition)
         for edition in verdicts
         if runs
     }

@@ -58,12 +58,13 @@ def diagnosed(
     depth: bool = False,
     primary: str | None = None,
     probe: tuple[str, int] = ("test", 0),
+    test_samples: int | None = None,
 ) -> dict[str, Any]:
     """Return the arguments of `diagnose` for a target; those given that are not None stand above the target's own.
 
     Of what the spec of a bundle names, only modules in `trust` are imported. With `depth`, what the blocks of a run or
-    bundle are worth is measured on the data set; `primary` is that of Claim. `probe` is the split it is measured on,
-    and the number of the probe set in it.
+    bundle are worth is measured on the data set; `primary` and `test_samples` are those of Claim. `probe` is the split
+    it is measured on, and the number of the probe set in it.
     """
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
@@ -93,9 +94,10 @@ def diagnosed(
     known = list(signature(diagnose).parameters)
     if unknown := [key for key in kwargs if key not in known]:
         raise InputError(f"Expected {target} to give arguments of diagnose ({', '.join(known)}), but got {unknown[0]}.")
-    if primary is not None:
+    judging = {k: v for k, v in (("primary", primary), ("test_samples", test_samples)) if v is not None}
+    if judging:
         claim = kwargs.get("claim") or Claim(**{field: kwargs.pop(name, None) for field, name in KEYWORDS.items()})
-        kwargs["claim"] = replace(claim, primary=primary)
+        kwargs["claim"] = replace(claim, **judging)
     return kwargs
 
 

@@ -15,7 +15,8 @@ from tabulate import tabulate
 from walkback.measures.depth import _worth
 from walkback.measures.nulls import student
 from walkback.measures.stream import LogErrors
-from walkback.verdict.statistics import mean_ratio, paired_margin
+from walkback.measures.worth import Depth
+from walkback.verdict.statistics import mean_ratio, mean_worth, paired_margin
 
 REPETITIONS = 1000
 # Formulas were chosen on worlds of seed 0. What is stated and tested is of this one, on which nothing was chosen.
@@ -86,6 +87,31 @@ def worth(draw: Draw, draws: int, spread: float, samples: int = 1000) -> Interva
     return _worth(right, [torch.from_numpy(draw.rand(samples) < level + easy / 2) for level in levels])[1]
 
 
+def few(draw: Draw, samples: int, gained: float, lost: float) -> Interval:
+    """Return the interval of D3 for two networks that only these shares of the samples tell apart."""
+    a, b, both = (int(n) for n in draw.multinomial(samples, [gained, lost, 1 - gained - lost]))
+    counts = {"samples": samples, "both": both, "only_ours": a, "only_frozen": b}
+    margin = paired_margin((both + a) / samples, (both + b) / samples, counts)
+    assert margin.interval is not None
+    return margin.interval
+
+
+def mean_worths(draw: Draw, seeds: int, spread: float, samples: int = 1000) -> Interval:
+    """Return the interval of D3-outcome over seeds, all held against the same three draws on the same samples."""
+    easy = draw.uniform(-0.3, 0.3, samples)
+    rivals = [torch.from_numpy(draw.rand(samples) < 0.4 + of_draw + easy / 2) for of_draw in draw.normal(0, 0.01, 3)]
+    found = []
+    for of_seed in draw.normal(0, spread, seeds):
+        right = torch.from_numpy(draw.rand(samples) < 0.6 + of_seed + easy)
+        worth_pp, interval, parts = _worth(right, rivals)
+        shares = [float(side.double().mean()) for side in (right, *rivals)]
+        counts = {"train": samples, "test": samples}
+        found.append(Depth(worth_pp, interval, shares[0], tuple(shares[1:]), {}, None, None, None, counts, parts, {}))
+    mean = mean_worth(found)
+    assert mean.interval is not None
+    return mean.interval
+
+
 def over_seeds(draw: Draw, seeds: int, spread: float, error: float) -> Interval:
     """Return the interval of the logarithm of a geometric mean over seeds, all measured on the same samples."""
     shared = draw.normal(0, error)
@@ -103,6 +129,7 @@ WORLDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
     ("D3, 3 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 3, 0.01, 0.3), 20.0),
     ("D3, 3 seeds", "they differ by about 5 pp"): (lambda d: gains(d, 3, 0.05, 0.3), 20.0),
     ("D3, 6 seeds", "they differ by about 1 pp"): (lambda d: gains(d, 6, 0.01, 0.3), 20.0),
+    ("D3, one seed", "300 samples, 4 % tell the two apart"): (lambda d: few(d, 300, 0.03, 0.01), 2.0),
     ("D3-outcome, 2 draws", "they differ by about 1 pp"): (lambda d: worth(d, 2, 0.01), 20.0),
     ("D3-outcome, 3 draws", "alike"): (lambda d: worth(d, 3, 0.0), 20.0),
     ("D3-outcome, 3 draws", "they differ by about 1 pp"): (lambda d: worth(d, 3, 0.01), 20.0),
@@ -117,6 +144,8 @@ WORLDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
 # These promise at least 95 %.
 BOUNDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
     ("D3, one seed", "the number of samples only"): (lambda d: gains(d, 1, 0.0, 0.3, how="bound"), 20.0),
+    ("D3, one seed", "100 samples, 2 % tell the two apart"): (lambda d: few(d, 100, 0.02, 0.0), 2.0),
+    ("D3-outcome, 3 seeds", "held against the same draws"): (lambda d: mean_worths(d, 3, 0.01), 20.0),
     ("D3, 3 seeds", "counts by seed"): (lambda d: gains(d, 3, 0.01, 0.3, how="counts"), 20.0),
     ("D3, 3 seeds", "the number of samples only"): (lambda d: gains(d, 3, 0.01, 0.3, how="bound"), 20.0),
 }

@@ -26,6 +26,7 @@ def diagnose(
     frozen_acc: options.Accuracies = (),
     bp_acc: options.Accuracies = (),
     bp_frozen_acc: options.BPFrozen = (),
+    test_samples: options.TestSamples = None,
     edition: options.Edition | None = None,
     thresholds: options.Thresholds = None,
     probes: Probes = (),
@@ -102,7 +103,7 @@ def diagnose(
     }
     with stdout_to_stderr():
         probe = (split, probe_set)
-        report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe))
+        report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe, test_samples))
         if save:
             kept(target, report, trust)
     return finish(report, out, json, require, junit, verbose)

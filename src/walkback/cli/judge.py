@@ -17,6 +17,7 @@ def judge(
     frozen_acc: options.Accuracies = (),
     bp_acc: options.Accuracies = (),
     bp_frozen_acc: options.BPFrozen = (),
+    test_samples: options.TestSamples = None,
     edition: options.Edition | None = None,
     thresholds: options.Thresholds = None,
     method: options.Method = "",
@@ -48,6 +49,7 @@ def judge(
         "frozen_baseline_acc": options.one_or_many(frozen_acc),
         "bp_acc": options.one_or_many(bp_acc),
         "bp_frozen_acc": options.one_or_many(bp_frozen_acc),
+        "test_samples": test_samples,
     }
     if not method and (methods := methods_of(numbers)):
         if wrong := [name for name, value in (("--out", out), ("--junit", junit), ("--require", require)) if value]:

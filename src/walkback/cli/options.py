@@ -36,6 +36,8 @@ Sites = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(),
 Edition = Literal["three-check", "four-diagnostic", "intrinsic"]
 _BP_FROZEN = "BP's accuracy with frozen random blocks, where --frozen-acc is of a stem that another rule trained."
 BPFrozen = Annotated[Accuracies, Parameter(help=_BP_FROZEN)]
+_TEST_SAMPLES = "How many test samples accuracies are of: without predictions, D3's interval has the error of so many."
+TestSamples = Annotated[Whole | None, Parameter(help=_TEST_SAMPLES)]
 _PRIMARY = "Which check of depth decides where both are there, named before measuring: D3 (the default) or D3-outcome."
 Primary = Annotated[Literal["D3", "D3-outcome"] | None, Parameter(help=_PRIMARY)]
 Thresholds = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits.")]

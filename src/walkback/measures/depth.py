@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from walkback.errors import AnatomyError, InputError, cut
-from walkback.measures.intervals import half_width
+from walkback.measures.intervals import half_width, two_more
 from walkback.measures.readout import Rows, accuracy, fit, refit
 from walkback.measures.vectors import pool_at, readers, site_vectors
 from walkback.measures.worth import RANDOM, TRAINED, Depth
@@ -320,17 +320,18 @@ def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float,
 
     Samples are paired: what counts is the spread of their differences. What samples do to single draws makes draws
     differ too; it is known from the samples, and taken off the spread of draws (two crossed random effects), which has
-    Student's quantile since draws are few. See `half_width` for how the two are added.
+    Student's quantile since draws are few. See `half_width` for how the two are added, `two_more` for few samples.
     """
     n, k = len(right), len(rivals)
-    gains = right.double() - torch.stack([r.double() for r in rivals])
-    rest = gains - gains.mean(0) - gains.mean(1, keepdim=True) + gains.mean()
-    own = float(rest.pow(2).sum()) / ((n - 1) * (k - 1)) / (n * k)
+    known = (right.double() - torch.stack([r.double() for r in rivals])).numpy()
+    gains = two_more(known)
+    rest = gains - gains.mean(0) - gains.mean(1, keepdims=True) + gains.mean()
+    own = float((rest**2).sum()) / ((n + 1) * (k - 1)) / ((n + 2) * k)
     variances = {
-        "samples": float(gains.mean(0).var()) / n,
-        "draws": max(0.0, float(gains.mean(1).var()) / k - own),
+        "samples": float(gains.mean(0).var(ddof=1)) / (n + 2),
+        "draws": max(0.0, float(known.mean(1).var(ddof=1)) / k - own),
     }
-    worth, half = 100 * float(gains.mean()), 100 * half_width(variances, {"samples": n, "draws": k})
+    worth, half = 100 * float(known.mean()), 100 * half_width(variances, {"samples": n, "draws": k})
     return worth, (worth - half, worth + half), {name: 100 * math.sqrt(v) for name, v in variances.items()}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 
+import numpy as np
+
 NORMAL = 1.959963984540054  # samples are hundreds: their means are normal
 
 
@@ -27,3 +29,17 @@ def _quantile(part: str, count: int, level: float) -> float:
     if part == "samples":
         return NORMAL if level == 0.05 else float(-ndtri(level / 2))
     return float(-stdtrit(count - 1, level / 2))
+
+
+def two_more(gains: np.ndarray) -> np.ndarray:
+    """Return gains (rows, N) with two more samples, one gained and one lost: of these the error over samples is taken.
+
+    Where few samples tell two networks apart, their own spread is next to nothing, or none at all, and its 95 %
+    interval covers as little as 24 %. With the two it covers 94 % and more (Agresti and Min, 2005); of thousands of
+    samples they change nothing. The mean is never theirs.
+
+    >>> two_more(np.zeros((1, 2)))
+    array([[ 0.,  0.,  1., -1.]])
+    """
+    rows = np.ones((len(gains), 1))
+    return np.concatenate([gains, rows, -rows], 1)

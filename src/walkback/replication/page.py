@@ -16,6 +16,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from walkback.audit.discoveries import held
 from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import alike, commands, judged_runs, last
@@ -97,13 +98,13 @@ def page_data(records: Records) -> dict[str, Any]:
     """Return what the page shows, as plain values.
 
     Keys: `findings` are three sentences; `pair` the picture under them; `settings` the verdict table, one entry per
-    rule and setting; `runs` one per run; `missing` the controls D3 lacks, with the commands that would train them;
-    `problems` what could not be read.
+    rule and setting, `many` what holds so many at once; `runs` one per run; `missing` the controls D3 lacks, with the
+    commands that would train them; `problems` what could not be read.
     """
     if not records.runs:
         raise InputError(_nothing(records))
     groups = alike(records)
-    claims = {spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"}
+    claims, many = held({spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"})
     rows = {spec: setting_row(records, spec, j) for spec, j in claims.items()}
     names = {spec: setting_name(spec) for spec in groups}
     place = {names[spec]: (spec.net, spec.data, spec.penalty, -spec.epochs, names[spec]) for spec in groups}
@@ -120,12 +121,13 @@ def page_data(records: Records) -> dict[str, Any]:
             "findings": findings(settings),
             "pair": pair_picture(settings),
             "settings": settings,
+            "many": many,
             "runs": runs,
             "missing": [one_line(line).partition(": ")[::2] for line in commands(lacking, records.store)],
             "problems": [[one_line(_below(p.path, records.folder)), one_line(p.reason)] for p in records.problems],
             "thresholds": asdict(LIMITS),
             "csv": csv_lines(settings),
-            "latex": longtable(verdict_table(settings), SHARES),
+            "latex": longtable(verdict_table(settings, many), SHARES),
         }
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, Judged, setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
-from walkback.replication.tables.build import depth_word, failed_words, flag_word, interval_text
+from walkback.replication.tables.build import among_many, depth_word, failed_words, flag_word, interval_text
 from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
 from walkback.report.view import distance, mark
 from walkback.training.spec import RunSpec
@@ -70,8 +70,8 @@ def setting_row(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
         "failed": failed["three-check"] or blind,
         "four": ": ".join(filter(None, (j.word("four-diagnostic"), failed["four-diagnostic"]))),
         "valid": _over([v.measurement_valid for v in three]),  # of three-check: the clamped cosine's
-        "depth": _depth_answer(j) if j.tested or not outcomes else _over([v.depth_used for v in three]),
-        "outcome": ", ".join(f"{number(f.value, 'pp')} pp {depth_word(f)}" for f in outcomes if f.value is not None),
+        "depth": _depth_answer(j),
+        "outcome": _outcome(j, outcomes),
         "submodes": sorted({v.submode for v in four if v.submode}),
         "d1": d1,
         "d2": d2,
@@ -101,9 +101,24 @@ def _over(answers: Sequence[bool | None]) -> dict[str, str]:
 
 
 def _depth_answer(j: Judged) -> dict[str, str]:
-    if j.depth is None or j.depth.flagged is None:
-        return mark("undecided" if j.tested else "not tested")
-    return mark("no" if j.depth.flagged else "yes")
+    """Return whether depth is used over all seeds: by D3, or where it was not tested by D3-outcome."""
+    used, over = j.depth, j.pooled["three-check"]
+    if not j.tested and "outcome" in over.names:
+        used = over["outcome"]
+    if used is None or used.flagged is None:
+        return mark("undecided" if used is not None and used.straddles else "not tested")
+    return mark("no" if used.flagged else "yes")
+
+
+def _outcome(j: Judged, each: Sequence[Finding]) -> str:
+    """Return D3-outcome of the seeds that have it; of several, first that of their mean, which decides."""
+    said = [f"{number(f.value, 'pp')} pp {depth_word(f)}" for f in each if f.value is not None]
+    over = j.pooled["three-check"]
+    mean = over["outcome"] if "outcome" in over.names else None
+    if len(said) < 2 or mean is None or mean.value is None:
+        return ", ".join(said)
+    first = f"{number(mean.value, 'pp')} pp{interval_text(mean)} {depth_word(mean)} over {len(said)} seeds"
+    return f"{first}: {', '.join(said)}"
 
 
 def _check(j: Judged, name: str, what: str) -> dict[str, Any]:
@@ -131,7 +146,7 @@ def _depth(finding: Finding | None, paired: int, runs: int) -> dict[str, Any]:
         nothing = {"text": NONE, "value": None, "interval": None, "distance": "", "limit": LIMITS.frozen_acc_margin_pp}
         return {"result": mark("not tested"), **nothing, "reason": reason, "paired": paired}
     some = "" if paired == runs else f"{paired} of {runs} seeds have their control"
-    why = finding.reason if depth_word(finding) == "not tested" else ""
+    why = finding.reason if among_many(finding) or depth_word(finding) == "not tested" else ""
     return {
         "result": mark(depth_word(finding)),
         "text": f"{number(finding.value, 'pp')} pp{interval_text(finding)}",
@@ -149,8 +164,8 @@ def _stat(value: Stat | None, kind: str) -> dict[str, Any]:
             "n": value.n if value else 0}  # fmt: skip
 
 
-def verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
-    """Return the same table for LaTeX."""
+def verdict_table(settings: Iterable[dict[str, Any]], many: str = "") -> Table:
+    """Return the same table for LaTeX, with a note on what holds so many settings at once."""
     rows = [
         [
             *(s["rule"], s["setting"], str(len(s["runs"]))),
@@ -169,7 +184,8 @@ def verdict_table(settings: Iterable[dict[str, Any]]) -> Table:
         [
             f"D1 flags at growth > {t.h_norm_explosion_ratio:g}, D2 at ‖g_L‖ < {t.g_norm_floor:g} (per-sample norm ÷ "
             f"128), D3 at a gain < {t.frozen_acc_margin_pp:g} pp over the matched frozen control (95 % interval in "
-            "brackets). A claim is walked back if (D1 and D2) or D3; (k/n) counts the seeds"
+            "brackets). A claim is walked back if (D1 and D2) or D3; (k/n) counts the seeds",
+            *filter(None, [many]),
         ],
     )
 

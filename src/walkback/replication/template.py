@@ -7,17 +7,16 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from walkback.audit.records import Record, Records, net_options
 from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.files import write_whole
-from walkback.measures.over_sites import student
 from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
 from walkback.report.table import NONE, Cell, Table, markdown, number, spread, stat, table
 from walkback.training.spec import NO_LOCAL_LOSS, RunSpec, control_spec
+from walkback.verdict.statistics import mean_worth
 
 MISSING = "*missing*"
 
@@ -129,11 +128,9 @@ def _worth(runs: Sequence[Record]) -> Cell:
     depths = [run.depth for run in runs if run.depth is not None]
     if not depths:
         return Cell(NONE)
-    worth = [f.worth_pp for f in depths]
-    middle, (low, high) = sum(worth) / len(worth), depths[0].interval
-    if len(worth) > 1:
-        half = student(len(worth) - 1) * (stdev(worth) / len(worth) ** 0.5)
-        low, high = middle - half, middle + half
+    of = mean_worth(depths)
+    assert of.interval is not None
+    middle, (low, high) = of.value, of.interval
     some = "" if len(depths) == len(runs) else f" ({len(depths)} of {len(runs)} seeds)"
     return Cell(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{some}", {"value": middle, "interval": [low, high]})
 

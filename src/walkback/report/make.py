@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from walkback.errors import InputError
 from walkback.measures.measurements import Measurements, deep_of
 from walkback.measures.over_sites import cosine_error, mean
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
+from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.numbers import NOT_MEASURED
 from walkback.report.report import Report
@@ -68,7 +70,7 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
-        depth=None if claim.depth is None else claim.depth.to_dict(),
+        depth=None if claim.depth is None else _one(claim.depth).to_dict(),
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
@@ -107,6 +109,16 @@ def _counts(claim: Claim) -> Any:
     seeds = len(accuracies("headline_acc", claim.accuracy)) if claim.accuracy is not None else 1
     each = [paired_counts(pair) for pair in one_per_seed(claim.correct or [], seeds)]
     return each[0] if seeds == 1 else each
+
+
+def _one(depth: Depth | tuple[Depth, ...]) -> Depth:
+    """Return the depth of the one network that a report is of."""
+    if isinstance(depth, Depth):
+        return depth
+    raise InputError(
+        f"Expected depth of the one network that the report is of, but got those of {len(depth)} seeds. Several seeds "
+        "are judged together from their runs: walkback report STORE."
+    )
 
 
 def _plain(value: Accuracy) -> float | list[float] | None:

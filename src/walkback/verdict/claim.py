@@ -48,7 +48,7 @@ class Claim:
         bp_frozen: of BP's own frozen control, where `frozen` has a stem trained otherwise.
         correct: (N,) which test samples the network gets right and (N,) which its control does; of several seeds a list
             of such pairs.
-        depth: what `walkback.depth` returned for the network: D3-outcome judges it.
+        depth: what `walkback.depth` returned for the network, or for the network of each seed: D3-outcome judges it.
         primary: which of the two decides where both are there, "D3" or "D3-outcome"; to be named beforehand.
         test_samples: how many test samples the accuracies are of, where `correct` is not given: the interval of D3 then
             has the binomial error of so many.
@@ -65,14 +65,15 @@ class Claim:
     bp: Accuracy = None
     bp_frozen: Accuracy = None
     correct: Correct | Sequence[Correct] | None = None
-    depth: Depth | None = None
+    depth: Depth | tuple[Depth, ...] | None = None
     primary: str = CONTROL
     test_samples: int | None = None
     controls: Mapping[str, Accuracy] = field(default_factory=dict)
     control: str = "rule-stem"
 
     def __post_init__(self) -> None:
-        if self.depth is not None and not isinstance(self.depth, Depth):
+        several = self.depth if isinstance(self.depth, (list, tuple)) and self.depth else [self.depth]
+        if self.depth is not None and not all(isinstance(one, Depth) for one in several):
             raise InputError(
                 f"Expected depth to be what walkback.depth(model, train, test) returned, but got {shown(self.depth)}."
             )

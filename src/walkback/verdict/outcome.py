@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from walkback.measures.measurements import Measurements
+from walkback.measures.worth import Depth
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.claim import OUTCOME, Claim
 from walkback.verdict.findings import Finding
-from walkback.verdict.statistics import Estimate, mean_gain
+from walkback.verdict.statistics import mean_gain, mean_worth
 
 TITLE = "depth outcome"
 
@@ -22,10 +23,8 @@ def depth_outcome(check: str, _: Measurements, t: DiagnosticThresholds, claim: C
     """
     if claim.depth is None:
         return None
-    limit, d = t.frozen_acc_margin_pp, claim.depth
-    counts = {"samples": d.samples["test"], "draws": len(d.rerandomised)}
-    parts = {name: error for name, error in d.parts.items() if counts.get(name, 0) > 1}
-    of = Estimate(d.worth_pp, d.interval, parts, counts)
+    limit = t.frozen_acc_margin_pp
+    of = mean_worth([claim.depth] if isinstance(claim.depth, Depth) else claim.depth)
     frozen = claim.frozen if claim.bp_frozen is None else claim.bp_frozen
     gain = None if claim.bp is None or frozen is None else mean_gain(claim.bp, frozen)
     flagged, why, cause, more = of.value < limit, "", "", None

@@ -15,9 +15,10 @@ import numpy as np
 
 from walkback.errors import InputError, shown
 from walkback.measures.intervals import NORMAL as NORMAL
-from walkback.measures.intervals import half_width
+from walkback.measures.intervals import half_width, two_more
 from walkback.measures.measurements import Measurements
 from walkback.measures.over_sites import student
+from walkback.measures.worth import Depth
 from walkback.verdict.claim import Accuracy, Correct, accuracies
 
 MOST = 1000  # more seeds, or draws, than that are not proposed
@@ -176,7 +177,9 @@ def paired_margin(
     if correct is not None:
         samples = _of_predictions(one_per_seed(correct, n), ours, theirs)
     elif test_samples is not None:
-        samples = 100**2 * sum(a * (1 - a) + b * (1 - b) for a, b in zip(ours, theirs)) / n / test_samples, test_samples
+        more = test_samples + 2  # one right and one wrong, as `two_more`
+        shares = [(a * test_samples + 1) / more for a in (*ours, *theirs)]
+        samples = 100**2 * sum(a * (1 - a) for a in shares) / n / more, test_samples
     return estimate(margin, seeds, samples)
 
 
@@ -184,9 +187,10 @@ def _of_predictions(pairs: Sequence[Correct], ours: Sequence[float], theirs: Seq
     """Return the variance over test samples in pp² that the mean gain has beside its variance over seeds, and their N.
 
     A sample's gain is 1, 0 or −1; with n10 and n01 samples that one alone gets right, its variance is
-    (n10 + n01 − (n10 − n01)²/N)/N. What a sample does to one seed and not to the others is in the variance over seeds
-    already and taken off (two crossed random effects). Of counts alone it is not known on which samples seeds agree:
-    the mean of their variances is the most that the variance of their mean can be.
+    (n10 + n01 − (n10 − n01)²/N)/N, with one more sample of either kind counted in (`two_more`). What a sample does to
+    one seed and not to the others is in the variance over seeds already and taken off (two crossed random effects). Of
+    counts alone it is not known on which samples seeds agree: the mean of their variances is the most that the variance
+    of their mean can be.
     """
     counted = [paired_counts(pair) for pair in pairs]
     sizes = {count["samples"] for count in counted}
@@ -200,12 +204,32 @@ def _of_predictions(pairs: Sequence[Correct], ours: Sequence[float], theirs: Seq
                 raise InputError(f"Expected predictions with {name} {accuracy:g}, but {right} of {n} are right.")
     (n,), seeds = sizes, len(pairs)
     if seeds == 1 or any(isinstance(pair, Mapping) for pair in pairs):
-        each = [(c["only_ours"] + c["only_frozen"] - (c["only_ours"] - c["only_frozen"]) ** 2 / n) / n for c in counted]
-        return 100**2 * sum(each) / seeds / n, n
-    gains = np.stack([np.asarray(a, float).ravel() - np.asarray(b, float).ravel() for a, b in pairs])  # type: ignore[misc]
+        ends = [(c["only_ours"], c["only_frozen"], n + 2) for c in counted]
+        each = [(a + b + 2 - (a - b) ** 2 / more) / more**2 for a, b, more in ends]
+        return 100**2 * sum(each) / seeds, n
+    known = np.stack([np.asarray(a, float).ravel() - np.asarray(b, float).ravel() for a, b in pairs])  # type: ignore[misc]
+    gains = two_more(known)
     rest = gains - gains.mean(0) - gains.mean(1, keepdims=True) + gains.mean()
-    own = float((rest**2).sum()) / ((n - 1) * (seeds - 1)) / (n * seeds)
-    return 100**2 * max(0.0, float(gains.mean(0).var()) / n - own), n
+    own = float((rest**2).sum()) / ((n + 1) * (seeds - 1)) / ((n + 2) * seeds)
+    return 100**2 * max(0.0, float(gains.mean(0).var()) / (n + 2) - own), n
+
+
+def mean_worth(depths: Sequence[Depth]) -> Estimate:
+    """Return what trained blocks are worth in pp, of one network as it was measured, or the mean over seeds.
+
+    Seeds are compared on the same test samples, and their blocks may be drawn from the same random numbers. So neither
+    error averages out: the mean of their variances is taken, which is the most that it can be.
+    """
+    worths, n = [d.worth_pp for d in depths], len(depths)
+    counts = {"samples": min(d.samples["test"] for d in depths), "draws": min(len(d.rerandomised) for d in depths)}
+    variances = {k: sum(d.parts.get(k, 0.0) ** 2 for d in depths) / n for k, count in counts.items() if count > 1}
+    if n == 1:
+        return Estimate(worths[0], depths[0].interval, {k: sqrt(v) for k, v in variances.items()}, counts)
+    mean = sum(worths) / n
+    variances = {"seeds": sum((w - mean) ** 2 for w in worths) / (n - 1) / n, **variances}
+    counts = {"seeds": n, **counts}
+    half = half_width(variances, counts)
+    return Estimate(mean, (mean - half, mean + half), {k: sqrt(v) for k, v in variances.items()}, counts)
 
 
 def variance_shares(values: Sequence[Sequence[float]]) -> dict[str, float] | None:

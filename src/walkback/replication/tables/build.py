@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from walkback.audit.discoveries import held
 from walkback.audit.records import Record, Records
 from walkback.audit.seeds import RULE
 from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, select, shorter
@@ -20,7 +21,6 @@ from walkback.report.table import NONE, Cell, Stat, Table, spread, stat, table
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import DiagnosticThresholds, Finding, reference_validity
 from walkback.verdict.editions import UNDECIDED
-from walkback.verdict.statistics import surviving
 
 OURS = {True: "ours, augmented", False: "ours, plain"}
 THREE = ("bp", "fa", "dfa")
@@ -35,7 +35,6 @@ DEPTH = (
     "Beside it the gain over the control whose stem is trained by BP, usually the stronger one"
 )
 VERDICT = RULE
-FALSE_DISCOVERIES = "undecided with the false discovery rate of this table held at 5 %"
 DAGGER = "† published for a mean loss over about 1024 samples, converted to 128 (× 8)"
 
 
@@ -88,8 +87,8 @@ class Draft:
     specs: list[RunSpec] = field(default_factory=list)
     kinds: set[str] = field(default_factory=set)
     compared: list[Against] = field(default_factory=list)
-    decided: dict[Setting, float] = field(default_factory=dict)  # p-values of D3, of the settings that it decides
-    reopened: frozenset[Setting] = frozenset()  # whose D3 does not stand beside that of all the others
+    alone: dict[Setting, Judged] = field(default_factory=dict)  # the settings that were asked for, each on its own
+    beside: dict[Setting, Judged] = field(default_factory=dict)  # the same beside each other: these are shown
 
     def row(self, *cells: Cell | str | Against) -> None:
         """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
@@ -122,15 +121,8 @@ class Draft:
     def judged(self, setting: Setting, controls: bool = True) -> Judged:
         """Return a setting judged; runs and controls that are not there are missing."""
         self.lack(setting, controls)
-        found = judged(self.records, setting)
-        if found.p is not None:
-            self.decided[setting] = found.p
-        return found.without_depth(FALSE_DISCOVERIES) if setting in self.reopened else found
-
-    def falling(self) -> frozenset[Setting]:
-        """Return the settings whose D3 does not stand with the false discovery rate of the table held at 5 %."""
-        stand = surviving(list(self.decided.values()))
-        return frozenset(setting for setting, stands in zip(self.decided, stand) if not stands)
+        found = self.alone[setting] = judged(self.records, setting)
+        return self.beside.get(setting, found)
 
     def variants(self, settings: Iterable[Setting]) -> list[bool]:
         """See `variants`."""
@@ -144,12 +136,7 @@ class Draft:
     def table(self, name: str) -> Table:
         """Return the finished table."""
         notes = [text for note in self.notes for text in (rules(self.kinds) if note == AGREES else [note])]
-        if len(self.decided) > 1:
-            fell = f"{len(self.reopened)} of them are undecided by it" if self.reopened else "all of them stand"
-            notes.append(
-                f"the false discovery rate over the {len(self.decided)} settings that D3 decides here is held at 5 % "
-                f"(Benjamini-Hochberg): {fell}"
-            )
+        notes += filter(None, [held(self.alone)[1]])
         missing = [*self.missing, *commands(self.specs, self.records.store)]
         return table(name, self.title, self.columns, self.rows, notes, missing)
 
@@ -175,12 +162,12 @@ class Evidence:
         return self._filled(records).compared
 
     def _filled(self, records: Records) -> Draft:
-        draft = self._draft(records)
-        falling = draft.falling()
-        return self._draft(records, falling) if falling else draft
+        draft = self._draft(records, {})
+        beside, _ = held(draft.alone)
+        return draft if beside == draft.alone else self._draft(records, beside)
 
-    def _draft(self, records: Records, reopened: frozenset[Setting] = frozenset()) -> Draft:
-        draft = Draft(records, self.title, list(self.columns), list(self.notes), reopened=reopened)
+    def _draft(self, records: Records, beside: dict[Setting, Judged]) -> Draft:
+        draft = Draft(records, self.title, list(self.columns), list(self.notes), beside=beside)
         self.fill(draft)
         return draft
 
@@ -230,9 +217,16 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
     raw = {name: getattr(finding, name) for name in names}
     more = "".join(f" (+{n:,} {name})" for name, n in (finding.more or {}).items())
     more = more or (" (+seeds and samples)" if finding.straddles else "")
+    more = " (among so many)" if among_many(finding) else more
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
     text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})
+
+
+def among_many(finding: Finding) -> bool:
+    """Return whether a finding is decided alone, but not with the false discovery rate of its table held."""
+    low, high = finding.interval or (finding.limit, finding.limit)
+    return finding.straddles and not low <= finding.limit <= high
 
 
 def interval_text(finding: Finding) -> str:

@@ -44,6 +44,7 @@ def judge(
     notes: str = "",
     depth: Depth | None = None,
     primary: str | None = None,
+    test_samples: int | None = None,
 ) -> Report:
     """Return the report `diagnose` would give, from numbers that were logged elsewhere.
 
@@ -63,6 +64,7 @@ def judge(
         notes: overrides the logged ones.
         depth: overrides the logged one: what `walkback.depth` returned.
         primary: "D3" or "D3-outcome", see `Claim`; by default a report's own, else "D3".
+        test_samples: overrides the logged one (`conditions.test_samples`): how many the accuracies are of, see `Claim`.
 
     Columns may have the names that Walkback logs (`walkback/h_norm/0`), or be first and last norms (`h_norm_first`,
     `h_norm_last`, `g_norm_last`). A note names the columns that were not used, and what they may have meant.
@@ -76,8 +78,9 @@ def judge(
     """
     given = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc}
     given |= {"bp_acc": bp_acc, "bp_frozen_acc": bp_frozen_acc, "depth": depth, "primary": primary}
+    given |= {"test_samples": test_samples}
     if isinstance(numbers, Measurements):
-        chosen = {"depth": depth, "primary": primary or CONTROL}
+        chosen = {"depth": depth, "primary": primary or CONTROL, "test_samples": test_samples}
         claim = Claim(headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc, **chosen)
         limits = thresholds or DiagnosticThresholds()
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
@@ -162,6 +165,7 @@ def _claim(row: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Clai
     accuracies = found["headline_acc"], found["frozen_baseline_acc"], found["bp_acc"], bp_frozen
     judging = {name: conditions[name] for name in ("test_samples", "controls", "control") if conditions.get(name)}
     judging = judging if own else {}
+    judging |= {} if given["test_samples"] is None else {"test_samples": given["test_samples"]}
     return Claim(*accuracies, paired, depth=_depth(row, given["depth"], where), primary=primary, **judging)
 
 
