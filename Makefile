@@ -105,7 +105,7 @@ test-floors:
 	$(PYTHON) -m venv .venv-$(FLOORS)
 	$(PYTHON) scripts/floors.py $(FLOORS) > .venv-$(FLOORS)/floors.txt
 	.venv-$(FLOORS)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	  $(if $(filter newest,$(FLOORS)),-c constraints.txt) -r .venv-$(FLOORS)/floors.txt pytest hypothesis beartype jsonschema
+	  $(if $(filter newest,$(FLOORS)),-c constraints.txt) -r .venv-$(FLOORS)/floors.txt pytest hypothesis beartype jsonschema hatchling flake8 pytest-xdist
 	PYTHONPATH=src .venv-$(FLOORS)/bin/python -m pytest $(CORE) $(if $(filter lowest,$(FLOORS)),--deselect $(WRITTEN))
 
 # The core without torch, as a JAX user or a hook has it.

@@ -115,7 +115,14 @@ sys.modules[__name__].__class__ = _FrontDoor
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'walkback' has no attribute {name!r}")
-    module = import_module(_HOMES[name])
+    try:
+        module = import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from walkback.errors import TORCH_MISSING, WITH_TORCH, InputError
+
+        if error.name not in WITH_TORCH:
+            raise
+        raise InputError(TORCH_MISSING) from None
     value = module if name in _MODULES else getattr(module, name)
     globals()[name] = value
     return value

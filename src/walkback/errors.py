@@ -44,6 +44,13 @@ class FormatError(WalkbackError, ValueError):
     """A file is missing, damaged, or of a version this release does not read."""
 
 
+WITH_TORCH = ("torch", "safetensors", "jaxtyping")  # what an installation without torch lacks
+TORCH_MISSING = (
+    "Expected torch to be installed, which this measures with, and what goes with it: "
+    f"pip install {' '.join(WITH_TORCH)}."
+)
+
+
 def shown(value: object, width: int = 80) -> str:
     """Return a value as a message quotes it: its `repr` on one line, cut to `width` characters. Never raises.
 

@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import walkback as wb
+from needs import needed
 from patience import PATIENCE
 from places import ROOT
 from walkback import cli
@@ -68,6 +69,7 @@ def test_junit_tells_flagged_undecided_and_skipped_apart():
         return {c.get("name", "")[:2]: next((x.tag for x in c if x.tag != "system-out"), "ok") for c in cases}
 
     assert kinds(LOST) == {"D1": "failure", "D2": "failure", "D3": "skipped", "ga": "failure"}
+    assert kinds(LOST, "D3") == {"D1": "failure", "D2": "failure", "D3": "failure", "ga": "failure"}
     assert kinds(HEALTHY, "D1", "D2") == {"D1": "ok", "D2": "ok", "D3": "skipped", "ga": "ok"}
     assert kinds(HEALTHY, "D3") == {"D1": "ok", "D2": "ok", "D3": "failure", "ga": "failure"}
     assert kinds({**GROWN, **USED}) == {"D1": "ok", "D2": "ok", "D3": "ok", "ga": "ok"}
@@ -105,21 +107,13 @@ def test_falls(walkback):
 """
 
 
-def test_the_plugin_fails_with_the_difference_and_nothing_else(tmp_path):
+@pytest.mark.parametrize("workers", [[], ["-p", "xdist", "-n", "1"]], ids=["here", "xdist"])
+def test_the_plugin_fails_with_the_difference_and_nothing_else(tmp_path, workers):
+    if workers:
+        needed("xdist")
     (tmp_path / "test_claim.py").write_text(TESTS)
-    plugin = ["-p", "walkback.integrations.pytest_plugin"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-Werror",
-        "-p",
-        "no:cacheprovider",
-        *plugin,
-        "--junitxml=j.xml",
-        ".",
-    ]
+    plugins = ["-p", "walkback.integrations.pytest_plugin", "-p", "no:cacheprovider", *workers]
+    command = [sys.executable, "-m", "pytest", "-q", "-Werror", *plugins, "--junitxml=j.xml", "."]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=PATIENCE)
@@ -131,6 +125,7 @@ def test_the_plugin_fails_with_the_difference_and_nothing_else(tmp_path):
     assert "DFA: walked back: D1, D2" in done.stdout
     properties = {p.get("name"): p.get("value") for p in ET.parse(tmp_path / "j.xml").iter("property")}
     assert properties["walkback.verdict"] == "VERDICT: walked back: D1, D2"
+    assert properties["walkback.method"] == "DFA"
 
 
 def test_the_plugin_loads_neither_torch_nor_numpy():

@@ -98,6 +98,15 @@ def test_select_takes_the_named_pitfalls_alone(script: Path, capsys: pytest.Capt
     assert "but got both" in capsys.readouterr().err
 
 
+def test_every_form_points_to_the_page_that_ships(script: Path):
+    import ast
+
+    linted = wb.lint(script)
+    plugin = Plugin(ast.parse(DIRTY), "a.py", DIRTY.splitlines(True))
+    for text in (str(linted), json.dumps(linted.to_dict()), sarif(linted), github(linted), next(plugin.run())[2]):
+        assert "walkback pitfalls show P01" in text
+
+
 # -- flake8 --------------------------------------------------------------------------------------------------------
 
 

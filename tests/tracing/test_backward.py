@@ -753,6 +753,15 @@ def test_what_is_written_or_hooked_past_the_graph_is_checked(way: str, altered: 
     assert altered or report.conditions["backward_error"] < 1e-3
 
 
+def test_repacking_is_seen_without_what_torch_2_4_lacks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr("torch._C._autograd._top_saved_tensors_default_hooks", raising=False)
+    test_what_is_written_or_hooked_past_the_graph_is_checked("repacked", True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.detach, torch.detach), Spy() as spy:
+        (torch.ones(2, requires_grad=True) + 1).sum()
+        assert torch._C._autograd._saved_tensors_hooks_is_enabled()  # as before
+    assert spy.saw
+
+
 def test_the_spy_sees_a_pass_without_gradients_that_is_used():
     x = torch.randn(3, requires_grad=True)
     with Spy() as spy:

@@ -14,6 +14,7 @@ import torch
 from patience import PATIENCE
 from places import ROOT
 from walkback.audit.records import net_options, rule_options
+from walkback.errors import TORCH_MISSING
 from walkback.measures.dtypes import SMALLEST, dtype_name
 from walkback.measures.rounding import smallest_subnormal
 from walkback.nets import NETS
@@ -28,14 +29,23 @@ class Without:
         if name.partition(".")[0] in {"torch", "safetensors", "jaxtyping"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Without())
-from walkback.cli import run
-sys.exit(run(sys.argv[1:]))
+"""
+COMMAND = "from walkback.cli import run\nsys.exit(run(sys.argv[1:]))\n"
+MEASURING = """
+import walkback as wb
+def imported():
+    import protocol
+for measure in (lambda: wb.diagnose, lambda: wb.diagnose_arrays, imported):
+    try:
+        measure()
+    except wb.InputError as error:
+        print(error)
 """
 NUMBERS = '{"per_layer": {"h_norm": [9.0, 2000.0], "g_norm": [3e-9, 4e-9]}}'
 
 
-def without_torch(folder, *words: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-c", WITHOUT, *words]
+def without_torch(folder, *words: str, code: str = COMMAND) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", WITHOUT + code, *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE)
 
 
@@ -67,6 +77,13 @@ def test_what_measures_says_that_torch_is_missing(tmp_path, words):
     assert (done.returncode, done.stdout) == (2, "")
     assert "Expected torch to be installed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_in_python_what_measures_says_so_too_and_what_else_is_missing(tmp_path):
+    done = without_torch(tmp_path, code=MEASURING)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [TORCH_MISSING] * 3
+    assert TORCH_MISSING.endswith("pip install torch safetensors jaxtyping.")
 
 
 def test_the_hook_needs_the_standard_library_alone(tmp_path):

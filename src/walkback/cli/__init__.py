@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from walkback.errors import WalkbackError, visible
+from walkback.errors import TORCH_MISSING, WITH_TORCH, WalkbackError, visible
 from walkback.registry import modules_of
 from walkback.version import __version__
 
 USAGE = 2
-WITH_TORCH = ("torch", "safetensors", "jaxtyping")  # what an installation without torch lacks
 
 app = App(
     name="walkback",
@@ -53,7 +52,7 @@ def run(tokens: Sequence[str]) -> int:
             raise
         text = str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and error.name in WITH_TORCH:
-            text = "Expected torch to be installed, which this command measures with, but it is not: pip install torch."
+            text = TORCH_MISSING
         for note in getattr(error, "__notes__", []):
             text += f" {note}"
         print(visible(f"error: {text}"), file=sys.stderr)

@@ -14,7 +14,7 @@ import pytest
 if TYPE_CHECKING:
     from walkback.report.report import Report
 
-_LINES = pytest.StashKey[list[str]]()
+_VERDICT = "walkback.verdict"
 
 
 class Claims:
@@ -48,17 +48,23 @@ def walkback(request: pytest.FixtureRequest) -> Claims:
 
     def keep(report: Report) -> None:
         # Not by record_property: where --junitxml is given, asking for that fixture is a warning.
-        request.node.user_properties.append(("walkback.verdict", report.verdict_line))
-        request.node.user_properties.append(("walkback.edition", report.edition))
-        name = report.method or request.node.name
-        request.config.stash.setdefault(_LINES, []).append(f"{name}: {report.verdict_line.removeprefix('VERDICT: ')}")
+        said = {"method": report.method or request.node.name, "edition": report.edition}
+        request.node.user_properties.extend((f"walkback.{name}", value) for name, value in said.items())
+        request.node.user_properties.append((_VERDICT, report.verdict_line))
 
     return Claims(keep)
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say every verdict of the session."""
-    if lines := config.stash.get(_LINES, []):
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say every verdict of the session, those of other processes (pytest-xdist) too: tests' reports bring them."""
+    reports = [one for some in terminalreporter.stats.values() for one in some]
+    last = [one.user_properties for one in reports if getattr(one, "when", None) == "teardown"]  # it has all of a test
+    lines = []
+    for properties in last:
+        methods = [value for name, value in properties if name == "walkback.method"]
+        verdicts = [value.removeprefix("VERDICT: ") for name, value in properties if name == _VERDICT]
+        lines += [f"{method}: {verdict}" for method, verdict in zip(methods, verdicts)]
+    if lines:
         terminalreporter.section("walkback")
         for line in lines:
             terminalreporter.line(line)

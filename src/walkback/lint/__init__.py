@@ -52,9 +52,14 @@ class Finding:
     fix: str
     page: str
 
+    @property
+    def more(self) -> str:
+        """The command that prints the page, which ships with the package."""
+        return find(self.code).more
+
     def __str__(self) -> str:
         place = f"{self.path}:{self.line}" if self.cell is None else f"{self.path}:cell {self.cell}:{self.line}"
-        return f"{place}: {self.code} {self.why}\n    fix: {self.fix} (walkback pitfalls show {self.code})"
+        return f"{place}: {self.code} {self.why}\n    fix: {self.fix} ({self.more})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class Linted:
         return "\n".join([*map(str, self.findings), summary])
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "findings": tuple({**asdict(f), "more": f.more} for f in self.findings)}
 
 
 def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> Linted:

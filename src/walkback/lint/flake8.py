@@ -29,4 +29,9 @@ class Plugin:
     def run(self) -> Iterator[tuple[int, int, str, type[Any]]]:
         """Yield every finding of the file."""
         for finding in sorted(look(self._source, DETECTORS), key=lambda f: (f.line, f.code)):
-            yield finding.line, 0, f"WB{finding.code[1:]} {finding.why} (fix: {finding.fix})", type(self)
+            yield (
+                finding.line,
+                0,
+                f"WB{finding.code[1:]} {finding.why} (fix: {finding.fix}; {finding.more})",
+                type(self),
+            )

@@ -34,7 +34,10 @@ def sarif(linted: Linted) -> str:
                 "locations": [{"physicalLocation": place}],
             }
         )
-    rules = [{"id": c, "name": find(c).name, "shortDescription": {"text": find(c).title}} for c in codes]
+    rules = [
+        {"id": p.code, "name": p.name, "shortDescription": {"text": p.title}, "help": {"text": p.more}}
+        for p in map(find, codes)
+    ]
     notes = [{"level": "error", "message": {"text": str(problem)}} for problem in linted.problems]
     run = {
         "tool": {"driver": {"name": "walkback", "version": __version__, "rules": rules}},
@@ -50,7 +53,8 @@ def github(linted: Linted) -> str:
     for f in linted.findings:
         cell = "" if f.cell is None else f"cell {f.cell}, line {f.line}: "
         line = "" if f.cell is not None else f",line={f.line}"
-        lines.append(f"::warning file={_field(_uri(f.path))}{line},title={f.code}::{_text(f'{cell}{f.why}. {f.fix}')}")
+        text = _text(f"{cell}{f.why}. {f.fix} ({f.more})")
+        lines.append(f"::warning file={_field(_uri(f.path))}{line},title={f.code}::{text}")
     for p in linted.problems:
         lines.append(f"::error file={_field(_uri(p.path))}{f',line={p.line}' if p.line else ''}::{_text(p.reason)}")
     return "\n".join(lines)

@@ -71,6 +71,7 @@ def _word(report: Report) -> str:
 
 def difference(report: Report, required: Iterable[str] = ()) -> str:
     """Return what was expected of every check beside what was measured; "" where the gate passes."""
+    required = tuple(required)
     gated = gate(report, required)
     if gated.word == PASSES:
         return ""
@@ -82,7 +83,7 @@ def difference(report: Report, required: Iterable[str] = ()) -> str:
         rows.append([mark, f["check"], f["title"], f"not {f['flags_when']}", value, result.lower(), why])
     head = ["", "check", "", "expected", "measured", "result", ""]
     name = report.method or "the claim"
-    asked = "" if not tuple(required) else f", with {', '.join(gated.required)} required"
+    asked = "" if not required else f", with {', '.join(gated.required)} required"
     return "\n".join(
         [
             f"Expected {name} to pass the {report.edition} protocol{asked}, but it is {gated.word}.",
@@ -104,7 +105,9 @@ def junit(report: Report, required: Iterable[str] = ()) -> str:
     A check fails where it walks the claim back or was required and flags, or was required and not decided; one that was
     not tested and not required is skipped.
     """
+    required = tuple(required)
     gated = gate(report, required)
+    needed = required or (gated.required if gated.word == UNDECIDED else ())  # what is open does not walk a claim back
     name = f"walkback {report.method}".strip()
     suite = ET.Element("testsuite", {"name": _xml(name)})
     properties = ET.SubElement(suite, "properties")
@@ -115,7 +118,7 @@ def junit(report: Report, required: Iterable[str] = ()) -> str:
         text = f"{value}, flags when {f['flags_when']}: {result.lower()}" + (f"; {f['reason']}" if f["reason"] else "")
         if f["check"] in gated.flagged:
             _add(case, "failure", text, "flagged")
-        elif f["flagged"] is None and f["check"] in gated.required and gated.word == UNDECIDED:
+        elif f["flagged"] is None and f["check"] in needed:
             _add(case, "failure", text, "undecided")
         elif f["flagged"] is None:
             _add(case, "skipped", text)

@@ -285,7 +285,11 @@ def _memory(tensor: Tensor) -> int:
 
 def _repacks() -> bool:
     """Return whether a hook hands the backward pass what the forward pass saved, as it is or as something else."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # type: ignore[attr-defined]
+    try:  # such hooks can't be asked for in every torch, but they can't be switched off either while there are some
+        with torch.autograd.graph.disable_saved_tensors_hooks("walkback asks whether there are any"):
+            return False
+    except RuntimeError:
+        return True
 
 
 def unseen_edge(tensor: Tensor) -> GradientEdge:
