@@ -29,8 +29,9 @@ from walkback.replication.page import PLOTLY, _judged_report, page, page_data, r
 from walkback.replication.page_words import _reasons, to_do
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
+from walkback.report.page_view import distance
 from walkback.report.report import Report, tex
-from walkback.report.view import distance, finding_rows, layer_rows
+from walkback.report.view import finding_rows, layer_rows
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import paired_margin

@@ -64,7 +64,7 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
             f"Expected at least one hidden layer, but none is left{': ' * bool(left)}{'; '.join(left)}. The output "
             'layer is no site. Name modules whose outputs are sites: sites=["name", …].'
         )
-    tracer.anatomy = layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left)
+    tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
 

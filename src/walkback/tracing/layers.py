@@ -50,7 +50,7 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
         known = [run for run in runs if run is not None]
         grads = _differentiated(tracer, losses, [run.edges[site.leaf] for site, run in zip(sites, known)])
     if grads is None:  # it writes in place what its backward pass needs, as code does that steps weights on the way
-        tracer.layout = replace(tracer.layout, copies=True)
+        tracer.learn(layout=replace(tracer.layout, copies=True))
         return layer_pass(tracer, x, y, weights)
     for site, g in zip(sites, grads):
         if g is None:
