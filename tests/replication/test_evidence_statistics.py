@@ -19,6 +19,7 @@ from walkback.measures.worth import Depth
 from walkback.replication.page import page_data, render
 from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.replication.tables.build import depth_cell
+from walkback.replication.tables.controls import _outcome
 from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -307,6 +308,7 @@ def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_pat
     records = read_records(tmp_path)
     j = judged(records, DFA)
     assert (j.word("three-check"), j.pooled["three-check"].depth_used) == ("passes", True)
+    assert _outcome(j, {}).text == _outcome(j, {run.spec.name: -9.0 for run in j.runs}).text == "+8.5 ± 0.5"
     outcome = j.pooled["three-check"]["outcome"]
     assert (outcome.value, set(outcome.parts)) == (pytest.approx(8.5), {"seeds", "samples", "draws"})
     (row,) = page_data(records)["settings"]
