@@ -107,7 +107,7 @@ def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
 def _counts(claim: Claim) -> Any:
     """Return paired predictions as counts: of one seed, or one per seed."""
     seeds = len(accuracies("headline_acc", claim.accuracy)) if claim.accuracy is not None else 1
-    each = [paired_counts(pair) for pair in one_per_seed(claim.correct or [], seeds)]
+    each = [paired_counts(pair) for pair in one_per_seed(claim.correct, seeds)]
     return each[0] if seeds == 1 else each
 
 
