@@ -100,9 +100,7 @@ def _altered(note: Note) -> str:
 
 def _unused_columns(note: Note) -> str:
     meant = note.values["meant"]
-    told = [
-        f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]
-    ]
+    told = [f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]]
     return f"columns that were not used: {', '.join(told)}"
 
 
