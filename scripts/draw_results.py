@@ -27,9 +27,8 @@ def main() -> None:
     # Older records have neither cosines with neighbouring sites nor accuracies by depth; those of the papers' way may.
     rest = save_figures(published_way, "results/figures", saved.not_drawn, **look)
     hero = save_figures(published_way, "results/figures/papers-way", ["reporting-pair"], **look)  # of the README
-    print(
-        f"{len(saved.files + rest.files + hero.files)} figures: results/figures; not drawn: {', '.join(rest.not_drawn) or 'none'}"
-    )
+    drawn = len(saved.files + rest.files + hero.files)
+    print(f"{drawn} figures: results/figures; not drawn: {', '.join(rest.not_drawn) or 'none'}")
     Path("results/coverage.md").write_text(coverage(records), encoding="utf-8")
     every = decoded(published_way, records)
     Path("results/tables/decoded.md").write_text(f"{every.to_markdown()}\n", encoding="utf-8")

@@ -114,8 +114,8 @@ _LABELS = {
 
 
 SAID = (
-    "A mark is a run, and of D3 a rule over its seeds; its filling is the verdict of the four-diagnostic edition. ‖g_L‖ "
-    "is the per-sample norm ÷ 128."
+    "A mark is a run, and of D3 a rule over its seeds; its filling is the verdict of the four-diagnostic edition. "
+    "‖g_L‖ is the per-sample norm ÷ 128."
 )
 
 
