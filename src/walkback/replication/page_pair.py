@@ -16,8 +16,8 @@ ROWS = 8  # what a first screen holds
 def pair_picture(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the rows of the picture, with places in per cent of each panel's width; None where nothing has a control.
 
-    A task is a setting without the conventions of a rule's credit, which stand beside the rule. Shown is the one with the
-    most rules that have a control, among those where a rule is walked back if there are any; the first among equals.
+    A task is a setting without the conventions of a rule's credit, which stand beside the rule. Shown is the one with
+    the most rules that have a control, among those where a rule is walked back if there are any.
     """
     known = [s for s in settings if s["d3"]["value"] is not None]
     counts = Counter(s["task"] for s in known)
