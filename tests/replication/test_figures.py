@@ -394,7 +394,7 @@ def test_panels_have_letters_in_their_order(drawn, name):
     figure = drawn[name, "double"]
     panels = [ax for ax in figure.axes if ax.get_visible()]
     marked = [t.get_text() for ax in panels for t in ax.texts if t.get_gid() == LETTER]
-    titled = [m[1] for ax in panels if (m := re.match(r"\$\\bf\{(\w)\}\$  ", ax.get_title()))]
+    titled = [m[1] for ax in panels if (m := re.match(r"(?:\$\\bf\{)?([a-z])(?:\}\$)?  ", ax.get_title()))]
     expected = list(ascii_lowercase[: len(panels)]) if len(panels) > 1 else []
     assert (marked or titled) == expected
 
