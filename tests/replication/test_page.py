@@ -417,6 +417,23 @@ def test_the_picture_has_the_numbers_of_the_table_at_their_places(parsed):
     assert bp["frozen"]["x"] < bp["acc"]["x"]
 
 
+def test_the_picture_is_of_a_task_on_which_a_rule_falls_with_conventions_beside_the_rule(tmp_path):
+    """Three rules pass elsewhere; BP has no conventions of credit, and stands beside the rule that has."""
+
+    def run(spec, acc, frozen, numbers):
+        write_run(tmp_path, spec, acc, **numbers)
+        write_run(tmp_path, control_spec(spec), frozen, **HEALTHY)
+
+    for rule in ("bp", "fa", "drtp"):
+        run(RunSpec(rule=rule, epochs=3), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="bp", epochs=5), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="dfa", epochs=5, credit_site="reader", credit_length="rms"), 0.3, 0.4, EXPLODED)
+    data = page_data(read_records(tmp_path))
+    assert [r["rule"] for r in data["pair"]["rows"]] == ["BP", "DFA · reader · rms credit"]
+    assert (data["pair"]["setting"], data["pair"]["others"]) == ("resmlp · cifar10 · 5 epochs · plain", 1)
+    assert "(a rule here is walked back; 1 more task in the table)" in render(data)
+
+
 def test_every_check_that_does_not_pass_says_what_to_do(parsed):
     todo = {s["rule"]: s["todo"] for s in parsed.data["settings"]}
     assert [line[:3] for line in todo["DFA"]] == ["D1:", "D2:", "D3:"]
