@@ -181,6 +181,14 @@ def test_a_folder_name_that_is_no_text_is_shown(tmp_path):
     assert page(read_records(store)).encode()
 
 
+def test_half_of_a_surrogate_pair_in_a_record_is_shown_as_its_escape(tmp_path):
+    folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
+    edit(folder, method="half \ud800 of a pair")
+    text = page(read_records(tmp_path))
+    assert text.encode()
+    assert "half \ud800 of a pair" in json.dumps(Parsed(text).data, ensure_ascii=False)
+
+
 # -- the verdict table ---------------------------------------------------------------------------------------------
 
 

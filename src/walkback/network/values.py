@@ -36,6 +36,8 @@ def logits_of(output: Any) -> Tensor:
 
 def members(output: Any) -> Sequence[Any]:
     """Return what a block or network returned as a sequence: of a tuple, a dataclass or a dict its values, in order."""
+    if isinstance(output, Tensor):
+        return (output,)
     if isinstance(output, (tuple, list)):
         return output
     if is_dataclass(output):
@@ -45,7 +47,10 @@ def members(output: Any) -> Sequence[Any]:
 
 def first_tensor(values: Sequence[Any]) -> Tensor | None:
     """Return the first floating point tensor among what a module was given, or returned."""
-    return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    return None
 
 
 def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -103,6 +108,8 @@ def swapped(output: Any, made: Tensor, changed: Tensor) -> Any:
 
 def several(output: Any) -> str | None:
     """Return the shapes of what a block returned, where it is more than one floating point tensor."""
+    if isinstance(output, Tensor):
+        return None
     keys = list(output) if isinstance(output, Mapping) else None
     found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
     if len(found) < 2:

@@ -100,7 +100,7 @@ class Capture:
         self, turns: Sequence[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Take down what a block receives, `turns[k]` in its kth call; block 1 may be handed a copy with a gradient."""
-        i = turns[min(sum(map(self.calls.count, turns)), len(turns) - 1)]
+        i = turns[0] if len(turns) == 1 else turns[min(sum(map(self.calls.count, turns)), len(turns) - 1)]
         self.running.append(i)
         stream = stream_of(module, args, kwargs)
         if stream is None:
