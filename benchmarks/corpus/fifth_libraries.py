@@ -106,11 +106,32 @@ def _transformers() -> Iterator[Case]:
             yield Case(name, ROWS, model_of(name, config), given, where, reads)
     yield Case("SqueezeBertForSequenceClassification", ROWS, _squeezed, ids, (), lambda h: h[:, :, 0].norm(dim=1))
     wide = {"vocab_size": WORDS, "d_model": 16, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "max_position_embeddings": 32}  # fmt: skip
-    yield Case("MBartForConditionalGeneration", ROWS, model_of("MBartForConditionalGeneration", wide), both, outputs("model.decoder.layers", 3), "mean")
+    yield Case(
+        "MBartForConditionalGeneration",
+        ROWS,
+        model_of("MBartForConditionalGeneration", wide),
+        both,
+        outputs("model.decoder.layers", 3),
+        "mean",
+    )
     t5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 3, "num_heads": 2, "pad_token_id": 1, "decoder_start_token_id": 1}  # fmt: skip
-    yield Case("UMT5ForConditionalGeneration", ROWS, model_of("UMT5ForConditionalGeneration", t5), both, outputs("decoder.block", 3), "mean")
+    yield Case(
+        "UMT5ForConditionalGeneration",
+        ROWS,
+        model_of("UMT5ForConditionalGeneration", t5),
+        both,
+        outputs("decoder.block", 3),
+        "mean",
+    )
     sew = {**SMALL, "squeeze_factor": 1, "conv_dim": [8, 8], "conv_stride": [5, 4], "conv_kernel": [10, 4], "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_labels": 5, "classifier_proj_size": 8}  # fmt: skip
-    yield Case("SEWForSequenceClassification", ROWS, model_of("SEWForSequenceClassification", sew), sound, outputs("sew.encoder.layers", 3), "mean")
+    yield Case(
+        "SEWForSequenceClassification",
+        ROWS,
+        model_of("SEWForSequenceClassification", sew),
+        sound,
+        outputs("sew.encoder.layers", 3),
+        "mean",
+    )
 
 
 def _timm() -> Iterator[Case]:
@@ -120,17 +141,108 @@ def _timm() -> Iterator[Case]:
         return Case(f"timm {name}", ROWS, make, images(size), sites, reads)
 
     rel = models.vision_transformer_relpos.VisionTransformerRelPos
-    yield of("ViT with relative positions", partial(rel, **vit, class_token=False, global_pool="avg"), outputs("blocks", 3), "mean")
-    yield of("ConViT", partial(models.convit.ConVit, **vit, local_up_to_layer=2), ("in:blocks.0", "blocks.0", "blocks.1", "blocks.2"), lambda h: h[:, -17].norm(dim=1) if h.shape[1] == 17 else h.norm(dim=2).mean(1))
-    yield of("gMLP", partial(models.mlp_mixer.MlpMixer, img_size=16, patch_size=4, embed_dim=16, num_blocks=3, num_classes=5, mlp_ratio=4, block_layer=models.mlp_mixer.SpatialGatingBlock, mlp_layer=timm.layers.GatedMlp), outputs("blocks", 3), "mean")
-    yield of("ResMLP", partial(models.mlp_mixer.MlpMixer, img_size=16, patch_size=4, embed_dim=16, num_blocks=3, num_classes=5, mlp_ratio=4, block_layer=models.mlp_mixer.ResBlock, norm_layer=models.mlp_mixer.Affine), outputs("blocks", 3), "mean")
-    yield of("ConvNeXt V2", partial(models.convnext.ConvNeXt, depths=(1, 2, 1, 1), dims=(8, 8, 16, 16), num_classes=5, use_grn=True, ls_init_value=None), staged("stages.{}.blocks.{}", (1, 2, 1, 1)), None, 32)
-    yield of("ECA-ResNet", partial(models.resnet.ResNet, models.resnet.Bottleneck, (1, 1, 2, 1), num_classes=5, block_args={"attn_layer": "eca"}), layered((1, 1, 2, 1)), None, 32)
+    yield of(
+        "ViT with relative positions",
+        partial(rel, **vit, class_token=False, global_pool="avg"),
+        outputs("blocks", 3),
+        "mean",
+    )
+    yield of(
+        "ConViT",
+        partial(models.convit.ConVit, **vit, local_up_to_layer=2),
+        ("in:blocks.0", "blocks.0", "blocks.1", "blocks.2"),
+        lambda h: h[:, -17].norm(dim=1) if h.shape[1] == 17 else h.norm(dim=2).mean(1),
+    )
+    yield of(
+        "gMLP",
+        partial(
+            models.mlp_mixer.MlpMixer,
+            img_size=16,
+            patch_size=4,
+            embed_dim=16,
+            num_blocks=3,
+            num_classes=5,
+            mlp_ratio=4,
+            block_layer=models.mlp_mixer.SpatialGatingBlock,
+            mlp_layer=timm.layers.GatedMlp,
+        ),
+        outputs("blocks", 3),
+        "mean",
+    )
+    yield of(
+        "ResMLP",
+        partial(
+            models.mlp_mixer.MlpMixer,
+            img_size=16,
+            patch_size=4,
+            embed_dim=16,
+            num_blocks=3,
+            num_classes=5,
+            mlp_ratio=4,
+            block_layer=models.mlp_mixer.ResBlock,
+            norm_layer=models.mlp_mixer.Affine,
+        ),
+        outputs("blocks", 3),
+        "mean",
+    )
+    yield of(
+        "ConvNeXt V2",
+        partial(
+            models.convnext.ConvNeXt,
+            depths=(1, 2, 1, 1),
+            dims=(8, 8, 16, 16),
+            num_classes=5,
+            use_grn=True,
+            ls_init_value=None,
+        ),
+        staged("stages.{}.blocks.{}", (1, 2, 1, 1)),
+        None,
+        32,
+    )
+    yield of(
+        "ECA-ResNet",
+        partial(
+            models.resnet.ResNet,
+            models.resnet.Bottleneck,
+            (1, 1, 2, 1),
+            num_classes=5,
+            block_args={"attn_layer": "eca"},
+        ),
+        layered((1, 1, 2, 1)),
+        None,
+        32,
+    )
     yield of("GhostNet", partial(timm.create_model, "ghostnet_050", num_classes=5), ghost(), None, 32)
-    yield of("CAFormer", partial(models.metaformer.MetaFormer, depths=(1, 2), dims=(8, 32), num_classes=5, token_mixers=[models.metaformer.SepConv, models.metaformer.Attention], norm_layers=[models.metaformer.LayerNorm2dNoBias, models.metaformer.LayerNormNoBias]), staged("stages.{}.blocks.{}", (1, 2)), None, 32)
+    yield of(
+        "CAFormer",
+        partial(
+            models.metaformer.MetaFormer,
+            depths=(1, 2),
+            dims=(8, 32),
+            num_classes=5,
+            token_mixers=[models.metaformer.SepConv, models.metaformer.Attention],
+            norm_layers=[models.metaformer.LayerNorm2dNoBias, models.metaformer.LayerNormNoBias],
+        ),
+        staged("stages.{}.blocks.{}", (1, 2)),
+        lambda h: h.norm(dim=2).mean(1) if h.ndim == 3 else h.flatten(1).norm(dim=1),
+        32,
+    )
     yield of("RegNet Z", partial(timm.create_model, "regnetx_002", num_classes=5), (
         "in:s1.b1", "s1.b1", "s2.b1", *(f"s3.b{i + 1}" for i in range(4)), *(f"s4.b{i + 1}" for i in range(7))), None, 32)  # fmt: skip
-    yield of("DaViT", partial(models.davit.DaVit, depths=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16), num_heads=(1, 1, 2, 2), window_size=4, num_classes=5), ("in:stages.0.blocks.0.0", *(f"stages.{i}.blocks.0.{j}" for i in range(4) for j in (0, 1))), None, 32)
+    yield of(
+        "DaViT",
+        partial(
+            models.davit.DaVit,
+            depths=(1, 1, 1, 1),
+            embed_dims=(8, 8, 16, 16),
+            num_heads=(1, 1, 2, 2),
+            window_size=4,
+            num_classes=5,
+        ),
+        staged("stages.{}.blocks.{}", (1, 1, 1, 1)),
+        None,
+        32,
+    )
 
 
 def ghost() -> tuple[str, ...]:
@@ -163,7 +275,9 @@ class _Squeezed(SqueezeBertModule):
 
 def _squeezed() -> nn.Module:
     groups = dict.fromkeys(("q_groups", "k_groups", "v_groups", "intermediate_groups", "output_groups"), 2)
-    net = model_of("SqueezeBertForSequenceClassification", {**TEXT, "embedding_size": 16, "post_attention_groups": 1, **groups})()
+    net = model_of(
+        "SqueezeBertForSequenceClassification", {**TEXT, "embedding_size": 16, "post_attention_groups": 1, **groups}
+    )()
     for i, layer in enumerate(net.transformer.encoder.layers):
         layer.__class__, layer.first = _Squeezed, i == 0
     return net
@@ -174,11 +288,11 @@ def _vit_pytorch() -> Iterator[Case]:
         return Case(f"{module}.{name}", ROWS, build(module, name, **config), batch, sites, reads)
 
     small = dict(VIT)
-    yield of("simple_flash_attn_vit", "SimpleViT", pairs(norm="linear_head.0"), "mean", **small)
+    yield of("simple_flash_attn_vit", "SimpleViT", (*pairs()[:4], "transformer"), "mean", **small)
     yield of("simple_vit_attn_residual", "SimpleViTAttnResidual", (), "mean", **small)
     every = [f"transformer.layers.{i}.{j}" for i in (0, 1) for j in (0, 1)]
     yield of("simple_vit_orthog_residual_update", "SimpleViT", (f"in:{every[0]}", *every), "mean", **small)
-    yield of("simple_vit_with_sparse_gating", "SimpleViTWithSparseGating", pairs(), "mean", **small)
+    yield of("simple_vit_with_sparse_gating", "SimpleViTWithSparseGating", pairs(), [4, 5, 6, 7], **small)
 
 
 def _x_transformers() -> Iterator[Case]:
@@ -189,8 +303,11 @@ def _x_transformers() -> Iterator[Case]:
         ("simple RMSNorm", Decoder, {"use_simple_rmsnorm": True}),
         ("shift tokens", Decoder, {"shift_tokens": 1}),
     ):
+
         def make(kind: Any = kind, options: Any = options) -> nn.Module:
-            return TransformerWrapper(num_tokens=20, max_seq_len=16, attn_layers=kind(dim=16, depth=2, heads=2, attn_dim_head=8, **options))
+            return TransformerWrapper(
+                num_tokens=20, max_seq_len=16, attn_layers=kind(dim=16, depth=2, heads=2, attn_dim_head=8, **options)
+            )
 
         yield Case(f"{kind.__name__}, {name}", ROWS, make, xids, xsites(options, True), "mean", shifted)
 
@@ -200,7 +317,13 @@ class Gnn(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        conv = {"GCN": gnn.GCNConv, "SAGE": gnn.SAGEConv, "GAT": gnn.GATv2Conv, "Cheb": partial(gnn.ChebConv, K=2), "TAG": gnn.TAGConv}[kind]
+        conv = {
+            "GCN": gnn.GCNConv,
+            "SAGE": gnn.SAGEConv,
+            "GAT": gnn.GATv2Conv,
+            "Cheb": partial(gnn.ChebConv, K=2),
+            "TAG": gnn.TAGConv,
+        }[kind]
         self.conv1, self.conv2, self.conv3 = conv(6, 12), conv(12, 10), conv(10, 5)
 
     def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
@@ -217,13 +340,33 @@ def _others() -> Iterator[Case]:
         return Case(name, ROWS, make, batch, sites, reads)
 
     big = images(64, 3)
-    yield of("torchvision AlexNet", partial(vision.AlexNet, num_classes=5), (*(f"features.{i}" for i in (0, 3, 6, 8, 10)), "classifier.1", "classifier.4"), big)
+    yield of(
+        "torchvision AlexNet",
+        partial(vision.AlexNet, num_classes=5),
+        (*(f"features.{i}" for i in (0, 3, 6, 8, 10)), "classifier.1", "classifier.4"),
+        big,
+    )
     yield of(
         "torchvision VGG features", lambda: nn.Sequential(vision.vgg.make_layers([4, "M", 8, "M", 8, 8, "M"], batch_norm=True), nn.Flatten(), nn.Linear(128, 5)), ("0.0", "0.4", "0.8", "0.11"), images(32, 3))  # fmt: skip
-    fire = [f"features.{i}.{part}" for i in (3, 4, 6, 7, 9, 10, 11, 12) for part in ("squeeze", "expand1x1", "expand3x3")]
+    fire = [
+        f"features.{i}.{part}" for i in (3, 4, 6, 7, 9, 10, 11, 12) for part in ("squeeze", "expand1x1", "expand3x3")
+    ]
     yield of("torchvision SqueezeNet", partial(vision.SqueezeNet, "1_1", num_classes=5), ("features.0", *fire), big)
-    yield of("torchvision MNASNet", partial(vision.MNASNet, 0.35, num_classes=5), ("in:layers.8.0", *(f"layers.{i}.{j}" for i, n in zip(range(8, 14), (3, 3, 3, 2, 4, 1)) for j in range(n))), images(32, 3))
-    yield of("torchvision R3D", lambda: vision.video.r3d_18(num_classes=5), ("in:layer1.0", *(f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1))), lambda: (torch.randn(2, 3, 4, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), torch.arange(2)))
+    yield of(
+        "torchvision MNASNet",
+        partial(vision.MNASNet, 0.35, num_classes=5),
+        ("in:layers.8.0", *(f"layers.{i}.{j}" for i, n in zip(range(8, 14), (3, 3, 3, 2, 4, 1)) for j in range(n))),
+        images(32, 3),
+    )
+    yield of(
+        "torchvision R3D",
+        lambda: vision.video.r3d_18(num_classes=5),
+        ("in:layer1.0", *(f"layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1))),
+        lambda: (
+            torch.randn(2, 3, 4, 16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+            torch.arange(2),
+        ),
+    )
     nets = importlib.import_module("monai.networks.nets")
     yield of("monai FullyConnectedNet", partial(nets.FullyConnectedNet, 6, 5, [10, 12, 8], 0.1), (
         "hidden_0.0", "hidden_1.0", "hidden_2.0"), lambda: (torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64), torch.arange(6) % 5))  # fmt: skip
@@ -232,9 +375,31 @@ def _others() -> Iterator[Case]:
     for kind in ("GCN", "SAGE", "GAT", "Cheb", "TAG"):
         yield of(f"PyG plain {kind}", partial(Gnn, kind), (), graph)
     yield of("PyG basic GCN", lambda: gnn.models.GCN(6, 12, 3, 5), ("convs.0", "convs.1"), graph)
-    yield of("PyG basic GIN", lambda: gnn.models.GIN(6, 12, 3, 5), (*(f"convs.{i}.nn.lins.{j}" for i in range(3) for j in range(2) if (i, j) != (2, 1)),), graph)
-    yield of("PyG MLP", lambda: gnn.models.MLP([6, 12, 10, 5]), ("lins.0", "lins.1"), lambda: (torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64), torch.arange(8) % 5))
-    yield Case("vit-pytorch simple_vit_1d, longer", ROWS, build("simple_vit_1d", "SimpleViT", seq_len=16, patch_size=2, num_classes=5, dim=8, depth=3, heads=2, mlp_dim=16), series, pairs(3), "mean")
+    yield of(
+        "PyG basic GIN",
+        lambda: gnn.models.GIN(6, 12, 3, 5),
+        (*(f"convs.{i}.nn.lins.{j}" for i in range(3) for j in range(2) if (i, j) != (2, 1)),),
+        graph,
+    )
+    yield of(
+        "PyG MLP",
+        lambda: gnn.models.MLP([6, 12, 10, 5]),
+        ("lins.0", "lins.1"),
+        lambda: (
+            torch.randn(8, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+            torch.arange(8) % 5,
+        ),
+    )
+    yield Case(
+        "vit-pytorch simple_vit_1d, longer",
+        ROWS,
+        build(
+            "simple_vit_1d", "SimpleViT", seq_len=16, patch_size=2, num_classes=5, dim=8, depth=3, heads=2, mlp_dim=16
+        ),
+        series,
+        pairs(3),
+        "mean",
+    )
 
 
 def cases() -> Iterator[Case]:

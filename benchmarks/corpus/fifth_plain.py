@@ -273,7 +273,9 @@ class Children(nn.Module):
     def __init__(s):
         super().__init__()
         conv = lambda a, b: nn.Sequential(nn.Conv2d(a, b, 3), nn.BatchNorm2d(b), nn.ReLU())  # noqa: E731
-        s.net = nn.Sequential(conv(3, 4), conv(4, 6), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 10), nn.ReLU(), nn.Linear(10, C))
+        s.net = nn.Sequential(
+            conv(3, 4), conv(4, 6), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(24, 10), nn.ReLU(), nn.Linear(10, C)
+        )
 
     def forward(s, x):
         for m in s.net.children():
@@ -512,7 +514,10 @@ ALL.append(Case("a Sequential that keeps its activations", "plain, third set",
                 vec, ("0", "2")))  # fmt: skip
 
 
-@case("three-dimensional convolutions, labels optional", lambda: (torch.randn(6, 1, 4, 6, 6, generator=generator(9), dtype=torch.float64), labels()))
+@case(
+    "three-dimensional convolutions, labels optional",
+    lambda: (torch.randn(6, 1, 4, 6, 6, generator=generator(9), dtype=torch.float64), labels()),
+)
 class Conv3(nn.Module):
     def __init__(s):
         super().__init__()

@@ -227,7 +227,7 @@ class Cube(nn.Module):
 
 
 def shifted(out, y):
-    logits = out["logits"]
+    logits = out["logits"] if isinstance(out, dict) else out
     return F.cross_entropy(logits[:, :-1].transpose(1, 2), y[:, 1:], reduction="none").mean(1)
 
 
@@ -247,7 +247,12 @@ def text():
     return {"input_ids": x}, x
 
 
-@case("4 a language model of its own kind, dict with loss and logits", text, lambda h: h.norm(dim=2)[:, :6].mean(1), shifted)
+@case(
+    "4 a language model of its own kind, dict with loss and logits",
+    text,
+    "mean",
+    shifted,
+)
 class TinyLm(nn.Module):
     def __init__(s):
         super().__init__()
@@ -288,7 +293,12 @@ class Groups(nn.Module):
 class Res(nn.Module):
     def __init__(s, a, b, stride=1):
         super().__init__()
-        s.c1, s.b1, s.c2, s.b2 = nn.Conv2d(a, b, 3, stride, 1), nn.BatchNorm2d(b), nn.Conv2d(b, b, 3, 1, 1), nn.BatchNorm2d(b)
+        s.c1, s.b1, s.c2, s.b2 = (
+            nn.Conv2d(a, b, 3, stride, 1),
+            nn.BatchNorm2d(b),
+            nn.Conv2d(b, b, 3, 1, 1),
+            nn.BatchNorm2d(b),
+        )
         s.skip = nn.Sequential(nn.Conv2d(a, b, 1, stride), nn.BatchNorm2d(b)) if a != b or stride > 1 else nn.Identity()
 
     def forward(s, x):
@@ -330,7 +340,15 @@ def _residual_mlp():
     return nn.Sequential(nn.Linear(6, D), *[step() for _ in range(4)], nn.LayerNorm(D), nn.Linear(D, C))
 
 
-ALL.append(Case("8 everything in one Sequential of Residual(fn)", "residual, third set", _residual_mlp, vec, ("in:1", "1", "2", "3", "4")))
+ALL.append(
+    Case(
+        "8 everything in one Sequential of Residual(fn)",
+        "residual, third set",
+        _residual_mlp,
+        vec,
+        ("in:1", "1", "2", "3", "4"),
+    )
+)
 
 
 def _resnet9():
@@ -478,7 +496,11 @@ class LongSkip(nn.Module):
         return s.out(h)
 
 
-@case("6 convolutional blocks, then attention on their pixels", img, lambda h: h.flatten(1).norm(dim=1) if h.ndim == 4 else h.norm(dim=2).mean(1))
+@case(
+    "6 convolutional blocks, then attention on their pixels",
+    img,
+    lambda h: h.flatten(1).norm(dim=1) if h.ndim == 4 else h.norm(dim=2).mean(1),
+)
 class Hybrid(nn.Module):
     def __init__(s):
         super().__init__()
@@ -488,10 +510,12 @@ class Hybrid(nn.Module):
     def forward(s, x):
         h = s.stem(x)
         mark(h)
-        for b in s.convs:
+        for i, b in enumerate(s.convs):
             h = b(h)
-            mark(h)
+            if i == 0:
+                mark(h)
         h = h.flatten(2).transpose(1, 2)
+        mark(h)
         for b in s.blocks:
             h = b(h)
             mark(h)

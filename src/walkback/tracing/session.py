@@ -520,9 +520,9 @@ class Tracer:
             refuse_ways_past(capture, losses)
             return
         if capture.tape is None:  # on the tape only the stream itself is marked
-            refuse_several_streams(capture)
+            refuse_several_streams(capture, losses)
             if not self.layout.branch:
-                refuse_second_ways(capture)
+                refuse_second_ways(capture, losses)
         refuse_broken_links(capture)
         past = None if self.layout.branch else read_past(capture, losses)
         self.notes += [] if past is None else [past]
