@@ -35,6 +35,7 @@ LIBRARIES = (
     "of_geometric",
     "of_others",
     "fifth_libraries",
+    "sixth",
 )
 
 
