@@ -181,6 +181,14 @@ def test_a_folder_name_that_is_no_text_is_shown(tmp_path):
     assert page(read_records(store)).encode()
 
 
+def test_half_of_a_surrogate_pair_in_a_record_is_shown_as_its_escape(tmp_path):
+    folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
+    edit(folder, method="half \ud800 of a pair")
+    text = page(read_records(tmp_path))
+    assert text.encode()
+    assert "half \ud800 of a pair" in json.dumps(Parsed(text).data, ensure_ascii=False)
+
+
 # -- the verdict table ---------------------------------------------------------------------------------------------
 
 
@@ -415,6 +423,23 @@ def test_the_picture_has_the_numbers_of_the_table_at_their_places(parsed):
     assert pair["zero"]["margin"] == pytest.approx(pair["zero"]["gain"] + 2 * scale, abs=0.1)
     assert dfa["frozen"]["x"] > dfa["acc"]["x"]
     assert bp["frozen"]["x"] < bp["acc"]["x"]
+
+
+def test_the_picture_is_of_a_task_on_which_a_rule_falls_with_conventions_beside_the_rule(tmp_path):
+    """Three rules pass elsewhere; BP has no conventions of credit, and stands beside the rule that has."""
+
+    def run(spec, acc, frozen, numbers):
+        write_run(tmp_path, spec, acc, **numbers)
+        write_run(tmp_path, control_spec(spec), frozen, **HEALTHY)
+
+    for rule in ("bp", "fa", "drtp"):
+        run(RunSpec(rule=rule, epochs=3), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="bp", epochs=5), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="dfa", epochs=5, credit_site="reader", credit_length="rms"), 0.3, 0.4, EXPLODED)
+    data = page_data(read_records(tmp_path))
+    assert [r["rule"] for r in data["pair"]["rows"]] == ["BP", "DFA · reader · rms credit"]
+    assert (data["pair"]["setting"], data["pair"]["others"]) == ("resmlp · cifar10 · 5 epochs · plain", 1)
+    assert "(a rule here is walked back; 1 more task in the table)" in render(data)
 
 
 def test_every_check_that_does_not_pass_says_what_to_do(parsed):

@@ -21,6 +21,7 @@ from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import alike, commands, judged_runs, last
 from walkback.errors import InputError
+from walkback.files import encoded
 from walkback.replication.page_pair import pair_picture
 from walkback.replication.page_table import (
     CONTROL,
@@ -91,7 +92,7 @@ def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
 
 def packed(text: str) -> str:
     """Return a text as base64 of gzip, which a browser unpacks by itself. The same text gives the same bytes."""
-    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(encoded(text), 6, mtime=0)).decode()
 
 
 def page_data(records: Records) -> dict[str, Any]:

@@ -65,6 +65,8 @@ def setting_row(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     return {
         "rule": rule_name(spec),
         "setting": setting_name(spec),
+        "task": one_line(" · ".join(word for word in setting_words(spec) if word not in spec.conventions)),
+        "conventions": spec.conventions,
         "runs": links(j.runs),
         "verdict": {**mark(word), "qualifier": blind, "order": ORDER[word]},
         "failed": failed["three-check"] or blind,

@@ -203,9 +203,9 @@ def _refuse_other_streams(session: Tracer, capture: Capture, losses: Tensor) -> 
         refuse_ways_past(capture, losses)
         return
     if capture.tape is None:  # on the tape only the stream itself is marked
-        refuse_several_streams(capture)
+        refuse_several_streams(capture, losses)
         if not layout.branch:
-            refuse_second_ways(capture)
+            refuse_second_ways(capture, losses)
     refuse_broken_links(capture)
     past = None if layout.branch else read_past(capture, losses)
     session.notes += [] if past is None else [past]
