@@ -100,8 +100,15 @@ def _altered(note: Note) -> str:
 
 def _unused_columns(note: Note) -> str:
     meant = note.values["meant"]
-    told = [f"{c}: did you mean {meant[c]}?" if c in meant else str(c) for c in note.values["columns"]]
+    told = [f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]]
     return f"columns that were not used: {', '.join(told)}"
+
+
+# Ends of the stream that say something together only.
+_ALONE = {
+    end: f"{end} (growth over the whole depth needs {other} too)"
+    for end, other in (("h_norm_last", "h_norm_first"), ("h_norm_first", "h_norm_last"))
+}
 
 
 def _few_samples(note: Note) -> str:

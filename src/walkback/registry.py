@@ -98,6 +98,20 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
+def known_name(what: str, name: object, known: Iterable[str]) -> str:
+    """Return a name that is known, and refuse others with the closest one.
+
+    >>> known_name("net", "resmpl", ["resmlp", "student"])
+    Traceback (most recent call last):
+    walkback.errors.InputError: Expected net to be one of resmlp, student or module:function, but got 'resmpl'. Did ...
+    """
+    listed = list(known)
+    if not isinstance(name, str) or name not in listed:
+        expected = f"Expected {what} to be one of {', '.join(listed)} or module:function, but got {shown(name)}."
+        raise InputError(f"{expected}{closest(str(name), listed)}")
+    return name
+
+
 # -- a user's own: module:function ---------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from walkback import rules
 from walkback.measures.nulls import Coupling, null_half, reads_as
 from walkback.nets import ResMLP
 from walkback.report.html import card
-from walkback.report.view import null_words
+from walkback.report.page_view import null_words
 from walkback.rules.rule import set_up
 
 N = 300

@@ -17,7 +17,7 @@ from walkback.measures.measurements import Found, Measurements
 from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.stream import Norms, Samples, Stability
-from walkback.measures.sums import Accumulator, Mean
+from walkback.measures.sums import Accumulator, Mean, Means
 from walkback.measures.vectors import WHOLE
 from walkback.network.values import has_float64, no_autocast
 from walkback.registry import one_of
@@ -42,16 +42,15 @@ class Meter:
         seen, means = Samples(), [q for q in PER_SITE if q.accumulator == "mean" and q.name != "cosine"]
         cosine = Cosine(seen)
         self._seen, self._credited = seen, False
+        self._means = [cosine, *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means)]
         self._of_credit: list[Accumulator] = [
-            cosine,
-            *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means if q.needs == "credit"),
+            Means(self._means),
             Null(cosine, seen),
             Interval(seen),
             Gamma(cosine, gamma_over, deep_over),
             SameAsReference(),
         ]
         self._of_stream: list[Accumulator] = [Norms(), Stability(seen)]
-        self._of_stream += [Mean(q.name) for q in means if q.needs != "credit"]
 
     def _accumulators(self) -> list[Accumulator]:
         return [self._seen, *(self._of_credit if self._credited else ()), *self._of_stream]
@@ -89,13 +88,14 @@ class MeanCosine:
 
     def __init__(self) -> None:
         self._cosine, self._layers = Mean("cosine"), False
+        self._means = Means([self._cosine])
 
     @torch.no_grad()
     def update(self, trace: Trace) -> None:
         """Take one batch with its credits."""
         self._layers = trace.pool == WHOLE
         with no_autocast(trace.losses.device):
-            self._cosine.update(View(to_float64_device(trace)))
+            self._means.update(View(to_float64_device(trace)))
 
     def result(self) -> dict[str, float | None]:
         """Return Γ and the deep cosine of everything taken so far."""
