@@ -14,6 +14,7 @@ from walkback.measures.measurements import Found, Measurements
 from walkback.measures.precision import Intrinsic, IntrinsicMeter
 from walkback.measures.probes import Probe, Probing, wanted
 from walkback.measures.session import Session, paired_by
+from walkback.measures.stepped import Stepped
 from walkback.measures.witness import Witness
 from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
@@ -148,7 +149,8 @@ def measure(
             credit = credit.bound(lambda: tracer.anatomy, tracer.losses, tracer.notes)
         over = {"gamma_over": gamma_over, "deep_over": deep_over}
         meter, session = Meter(**over), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})
-        takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
+        looks = [Witness(tracer, loss is not None, anatomy), Stepped()]
+        takers = [session, Probing(asked, tracer, credit), meter, *looks]
         takers += [IntrinsicMeter(tracer, probe, credit, paired) for probe in asked if isinstance(probe, Intrinsic)]
         for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):
             for trace in map(paired, tracer.parts(x, y, credit, chunk)):

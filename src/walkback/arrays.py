@@ -15,6 +15,7 @@ from walkback.errors import InputError, shown
 from walkback.measures.accumulate import Meter
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.session import paired_by
+from walkback.measures.stepped import Stepped
 from walkback.measures.witness import Witness
 from walkback.network.prints import fingerprints, prints_of
 from walkback.network.tokens import read_at, read_still
@@ -102,9 +103,10 @@ def diagnose_arrays(
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
     ways = {"pairing": pairing, "gamma_over": gamma_over, "deep_over": deep_over}
     paired, meter, reading, witness = paired_by(pairing), Meter(gamma_over, deep_over), _Reading(reduction, pool), None
+    stepped = Stepped()
     for trace in track(reading.traces(batches), "measuring", length_hint(batches) or None):
         witness = witness or Witness(None, reading.has_losses, None)
-        for taker in (meter, witness):
+        for taker in (meter, witness, stepped):
             taker.update(paired(trace))
     if witness is None:
         raise InputError(
@@ -114,6 +116,7 @@ def diagnose_arrays(
     found = Found()
     meter.compute(found)
     witness.compute(found)
+    stepped.compute(found)
     reading.compute(found, ways)
     return make_report(found.measurements(), claim, limits, edition, method, notes)
 

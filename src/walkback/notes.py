@@ -211,6 +211,14 @@ def _editions_differ(note: Note) -> str:
     return f"the intrinsic D2 would flag: rounding puts a cosine off by {v['error']:.1g}"
 
 
+def _stepped_credit(note: Note) -> str:
+    return (
+        f"the credit of site {note.site} may be rounding: {note.values['zeros']:.0%} of its numbers are exactly zero, "
+        "and where the state is large the others are whole multiples of one number, as differences of rounded states "
+        'are. Measure a copy in float64 (net.double()), or with probes=["intrinsic"]'
+    )
+
+
 # Why a recorded credit could not be proven.
 UNPROVEN = {
     "no-parameters": "the module that writes it has no parameters",
@@ -263,6 +271,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "disagreement is a lower bound"
     ),
     "rounded-credit": _rounded_credit,
+    "stepped-credit": _stepped_credit,
     "editions-differ": _editions_differ,
     "depth-differs": _depth_differs,
     "clamp-decides": (

@@ -227,8 +227,10 @@ class Recorded:
             if proof.added:
                 self._note(Note("added-gradient", site, {"module": module, "share": proof.added}))
             if derived is not None:
-                own = [name for name in proof.compared if name not in derived.shared[key]]
-                gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
+                follows = derived.sent.get(key, {})  # also weights that the run left without a gradient
+                own = [name for name in follows if name not in derived.shared[key] and name not in proof.fed]
+                own = own if proof.compared else []
+                gap, names = altered_inside(sent.sent.get(key, {}), follows, own)
                 altered |= {site: (module, gap, len(names), len(own))} if names else {}
                 trained = () if isinstance(grads, str) else (name for name, grad in grads.items() if grad is not None)
                 elsewhere = [f"{module}.{name}" for name in trained if name in derived.shared[key]]
