@@ -21,7 +21,7 @@ from walkback.network.batch import pairs
 from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.progress import track
-from walkback.registry import whole_numbers
+from walkback.registry import texts, whole_numbers
 from walkback.report.formats.logged import judge as judge
 from walkback.report.make import make_report
 from walkback.report.report import Report
@@ -102,9 +102,10 @@ def diagnose(
     """
     published = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct, depth=depth)
+    texts(method=method, method_name=method_name, notes=notes)
     if method and method_name:
         raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
-    limits = thresholds or DiagnosticThresholds()
+    limits = DiagnosticThresholds() if thresholds is None else thresholds
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
     asked = wanted(probes)
     if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):

@@ -29,8 +29,9 @@ from walkback.replication.page import PLOTLY, _judged_report, page, page_data, r
 from walkback.replication.page_words import _reasons, to_do
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
+from walkback.report.page_view import distance
 from walkback.report.report import Report, tex
-from walkback.report.view import distance, finding_rows, layer_rows
+from walkback.report.view import finding_rows, layer_rows
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import paired_margin
@@ -178,6 +179,14 @@ def test_a_folder_name_that_is_no_text_is_shown(tmp_path):
     assert "\\udcff" in Parsed(text).data["runs"][0]["name"]
     store = tmp_path.rename(os.fsdecode(os.fsencode(str(tmp_path)) + b"\xff"))  # in the commands for what is missing
     assert page(read_records(store)).encode()
+
+
+def test_half_of_a_surrogate_pair_in_a_record_is_shown_as_its_escape(tmp_path):
+    folder = write_run(tmp_path, BP, 0.6, **HEALTHY)
+    edit(folder, method="half \ud800 of a pair")
+    text = page(read_records(tmp_path))
+    assert text.encode()
+    assert "half \ud800 of a pair" in json.dumps(Parsed(text).data, ensure_ascii=False)
 
 
 # -- the verdict table ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from walkback.audit.settings import Judged
-from walkback.verdict.statistics import surviving
+from walkback.verdict.statistics import RATE, surviving
 
 REASON = "undecided with the false discovery rate of this table held at 5 %"
 Key = TypeVar("Key")
@@ -29,4 +29,5 @@ def held(settings: Mapping[Key, Judged]) -> tuple[dict[Key, Judged], str]:
         f"the false discovery rate over the {len(ps)} settings whose D3 is tested here is held at 5 % "
         f"(Benjamini-Hochberg): of the {len(decided)} that are decided alone {said}"
     )
-    return {key: j.without_depth(REASON) if key in fallen else j for key, j in settings.items()}, note
+    level = RATE * (sum(stand.values()) + 1) / len(ps)  # under which one more p-value stands beside those that do
+    return {key: j.without_depth(REASON, level) if key in fallen else j for key, j in settings.items()}, note

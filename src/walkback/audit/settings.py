@@ -20,6 +20,7 @@ from walkback.training.spec import Optimiser, RunSpec, control_spec
 from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_of_claim
 from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import Claim, Verdict, decide
+from walkback.verdict.statistics import Estimate
 
 RULES = {
     "bp": "BP",
@@ -198,11 +199,18 @@ class Judged:
         """How likely a D3 so far from its margin would be at the margin; None where it was not tested."""
         return self.depth.p if self.depth is not None and self.tested else None
 
-    def without_depth(self, reason: str) -> Judged:
-        """Return the same with D3 undecided, for a reason."""
-        assert self.depth is not None
-        depth = replace(self.depth, flagged=None, reason=reason, cause="straddles")
-        return replace(self, depth=depth, pooled={e: reopened(v, reason) for e, v in self.pooled.items()})
+    def without_depth(self, reason: str, level: float = 0.05) -> Judged:
+        """Return the same with D3 undecided, for a reason, and what would bring its p-value under a level."""
+        was, more = self.depth, None
+        assert was is not None
+        if was.parts and was.value is not None:
+            right = self.runs[0].correct
+            counts = {"seeds": self.paired[0], "samples": 0 if right is None else len(right)}
+            of = Estimate(was.value, was.interval, was.parts, {name: counts[name] for name in was.parts})
+            reason, more = f"{reason} ({of.what_decides(was.limit, level)})", of.more(was.limit, level)
+        pooled = {e: reopened(v, reason, more) for e, v in self.pooled.items()}
+        depth = replace(was, flagged=None, reason=reason, cause="straddles", more=more)
+        return replace(self, depth=depth, pooled=pooled)
 
     @property
     def tested(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from walkback.measures.dtypes import dtype_name
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
@@ -113,7 +112,8 @@ class _Sums:
     def add(self, norms: Float[Tensor, "sites batch"]) -> None:
         self.n += norms.shape[1]
         self.sum = self.sum + norms.sum(1)
-        self.largest = torch.maximum(self.largest.to(norms), pad(norms, (1, 0)).amax(1))
+        largest = norms.amax(1) if norms.shape[1] else norms.new_zeros(len(norms))
+        self.largest = torch.maximum(self.largest.to(norms), largest)
 
 
 class LogErrors:
@@ -163,9 +163,10 @@ class Norms:
         self._pool = t.pool
         norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
-        self._norms.add(norms[:, sure])
-        self._apart.add(norms[:, ~sure])
-        counted = sure if t.pool == "readout" else torch.ones_like(sure)
+        self._norms.add(norms if sure is None else norms[:, sure])
+        if sure is not None or not isinstance(self._apart.sum, Tensor):
+            self._apart.add(norms[:, :0] if sure is None else norms[:, ~sure])
+        counted = slice(None) if sure is None or t.pool != "readout" else sure
         self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]
         everywhere = norms[: len(t.states)]
         if max(self._tokens) > 1:
@@ -173,7 +174,7 @@ class Norms:
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
         self._all.add(everywhere[:, counted])
         self._errors.add(torch.cat([norms[: len(everywhere)], everywhere, norms[-1:]])[:, counted])
-        if not isfinite(float(norms.sum())):
+        if not isfinite(norms.sum().item()):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
                 for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
                     self._nonfinite.setdefault((kind, site), t.index)

@@ -52,8 +52,8 @@ class Witness:
         logits, labels = trace.logits, trace.labels
         self._samples += len(labels)
         if logits.shape[-1]:  # arrays may come without logits
-            span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
-            self._span += float(span) * len(labels)
+            low, high = logits.aminmax(dim=-1)
+            self._span += float((high.float() - low.float()).mean()) * len(labels)  # float32: MPS has no float64
         classes = self._classes(logits, labels)
         if classes is not None:
             self._kinds = logits.shape[1]
@@ -68,7 +68,10 @@ class Witness:
         if labels.is_floating_point():
             return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
         fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
-        return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
+        if not fits:
+            return None
+        least, most = labels.aminmax()
+        return labels if int(least) >= 0 and int(most) < logits.shape[1] else None
 
     def compute(self, found: Found) -> None:
         """Say what is odd, and how many samples the network gets right; None for tokens and other tasks."""

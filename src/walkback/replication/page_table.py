@@ -10,8 +10,8 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, Judged, setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
 from walkback.replication.tables.build import among_many, depth_word, failed_words, flag_word, interval_text
+from walkback.report.page_view import distance, mark
 from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
-from walkback.report.view import distance, mark
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import Finding
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK
