@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import timm
 import torch
 import torch_geometric.nn as gnn
 from case import Case, mark, next_token, outputs
 from of_geometric import graph
 from of_timm import images, layered, staged
-from of_transformers import IMAGE, KV, SMALL, TEXT, WORDS, both, ids, language, large, model_of, pixels, sound
+from of_transformers import IMAGE, KV, SMALL, TEXT, WORDS, both, ids, language, large, model_of, sound
 from of_vit_pytorch import VIT, build, pairs, series
 from of_vit_pytorch import images as small_images
 from of_x_transformers import ids as xids
 from of_x_transformers import shifted
 from of_x_transformers import sites as xsites
-import timm
 from timm import models
 from torch import nn
 from torchvision import models as vision

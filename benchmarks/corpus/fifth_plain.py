@@ -1,6 +1,6 @@
-"""A third set of plain networks, as code of the field writes them; their sites were written down before a first reading."""
+"""A third set of plain networks in the manner of the field; sites were written down before a first reading."""
 
-# ruff: noqa: D101, E741  # a network is a few lines, and its case names it
+# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class FaFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, feedback = ctx.saved_tensors
+        x, _, feedback = ctx.saved_tensors
         return grad @ feedback, grad.t() @ x, None, grad.sum(0)
 
 
@@ -96,8 +96,8 @@ class Listed(nn.Module):
         s.layers = nn.ModuleList([nn.Linear(a, b) for a, b in zip([6, 12, 12, 12], [12, 12, 12, C])])
 
     def forward(s, x):
-        for l in s.layers[:-1]:
-            x = l(x)
+        for layer in s.layers[:-1]:
+            x = layer(x)
             mark(x)
             x = F.relu(x)
         return s.layers[-1](x)

@@ -1,6 +1,6 @@
 """A third set of networks around a residual stream; their sites were written down before a first reading."""
 
-# ruff: noqa: D101, E741  # a network is a few lines, and its case names it
+# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 

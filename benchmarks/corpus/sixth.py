@@ -1,6 +1,6 @@
 """A fourth set: plain networks, residual ones and libraries'; their sites were written down before a first reading."""
 
-# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
+# ruff: noqa: D101, D106, E501  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ ALL[-1] = Case(ALL[-1].name, ALL[-1].library, EpCnn, img, ("synapses.0", "synaps
 class Greedy(nn.Module):
     def __init__(s):
         super().__init__()
-        s.blocks = nn.ModuleList([nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()) for a, b in ((6, 12), (12, 12), (12, 10))])
+        s.blocks = nn.ModuleList(
+            [nn.Sequential(nn.Linear(a, b), nn.LayerNorm(b), nn.ReLU()) for a, b in ((6, 12), (12, 12), (12, 10))]
+        )
         s.heads = nn.ModuleList([nn.Linear(n, C) for n in (12, 12, 10)])
 
     def forward(s, x):
@@ -95,7 +97,13 @@ class Snn(nn.Module):
 class Vae(nn.Module):
     def __init__(s):
         super().__init__()
-        s.enc, s.mu, s.logvar, s.dec, s.out = nn.Linear(6, 12), nn.Linear(12, 4), nn.Linear(12, 4), nn.Linear(4, 12), nn.Linear(12, C)
+        s.enc, s.mu, s.logvar, s.dec, s.out = (
+            nn.Linear(6, 12),
+            nn.Linear(12, 4),
+            nn.Linear(12, 4),
+            nn.Linear(4, 12),
+            nn.Linear(12, C),
+        )
 
     def forward(s, x):
         h = s.enc(x)
@@ -127,7 +135,12 @@ class Two(nn.Module):
 class Lstms(nn.Module):
     def __init__(s):
         super().__init__()
-        s.a, s.b, s.fc, s.out = nn.LSTM(6, 10, batch_first=True), nn.LSTM(10, 8, batch_first=True), nn.Linear(8, 7), nn.Linear(7, C)
+        s.a, s.b, s.fc, s.out = (
+            nn.LSTM(6, 10, batch_first=True),
+            nn.LSTM(10, 8, batch_first=True),
+            nn.Linear(8, 7),
+            nn.Linear(7, C),
+        )
 
     def forward(s, x):
         h, _ = s.a(x)
@@ -166,7 +179,9 @@ def of_y_hat(out, y):
 class Dicts(nn.Module):
     def __init__(s):
         super().__init__()
-        s.net = nn.ModuleDict({"body": nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 12)]), "head": nn.ModuleList([nn.Linear(12, C)])})
+        s.net = nn.ModuleDict(
+            {"body": nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 12)]), "head": nn.ModuleList([nn.Linear(12, C)])}
+        )
 
     def forward(s, x):
         acts = {}
@@ -177,7 +192,10 @@ class Dicts(nn.Module):
         return {"activations": acts, "y_hat": s.net["head"][0](x)}
 
 
-@case("time-distributed CNN: frames folded into the batch", lambda: (torch.randn(6, 4, 3, 8, 8, generator=generator(3), dtype=torch.float64), labels()))
+@case(
+    "time-distributed CNN: frames folded into the batch",
+    lambda: (torch.randn(6, 4, 3, 8, 8, generator=generator(3), dtype=torch.float64), labels()),
+)
 class Frames(nn.Module):
     def __init__(s):
         super().__init__()
@@ -194,11 +212,20 @@ class Frames(nn.Module):
         return s.out(F.relu(h))
 
 
-@case("PointNet: shared layers by 1x1 convolutions, max over points", lambda: (torch.randn(6, 3, 9, generator=generator(4), dtype=torch.float64), labels()))
+@case(
+    "PointNet: shared layers by 1x1 convolutions, max over points",
+    lambda: (torch.randn(6, 3, 9, generator=generator(4), dtype=torch.float64), labels()),
+)
 class PointNet(nn.Module):
     def __init__(s):
         super().__init__()
-        s.c1, s.c2, s.bn, s.fc, s.out = nn.Conv1d(3, 8, 1), nn.Conv1d(8, 12, 1), nn.BatchNorm1d(8), nn.Linear(12, 8), nn.Linear(8, C)
+        s.c1, s.c2, s.bn, s.fc, s.out = (
+            nn.Conv1d(3, 8, 1),
+            nn.Conv1d(8, 12, 1),
+            nn.BatchNorm1d(8),
+            nn.Linear(12, 8),
+            nn.Linear(8, C),
+        )
 
     def forward(s, x):
         h = s.c1(x)
@@ -214,7 +241,13 @@ class PointNet(nn.Module):
 class Se(nn.Module):
     def __init__(s):
         super().__init__()
-        s.c1, s.c2, s.down, s.up, s.out = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8, 4), nn.Linear(4, 8), nn.Linear(8, C)
+        s.c1, s.c2, s.down, s.up, s.out = (
+            nn.Conv2d(3, 8, 3),
+            nn.Conv2d(8, 8, 3),
+            nn.Linear(8, 4),
+            nn.Linear(4, 8),
+            nn.Linear(8, C),
+        )
 
     def forward(s, x):
         h = s.c1(x)
@@ -238,7 +271,11 @@ class Coupled(nn.Module):
         return h + s.f(h) * (1 + t)
 
 
-stack("2 dict of state and step counter, float", lambda s, h, b, i, h0: b({"h": h, "t": torch.tensor(0.5, dtype=h.dtype)})["h"], lambda: _InDict())
+stack(
+    "2 dict of state and step counter, float",
+    lambda s, h, b, i, h0: b({"h": h, "t": torch.tensor(0.5, dtype=h.dtype)})["h"],
+    lambda: _InDict(),
+)
 
 
 class _InDict(nn.Module):
@@ -267,10 +304,34 @@ class _WithExtra(nn.Module):
 stack("7 pre-scaled by a module: h + LayerScale(f(norm(h)))", lambda s, h, b, i, h0: h + s.scales[i] * b(F.layer_norm(h, (D,))),
       extra=lambda s: setattr(s, "scales", nn.ParameterList([torch.full((D,), 0.2) for _ in range(4)])))  # fmt: skip
 stack("7 branch dropped out by a mask of ones", lambda s, h, b, i, h0: h + b(h) * torch.ones(len(h), 1, dtype=h.dtype))
-stack("7 RMS norm after the sum, by hand", lambda s, h, b, i, h0: (lambda z: z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt())(h + b(h)))
-stack("5 each block is called with the state and again with its own output", lambda s, h, b, i, h0: (mark(m := b(h)), b(m))[1], Pre, n=3)
-stack("3 mean of the last three tokens", lambda s, h, b, i, h0: b(h), Tok, ser, [4, 5, 6], n=3, end=lambda s, h: h[:, -3:].mean(1))
-stack("3 norm, then the first token and the mean added", lambda s, h, b, i, h0: b(h), Tok, ser, "mean", n=3, end=lambda s, h: (lambda z: z[:, 0] + z.mean(1))(F.layer_norm(h, (D,))))
+stack(
+    "7 RMS norm after the sum, by hand",
+    lambda s, h, b, i, h0: (lambda z: z / (z.square().mean(-1, keepdim=True) + 1e-6).sqrt())(h + b(h)),
+)
+stack(
+    "5 each block is called with the state and again with its own output",
+    lambda s, h, b, i, h0: (mark(m := b(h)), b(m))[1],
+    Pre,
+    n=3,
+)
+stack(
+    "3 mean of the last three tokens",
+    lambda s, h, b, i, h0: b(h),
+    Tok,
+    ser,
+    [4, 5, 6],
+    n=3,
+    end=lambda s, h: h[:, -3:].mean(1),
+)
+stack(
+    "3 norm, then the first token and the mean added",
+    lambda s, h, b, i, h0: b(h),
+    Tok,
+    ser,
+    "mean",
+    n=3,
+    end=lambda s, h: (lambda z: z[:, 0] + z.mean(1))(F.layer_norm(h, (D,))),
+)
 
 
 @case("6 three stages, widths by a linear between stages", ser, "mean")
@@ -319,7 +380,11 @@ class WaveNet(nn.Module):
         return s.out(F.relu(total)[:, :, -1])
 
 
-@case("8 TCN: Sequential of residual blocks with downsample", lambda: (torch.randn(6, 6, 10, generator=generator(8), dtype=torch.float64), labels()), lambda h: h[:, :, -1].norm(dim=1))
+@case(
+    "8 TCN: Sequential of residual blocks with downsample",
+    lambda: (torch.randn(6, 6, 10, generator=generator(8), dtype=torch.float64), labels()),
+    lambda h: h[:, :, -1].norm(dim=1),
+)
 class Tcn(nn.Module):
     class Block(nn.Module):
         def __init__(s, a, b, d):
@@ -391,39 +456,114 @@ def _libraries():
     gqa = {**SMALL, "vocab_size": WORDS, "max_position_embeddings": 32, "pad_token_id": 1, **KV}
     for name, config, path in (
         ("Olmo3ForCausalLM", gqa, "model.layers"),
-        ("Qwen3MoeForCausalLM", {**gqa, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16}, "model.layers"),
+        (
+            "Qwen3MoeForCausalLM",
+            {**gqa, "num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            "model.layers",
+        ),
         ("GraniteMoeForCausalLM", {**gqa, "num_local_experts": 3, "num_experts_per_tok": 2}, "model.layers"),
         ("Ernie4_5ForCausalLM", gqa, "model.layers"),
-        ("JetMoeForCausalLM", {**gqa, "num_local_experts": 3, "num_experts_per_tok": 2, "kv_channels": 8}, "model.layers"),
+        (
+            "JetMoeForCausalLM",
+            {**gqa, "num_local_experts": 3, "num_experts_per_tok": 2, "kv_channels": 8},
+            "model.layers",
+        ),
         ("BitNetForCausalLM", gqa, "model.layers"),
     ):
         from fifth_libraries import eager
 
         yield Case(name, "fourth set", eager(model_of(name, config)), language, outputs(path, 3), "mean", next_token)
     for name, config, path in (
-        ("RoCBertForSequenceClassification", {**TEXT, "enable_pronunciation": False, "enable_shape": False}, "roc_bert.encoder.layer"),
+        (
+            "RoCBertForSequenceClassification",
+            {**TEXT, "enable_pronunciation": False, "enable_shape": False},
+            "roc_bert.encoder.layer",
+        ),
         ("LongformerForSequenceClassification", {**TEXT, "attention_window": [4, 4, 4]}, "longformer.encoder.layer"),
-        ("XmodForSequenceClassification", {**TEXT, "languages": ["en_XX"], "default_language": "en_XX"}, "roberta.encoder.layer"),
+        (
+            "XmodForSequenceClassification",
+            {**TEXT, "languages": ["en_XX"], "default_language": "en_XX"},
+            "roberta.encoder.layer",
+        ),
         ("BigBirdForSequenceClassification", {**TEXT, "attention_type": "original_full"}, "bert.encoder.layer"),
     ):
         yield Case(name, "fourth set", model_of(name, config), ids, outputs(path, 3), 0)
-    yield Case("Dinov2ForImageClassification, SwiGLU", "fourth set", model_of("Dinov2ForImageClassification", {**IMAGE, "use_swiglu_ffn": True}), pixels, outputs("dinov2.encoder.layer", 3), None)
+    yield Case(
+        "Dinov2ForImageClassification, SwiGLU",
+        "fourth set",
+        model_of("Dinov2ForImageClassification", {**IMAGE, "use_swiglu_ffn": True}),
+        pixels,
+        outputs("dinov2.encoder.layer", 3),
+        "mean",
+    )
     yield Case("FocalNetForImageClassification", "fourth set", model_of("FocalNetForImageClassification", {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 2], "hidden_sizes": [8, 16], "focal_levels": [2, 2], "focal_windows": [3, 3], "num_labels": 5}), large,
                ("in:focalnet.encoder.stages.0.layers.0", "focalnet.encoder.stages.0.layers.0", "focalnet.encoder.stages.1.layers.0", "focalnet.encoder.stages.1.layers.1"), "mean")  # fmt: skip
-    yield Case("timm MambaOut", "fourth set", partial(models.mambaout.MambaOut, depths=(1, 2), dims=(8, 16), num_classes=5), images(32), staged("stages.{}.blocks.{}", (1, 2)), None)
-    yield Case("timm RepViT", "fourth set", partial(models.repvit.RepVit, embed_dim=(8, 16), depth=(1, 2), num_classes=5), images(32), ("in:stages.0.blocks.0", "stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"), None)
+    yield Case(
+        "timm MambaOut",
+        "fourth set",
+        partial(models.mambaout.MambaOut, depths=(1, 2), dims=(8, 16), num_classes=5),
+        images(32),
+        staged("stages.{}.blocks.{}", (1, 2)),
+        None,
+    )
+    yield Case(
+        "timm RepViT",
+        "fourth set",
+        partial(models.repvit.RepVit, embed_dim=(8, 16), depth=(1, 2), num_classes=5),
+        images(32),
+        ("in:stages.0.blocks.0", "stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"),
+        None,
+    )
     yield Case("timm Sequencer", "fourth set", partial(models.sequencer.Sequencer2d, layers=(1, 2), patch_sizes=(4, 2), embed_dims=(8, 16), hidden_sizes=(4, 8), mlp_ratios=(2.0, 2.0), num_classes=5), images(16),
                ("in:stages.0.blocks.0", "stages.0.blocks.0", "stages.1.blocks.0", "stages.1.blocks.1"), None)  # fmt: skip
-    yield Case("timm EdgeNeXt", "fourth set", partial(models.edgenext.EdgeNeXt, dims=(8, 8, 16, 16), depths=(1, 2, 1, 1), global_block_counts=(0, 1, 0, 0), kernel_sizes=(3, 3, 3, 3), heads=(2, 2, 2, 2), d2_scales=(2, 2, 2, 2), num_classes=5), images(32), staged("stages.{}.blocks.{}", (1, 2, 1, 1)), None)
+    yield Case(
+        "timm EdgeNeXt",
+        "fourth set",
+        partial(
+            models.edgenext.EdgeNeXt,
+            dims=(8, 8, 16, 16),
+            depths=(1, 2, 1, 1),
+            global_block_counts=(0, 1, 0, 0),
+            kernel_sizes=(3, 3, 3, 3),
+            heads=(2, 2, 2, 2),
+            d2_scales=(2, 2, 2, 2),
+            num_classes=5,
+        ),
+        images(32),
+        staged("stages.{}.blocks.{}", (1, 2, 1, 1)),
+        None,
+    )
     yield Case("torchvision Swin3D", "fourth set", lambda: vision.video.SwinTransformer3d([2, 4, 4], 8, [1, 2], [2, 2], [2, 2, 2], num_classes=5),
                lambda: (torch.randn(2, 3, 4, 16, 16, generator=generator(1), dtype=torch.float64), torch.arange(2)), ("in:features.0.0", "features.0.0", "features.2.0", "features.2.1"), None)  # fmt: skip
-    yield Case("torchvision ResNet wide", "fourth set", lambda: vision.resnet.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 2], num_classes=5, width_per_group=128), images(32, 3), ("in:layer1.0", "layer1.0", "layer2.0", "layer3.0", "layer4.0", "layer4.1"), None)
-    yield Case("vit_5.ViT", "fourth set", build("vit_5", "ViT", **VIT), small_images, (*pairs()[:4], "in:transformer.norm"), 0)
-    yield Case("vit_detpool.ViTDetPool", "fourth set", build("vit_detpool", "ViTDetPool", **VIT), small_images, pairs(), "mean")
+    yield Case(
+        "torchvision ResNet wide",
+        "fourth set",
+        lambda: vision.resnet.ResNet(vision.resnet.Bottleneck, [1, 1, 1, 2], num_classes=5, width_per_group=128),
+        images(32, 3),
+        ("in:layer1.0", "layer1.0", "layer2.0", "layer3.0", "layer4.0", "layer4.1"),
+        None,
+    )
+    yield Case(
+        "vit_5.ViT", "fourth set", build("vit_5", "ViT", **VIT), small_images, (*pairs()[:4], "in:transformer.norm"), 0
+    )
+    yield Case(
+        "vit_detpool.ViTDetPool",
+        "fourth set",
+        build("vit_detpool", "ViTDetPool", **VIT),
+        small_images,
+        pairs(),
+        [1, 2, 3, 4],
+    )
     for name in ("GraphConv", "TransformerConv", "ResGatedGraphConv", "ARMAConv"):
         yield Case(f"PyG plain {name}", "fourth set", lambda name=name: _Plain(getattr(gnn, name)), graph, ("a", "b"))
     yield Case("PyG GPS", "fourth set", lambda: _Gps(gnn), graph, ("in:convs.0", "convs.0", "convs.1"))
-    yield Case("PyG GAT with four heads", "fourth set", lambda: gnn.models.GAT(6, 12, 3, 5, heads=4), graph, ("convs.0", "convs.1"))
+    yield Case(
+        "PyG GAT with four heads",
+        "fourth set",
+        lambda: gnn.models.GAT(6, 12, 3, 5, heads=4),
+        graph,
+        ("convs.0", "convs.1"),
+    )
     nets = importlib.import_module("monai.networks.nets")
     yield Case("monai Critic-like classifier", "fourth set", partial(nets.Classifier, (1, 16, 16), 5, (4, 8), (2, 2), num_res_units=0), lambda: (torch.randn(4, 1, 16, 16, generator=generator(1), dtype=torch.float64), torch.arange(4)),
                ("net.layer_0.conv", "net.layer_1.conv"))  # fmt: skip
@@ -443,7 +583,17 @@ class _Gps(nn.Module):
     def __init__(s, gnn):
         super().__init__()
         s.inp, s.out = nn.Linear(6, D), nn.Linear(D, C)
-        s.convs = nn.ModuleList([gnn.GPSConv(D, gnn.GINConv(nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))), heads=2, norm="layer_norm") for _ in range(2)])
+        s.convs = nn.ModuleList(
+            [
+                gnn.GPSConv(
+                    D,
+                    gnn.GINConv(nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))),
+                    heads=2,
+                    norm="layer_norm",
+                )
+                for _ in range(2)
+            ]
+        )
 
     def forward(s, x, edge_index):
         h = s.inp(x)

@@ -1,4 +1,6 @@
-"""What a report says beside its numbers, as data: a Note is a code, a site and values. Sentences are made last.
+"""What a report says beside its numbers, as data; long, since every sentence of a report stands in its one table.
+
+A Note is a code, a site and values. Sentences are made last.
 
 No code reads a sentence. Whatever decides something (a verdict, a column, another note) looks at codes and values;
 `Note.text` is for the person who reads the report.

@@ -18,9 +18,20 @@ import of_the_field
 import of_transformers
 import plain
 import plain_more
+import sixth
 from case import Case, run
 
-MODULES = (fifth_plain, fifth_residual, hand_built, hand_built_third, of_the_field, plain, plain_more, of_transformers)
+MODULES = (
+    fifth_plain,
+    fifth_residual,
+    hand_built,
+    hand_built_third,
+    of_the_field,
+    plain,
+    plain_more,
+    of_transformers,
+    sixth,
+)
 
 READ = {
     *("plain branches", "widths", "a projection between", "state and weights", "five of seven", "all but the first"),
@@ -37,10 +48,13 @@ READ = {
         "3 dict of state and mask; the mean over a mask that differs by sample",
         "8 norm, attention, norm, MLP in one flat list",
     ),
+    "squeeze and excite between two convolutions",
+    "8 list with norm first: [norm, block, norm, block], called in pairs",
     "2 a load-balancing loss handed along, and not used by the loss",
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
 REFUSED = {
+    *("cross network: x0 * w(x) + b + x", "highway layers"),
     *("a scale between widths", "dense blocks", "parallel towers", "h + down(up(h)) in one list"),
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),
     "2 two streams that cross, in a Sequential",

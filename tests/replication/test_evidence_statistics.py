@@ -314,6 +314,14 @@ def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_pat
     (row,) = page_data(records)["settings"]
     assert (row["verdict"]["word"], row["depth"]["word"]) == ("passes", "yes")
     assert row["outcome"].startswith("+8.5 pp [")
+    # Beside other settings it counts as D3 does.
+    assert 0 < j.p < 0.05
+    found, note = held({"mine": j, **{str(i): close_call(0.9, False) for i in range(400)}})
+    again = found["mine"].pooled["three-check"]
+    assert (again.verdict, again.depth_used, again["outcome"].flagged) == ("undecided", None, None)
+    assert set(again["outcome"].more) <= {"seeds", "samples", "draws"}
+    assert "would decide it" in again["outcome"].reason
+    assert "over the 401 settings whose D3 or D3-outcome is tested here" in note
     # Of some seeds alone: the mean has none, and says nothing.
     path = sorted(tmp_path.glob("*/report.json"))[0]
     path.write_text(json.dumps({**json.loads(path.read_text()), "depth": None}))

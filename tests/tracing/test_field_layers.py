@@ -100,9 +100,9 @@ def test_a_layer_of_a_graph_network_is_one_site() -> None:
 @pytest.mark.parametrize("key", ["out", "y_hat", "anything"])
 def test_a_dict_names_its_answer(key: str) -> None:
     class Named(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            more = {} if key == "anything" else {"features": x}
-            return {**more, key: super().forward(x)}
+        def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            more = {} if key == "anything" else {"features": input}
+            return {**more, key: super().forward(input)}
 
     measured = wb.measure(Named(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3)).double(), [(X[:, 0], Y)])
     assert len(measured.h_norm) == 1
@@ -110,8 +110,40 @@ def test_a_dict_names_its_answer(key: str) -> None:
 
 def test_a_dict_of_several_tensors_without_a_known_name_is_refused() -> None:
     class Unnamed(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"a": x, "b": super().forward(x)}
+        def forward(self, input: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
+            return {"a": input, "b": super().forward(input)}
 
     with pytest.raises(AnatomyError, match=r"in a dict as one of logits, out, .*, but got dict of 'a', 'b'"):
         wb.measure(Unnamed(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 3)).double(), [(X[:, 0], Y)])
+
+
+class Branch(nn.Module):
+    """Adds to the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = nn.Linear(6, 6)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h + self.f(h).tanh()
+
+
+class Other(Branch):
+    """Another kind of block."""
+
+
+class Stage(nn.Module):
+    """Runs blocks of two kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(Branch(), Other())
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return self.blocks(h)
+
+
+def test_blocks_of_two_kinds_in_stages_are_all_read() -> None:
+    net = nn.Sequential()
+    net.stem, net.stages, net.head = nn.Linear(6, 6), nn.Sequential(Stage(), Stage()), nn.Linear(6, 3)
+    assert len(wb.measure(net.double(), [(X[:, 0], Y)]).h_norm) == 5

@@ -62,9 +62,9 @@ def _interval(m: Measurements, name: str) -> tuple[float, float, int] | None:
     return None if low is None or high is None or not samples else (low, high, int(samples))
 
 
-def reopened(verdict: Verdict, reason: str, more: dict[str, int] | None = None) -> Verdict:
-    """Return a verdict whose depth is undecided after all, and how many more seeds or samples would decide it."""
-    depth = verdict["depth"]
+def reopened(verdict: Verdict, name: str, reason: str, more: dict[str, int] | None = None) -> Verdict:
+    """Return a verdict whose depth is undecided after all, by a named finding, and what more would decide it."""
+    depth = verdict[name]
     after_all = replace(depth, flagged=None, reason=reason, cause="straddles", more=more)
     findings = tuple(after_all if f is depth else f for f in verdict.findings)
     failed = tuple(check for check in verdict.failed if check != depth.check)

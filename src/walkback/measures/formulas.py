@@ -39,6 +39,8 @@ def site_norms(
     >>> site_norms(torch.tensor([[3.0, 4.0]]), None)
     tensor([5.], dtype=torch.float64)
     """
+    if state.ndim == 2:
+        return torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
     if state.ndim == 3 and pool != WHOLE and not isinstance(pool, int) and (pool != "readout" or reader is None):
         norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
         if fits(mask, state):

@@ -36,7 +36,8 @@ class Samples:
     def __init__(self) -> None:
         self.samples = 0
         self._prints: list[tuple[int, Tensor]] = []  # index of the batch, and a number for each of its samples
-        self._hashes: list[Tensor] = []
+        self._hash: Any = 0  # the sum of those of the batches, modulo 2⁶⁴
+        self._distinct_of = (0, 0)  # samples, and how many of them are different
         self._pool: int | str | None = None
         self._masked = False
 
@@ -50,12 +51,13 @@ class Samples:
         self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
         prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
         self._prints.append((trace.index, prints))
-        self._hashes.append(data_hash(trace.inputs, len(prints)))
+        self._hash = self._hash + data_hash(trace.inputs, len(prints))
         self.samples += len(prints)
 
     def by_batch(self) -> list[Tensor]:
         """Return the prints of every batch."""
-        return [torch.cat([p for _, p in parts]) for _, parts in groupby(self._prints, key=lambda part: part[0])]
+        found = ([p for _, p in parts] for _, parts in groupby(self._prints, key=lambda part: part[0]))
+        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found]
 
     @property
     def repeated(self) -> float:
@@ -63,7 +65,11 @@ class Samples:
         return 1 - self._distinct() / self.samples
 
     def _distinct(self) -> int:
-        return torch.cat([prints for _, prints in self._prints]).unique().numel()
+        if self._distinct_of[0] != self.samples:
+            flat = torch.cat([prints for _, prints in self._prints]).cpu().numpy()
+            flat.sort()  # in place: `unique` would take three times the memory
+            self._distinct_of = self.samples, 1 + int((flat[1:] != flat[:-1]).sum())
+        return self._distinct_of[1]
 
     def repeats(self) -> str:
         """Name the first batch that holds the samples of another; "" where none does."""
@@ -88,7 +94,7 @@ class Samples:
             "batch_size": sizes[0] if len(sizes) == 1 else sizes,
             "samples": self.samples,
             "distinct_samples": self._distinct(),
-            "probe_hash": f"{int(torch.stack(self._hashes).sum()) & (2**64 - 1):016x}",
+            "probe_hash": f"{int(self._hash) & (2**64 - 1):016x}",
             "state_shape": list(self.shapes[-1]),
             "state_shapes": [list(shape) for shape in self.shapes],
             "pool": self._pool,

@@ -131,7 +131,7 @@ class Anatomy:
             except AnatomyError:
                 raise AnatomyError(refusal) from None
         paths = stacks[0].paths
-        outer = around(core, paths[0], paths[-1])
+        outer = around(core, paths)
         named = before is not None and after
         said = tuple(
             text

@@ -194,7 +194,8 @@ class Asked:
         self._calls += 1
         steady = [t for t in weights if id(t) not in self._restless]
         if self._kept is None or not self._lasts or not self._kept.is_of(steady):
-            self._kept = Kept(steady)
+            found = self.found.values.some(steady) if self._lasts and self.found is not None else None
+            self._kept = found or Kept(steady)
         return self._kept
 
     def finish(self, put_back_only: bool = False) -> None:

@@ -105,15 +105,10 @@ def _line(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor) -> str:
 
 
 def _around(model: nn.Module, paths: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what is registered before and after these blocks.
-
-    What shares a list with the last ends its step, and what shares a ModuleList with the first begins it: a norm.
-    """
-    stem, readout = around(model, paths[0], paths[-1])
+    """Return what is registered before and after these blocks; what shares a list with the last ends its step."""
+    stem, readout = around(model, paths)
     lists = {path.rpartition(".")[0] for path in paths}
     own = f"{paths[-1].rpartition('.')[0]}."
-    if len(lists) == 1 and isinstance(model.get_submodule(own[:-1]), nn.ModuleList):
-        stem = tuple(p for p in stem if not p.startswith(own))
     return stem, tuple(p for p in readout if len(lists) < len(paths) or len(paths) == 1 or not p.startswith(own))
 
 

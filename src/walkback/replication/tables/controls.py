@@ -17,8 +17,8 @@ from walkback.verdict.files import read_table
     "Four controls: the gain of trained blocks over each, in pp, ResMLP d=256 L=4 on CIFAR-10, 100 epochs",
     "rule | figures | n | acc | rule stem (primary) | BP stem | re-randomised | linear probe",
     DEPTH,
-    "re-randomised: the trained network with its blocks drawn anew and its readout refitted (`walkback diagnose RUN "
-    "--depth --save`, or outcomes.json); linear probe: a linear model of the pixels, the same for all rules",
+    "re-randomised: the trained network with its blocks drawn anew and its readout refitted (from its record, or "
+    "outcomes.json); linear probe: a linear model of the pixels, the same for all rules",
 )
 def controls(t: Draft) -> None:
     """Four controls side by side: frozen blocks under a stem by the rule or by BP, random blocks, the pixels alone."""
