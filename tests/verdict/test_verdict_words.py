@@ -339,8 +339,10 @@ MAY_READ = {"report_1.py", "logged_files.py", "decoded.py"}
 
 
 def is_prose(node: ast.expr) -> bool:
-    """`x.reason`, `x["reason"]`, `x.get("reason")`, and what these are inside of `str` or `.lower()`."""
+    """`x.reason`, `x["reason"]`, `x.get("reason")`, `reason`, and what these are inside of `str` or `.lower()`."""
     match node:
+        case ast.Name(id=name):
+            return name in ("reason", "reasons", "sentence", "advisory")
         case ast.Call(func=ast.Attribute(value=of, attr=name)):
             return is_prose(of) or (name == "get" and asks(node.args[:1]))
         case ast.Call(func=ast.Name(id="str")):
@@ -364,7 +366,14 @@ def readings_of_prose(tree: ast.AST) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "code", ['f["title"] == UTILITY', "note.text.startswith(x)", 're.match("a", str(f.get("reason")))', "x in f.reason"]
+    "code",
+    [
+        'f["title"] == UTILITY',
+        "note.text.startswith(x)",
+        're.match("a", str(f.get("reason")))',
+        "x in f.reason",
+        "'decide' in reason",
+    ],
 )
 def test_a_reading_of_a_sentence_is_found(code):
     assert list(readings_of_prose(ast.parse(code))) != []

@@ -71,14 +71,14 @@ def docs_address() -> str:
     return "" if ".invalid/" in address else address
 
 
-def to_do(check: str, result: str, reason: str = "") -> str:
-    """Return what to do about a check's result, "" where nothing is; `reason` may say what would decide it.
+def to_do(check: str, result: str, here: str = "") -> str:
+    """Return what to do about a check's result, "" where nothing is; `here` may add what is known of this one.
 
     >>> to_do("D1", "ok"), to_do("D1", "flags (1/3)")[:36]
     ('', 'Look where the stream grows (‖h‖ by ')
     """
     text = TO_DO.get((check, result.partition(" (")[0]), "")
-    return f"{text} Here {reason}." if text and "would decide" in reason else text
+    return f"{text} Here {here}." if text and here else text
 
 
 def findings(settings: Sequence[Setting]) -> list[str]:
