@@ -1,11 +1,13 @@
 """What measuring costs: ratios to bare hooks + autograd.grad on the same batches, and memory over many batches.
 
-Prints a table; ratios compare the best of interleaved rounds in one process on one thread (a busy neighbour
-can only slow a round down), with the median of the rounds' own ratios beside it.
+Prints a table of processor time; ratios compare the best of interleaved rounds in one process on one thread (a busy
+neighbour can only slow a round down), with the median of the rounds' own ratios beside it. Under it the floor: what the
+arithmetic alone takes, without a session around it.
 """
 
 from __future__ import annotations
 
+import copy
 import platform
 import statistics
 import subprocess
@@ -13,12 +15,15 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import walkback as wb
+from walkback.measures.formulas import compare, site_norms
+from walkback.network.prints import data_hash, prints_of
 from walkback.selftest import ResidualNet
 
 BATCHES = 64  # 8,192 samples: most of a test split
@@ -40,9 +45,9 @@ def interleaved(tasks: dict[str, Callable[[], object]], rounds: int) -> dict[str
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(rounds + 1):
         for name, task in tasks.items():
-            start = time.perf_counter()
+            start = time.process_time()
             task()
-            times[name].append(time.perf_counter() - start)
+            times[name].append(time.process_time() - start)
     return {name: values[1:] for name, values in times.items()}
 
 
@@ -69,7 +74,7 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
     times = interleaved(
         {
             "bare hooks + autograd.grad": lambda: bare(model, batches),
-            "walkback.measures.accumulate": lambda: wb.measure(model, batches),
+            "walkback.measure": lambda: wb.measure(model, batches),
             "walkback.measure with a credit": lambda: wb.measure(model, batches, credit=dfa),
             "the same, and in float64": lambda: wb.measure(model, batches, credit=dfa, probes=("intrinsic",)),
         },
@@ -81,6 +86,34 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
         ratio = statistics.median(v / f for v, f in zip(values, floor))
         best = min(values) / min(floor)
         print(f"  {name:32} {1e3 * min(values) / len(batches):7.2f} ms per batch   {best:5.2f}x (median {ratio:.2f}x)")
+    floors(model, batches, dfa, min(floor) / len(batches))
+
+
+@torch.no_grad()
+def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: wb.Credit, pass_: float) -> None:
+    """Print what the arithmetic of one batch takes that is already in the cache."""
+    x, y = batches[0]
+    with wb.Tracer(model) as tracer:
+        trace = tracer.trace(x, y)
+    wide, wider = copy.deepcopy(model).double(), [(x.double(), y) for x, y in batches]
+    given = [a.detach() for a in credit(trace)]
+    parts = {
+        "norms of h and g in float64": lambda: [site_norms(s, None) for s in (*trace.states, *trace.grads)],
+        "a number for each sample": lambda: (prints_of(x, len(x)), data_hash(x, len(x))),
+        "the credit itself": lambda: credit(trace),
+        "cosines with all neighbours in float64": lambda: compare(given, trace.grads),
+    }
+    for name, values in interleaved({n: partial(repeated, t) for n, t in parts.items()}, rounds=30).items():
+        print(f"    {name:38} {1e3 * min(values) / 20:7.3f} ms, {min(values) / 20 / pass_:5.2f} of a bare pass")
+    with torch.enable_grad():
+        values = interleaved({"": lambda: bare(wide, wider)}, rounds=6)[""]
+    each = min(values) / len(batches)
+    print(f"    {'the bare pass in float64':38} {1e3 * each:7.3f} ms, {each / pass_:5.2f} of a bare pass")
+
+
+def repeated(task: Callable[[], object], times: int = 20) -> None:
+    for _ in range(times):
+        task()
 
 
 def memory() -> None:

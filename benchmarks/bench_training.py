@@ -1,7 +1,7 @@
 """What training costs: a step of each rule against BP's, the share of this machine's GEMM speed, the probe's share.
 
-ResMLP d=256, L=4, expansion 1, and a BP step of ViT-Mini; batch 128, random images of CIFAR's shape, one thread. Best
-of interleaved rounds.
+ResMLP d=256, L=4, expansion 1, and a BP step of ViT-Mini; batch 128, random images of CIFAR's shape, one thread.
+Processor time, the best of interleaved rounds.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def vit_flops(width: int = 128, depth: int = 4, tokens: int = 65, expansion: int
 
 
 def _timed(task) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     task()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def main() -> None:

@@ -287,7 +287,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"draws": 1}, "draws >= 2"),
+        ({"draws": 1}, "draws to be a whole number >= 2"),
         ({"train": []}, "one of them is empty"),
         ({"test": []}, "one of them is empty"),
         ({"test": [(TEST[0][0][:1], TEST[0][1][:1])]}, "two or more test samples"),

@@ -181,6 +181,41 @@ def measured(net: nn.Module, rule: Rule, x: Tensor, y: Tensor) -> list[float]:
     return cosines  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("steps", [1, 3, 4, 6])
+def test_ep_is_the_descent_of_its_whole_energy_though_it_runs_only_what_has_moved(steps):
+    torch.manual_seed(0)
+    net, x, y = ResMLP((6,), 4, width=8, depth=3), torch.randn(16, 6), torch.randint(4, (16,))
+    rule, trace = ready("ep", net, x, beta=0.5, steps=steps, step_size=0.2), trace_of(net, x, y)
+
+    def residuals(states):
+        return [h - p for h, p in zip(states, [trace.states[0], *(h + f(h) for h, f in zip(states, net.blocks))])]
+
+    states = list(trace.states)
+    for _ in range(steps):
+        states = [h.detach().requires_grad_() for h in states]
+        energy = sum(0.5 * r.pow(2).sum() for r in residuals(states))
+        nudge = 0.5 * cross_entropy(net.readout(states[-1]), y).sum()
+        states = [h - 0.2 * s for h, s in zip(states, torch.autograd.grad(energy + nudge, states))]
+    ran = []
+    for i, block in enumerate(net.blocks):
+        block.register_forward_hook(lambda *_, i=i: ran.append(i))
+    credits = rule.credits(trace)
+    assert all(torch.equal(a, -r / 0.5) for a, r in zip(credits, residuals(states)))
+    relaxed = sum(min(step, 3) for step in range(steps))
+    assert len(ran) - 3 == 3 + relaxed + min(steps, 3)  # all at first, to see the rest; and our own three
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_ep_off_rest_runs_every_block_in_every_step(steps):
+    torch.manual_seed(0)
+    net, x, y = ResMLP((6,), 4, width=8, depth=3), torch.randn(16, 6), torch.randint(4, (16,))
+    trace, ran = trace_of(net, x, y), []
+    rule = ready("ep", net, x, steps=steps)
+    net.blocks[0].register_forward_hook(lambda *_: ran.append(0))
+    rule.credits(replace(trace, states=tuple(h + 0.1 for h in trace.states)))
+    assert len(ran) == steps + 2
+
+
 def test_ep_credit_tends_to_the_gradient_with_beta_to_zero() -> None:
     net, (x, y) = small(depth=3), batch()
     off = []

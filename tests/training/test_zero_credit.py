@@ -250,6 +250,16 @@ def test_the_largest_credit_against_a_count_of_what_is_not_zero(dtype: torch.dty
     assert largest.zero_sites() == expected
 
 
+def test_the_largest_credit_is_not_looked_for_once_every_site_has_had_some() -> None:
+    largest = LargestCredit()
+    largest.add([torch.ones(2, 3), torch.zeros(2, 3)])
+    largest.add([torch.zeros(2, 3), torch.ones(2, 3)])
+    peaks = largest.peaks
+    largest.add([torch.full((2, 3), 9.0)] * 2)
+    assert largest.peaks is peaks
+    assert largest.zero_sites() == []
+
+
 # -- how many steps EP needs ---------------------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from made_runs import write_run
 from places import ROOT
 from walkback.audit.records import read_records
 from walkback.audit.settings import judged_runs
+from walkback.measures import witness
 from walkback.measures.witness import class_sorted
 from walkback.notes import Note, coded
 from walkback.training.control import control_spec
@@ -203,6 +204,17 @@ def test_4_shuffled_samples_are_never_called_sorted(classes: int, samples: int) 
         assert class_sorted(torch.randint(classes, (samples,), generator=draw)) is None
         rare = (torch.rand(samples, generator=draw) ** 4 * classes).long()  # most classes are rare
         assert class_sorted(rare) is None
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 1100])
+def test_labels_that_are_counted_a_few_groups_at_a_time_say_the_same(size, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    shuffled = torch.randint(7, (size,), generator=draw)
+    for labels in (shuffled, shuffled.sort().values, torch.full((size,), 3)):
+        whole = class_sorted(labels)
+        monkeypatch.setattr(witness, "AT_ONCE", 3)
+        assert class_sorted(labels) == whole
+        monkeypatch.undo()
 
 
 def test_4_the_test_of_independence_is_scipys() -> None:

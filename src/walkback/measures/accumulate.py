@@ -11,16 +11,16 @@ from dataclasses import replace
 
 import torch
 
-from walkback.errors import InputError, shown
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
 from walkback.measures.formulas import View, averaged, deep_sites, mean
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.stream import Norms, Samples, Stability
-from walkback.measures.sums import Accumulator, Mean
+from walkback.measures.sums import Accumulator, Mean, Means
 from walkback.measures.vectors import WHOLE
 from walkback.network.values import has_float64, no_autocast
+from walkback.registry import one_of
 from walkback.tracing.trace import Trace
 
 
@@ -37,22 +37,20 @@ class Meter:
     """
 
     def __init__(self, gamma_over: str = GAMMA_OVER[0], deep_over: str = DEEP_OVER[0]) -> None:
-        for name, given, known in (("gamma_over", gamma_over, GAMMA_OVER), ("deep_over", deep_over, DEEP_OVER)):
-            if given not in known:
-                raise InputError(f"Expected {name} to be one of {', '.join(known)}, but got {shown(given)}.")
+        one_of(GAMMA_OVER, gamma_over=gamma_over)
+        one_of(DEEP_OVER, deep_over=deep_over)
         seen, means = Samples(), [q for q in PER_SITE if q.accumulator == "mean" and q.name != "cosine"]
         cosine = Cosine(seen)
         self._seen, self._credited = seen, False
+        self._means = [cosine, *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means)]
         self._of_credit: list[Accumulator] = [
-            cosine,
-            *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means if q.needs == "credit"),
+            Means(self._means),
             Null(cosine, seen),
             Interval(seen),
             Gamma(cosine, gamma_over, deep_over),
             SameAsReference(),
         ]
         self._of_stream: list[Accumulator] = [Norms(), Stability(seen)]
-        self._of_stream += [Mean(q.name) for q in means if q.needs != "credit"]
 
     def _accumulators(self) -> list[Accumulator]:
         return [self._seen, *(self._of_credit if self._credited else ()), *self._of_stream]
@@ -90,13 +88,14 @@ class MeanCosine:
 
     def __init__(self) -> None:
         self._cosine, self._layers = Mean("cosine"), False
+        self._means = Means([self._cosine])
 
     @torch.no_grad()
     def update(self, trace: Trace) -> None:
         """Take one batch with its credits."""
         self._layers = trace.pool == WHOLE
         with no_autocast(trace.losses.device):
-            self._cosine.update(View(to_float64_device(trace)))
+            self._means.update(View(to_float64_device(trace)))
 
     def result(self) -> dict[str, float | None]:
         """Return Γ and the deep cosine of everything taken so far."""

@@ -111,7 +111,8 @@ class Interval:
 
     def update(self, view: View) -> None:
         cosines = torch.where(view.pairs.valid, view.pairs.own, 0.0)
-        for total, n in (group.chunk(2) for group in self._groups.add(torch.cat([cosines, view.pairs.usable]).T)):
+        for (group,) in self._groups.add(torch.cat([cosines, view.pairs.usable]).T):
+            total, n = group.chunk(2)
             self._sum = self._sum + total / n
             self._squares = self._squares + (total / n) ** 2
             self._n += 1
@@ -147,7 +148,7 @@ class Gamma:
     def __init__(self, cosine: Cosine, gamma_over: str, deep_over: str) -> None:
         self._cosine, self._gamma_over, self._deep_over = cosine, gamma_over, deep_over
         self._orders: Any = 0.0
-        self._groups: list[tuple[Groups, Groups]] = []
+        self._groups: dict[int, Groups] = {}  # by the numbers of a sample at their sites
         self._by_batch, self._n_groups, self._sites = 0.0, 0, 0
 
     def update(self, view: View) -> None:
@@ -158,18 +159,22 @@ class Gamma:
         self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE, self._gamma_over))
         cos, na, ng = (t[: self._sites] for t in (p.own, p.credit_norm, p.grad_norm))
         (a, top_a), (g, top_g) = by_largest(na.T), by_largest(ng.T)
-        whole = ~(g.norm(dim=1) * top_g < SQUARABLE)
-        given = whole & ~(a.norm(dim=1) * top_a < SQUARABLE)
-        by_sample = torch.where(given, (cos.T * a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), 0.0)
-        flat = (cos * na * ng).sum(), (na**2).sum(), (ng**2).sum()
+        size_a, size_g = a.norm(dim=1), g.norm(dim=1)
+        whole = ~(size_g * top_g < SQUARABLE)
+        given = whole & ~(size_a * top_a < SQUARABLE)
+        by_sample = torch.where(given, (cos.T * a * g).sum(1) / (size_a * size_g), 0.0)
+        flat = (cos * na * ng).sum(), na.square().sum(), ng.square().sum()
         self._orders = self._orders + torch.stack([by_sample.sum(), whole.sum(), given.sum(), *flat])
-        self._groups = self._groups or [(Groups(), Groups()) for _ in range(self._sites)]
-        per_site = [
-            list(zip(list(for_a.add(a.flatten(1))), list(for_g.add(g.flatten(1)))))
-            for (for_a, for_g), a, g in zip(self._groups, trace.credits, trace.grads)
-        ]
-        for group in zip(*per_site):
-            self._by_batch = self._by_batch + torch.cat([_cosine(a[None], g[None]) for a, g in group]).mean()
+        alike: dict[int, list[int]] = {}  # sites by the numbers of a sample there: those are added up as one
+        for site, credit in enumerate(trace.credits[: self._sites]):
+            alike.setdefault(credit[0].numel(), []).append(site)
+        made: list[list[Tensor]] = []
+        for size, sites in alike.items():
+            groups = self._groups.setdefault(size, Groups())
+            sums = groups.add(*(side[site].flatten(1) for side in (trace.credits, trace.grads) for site in sites))
+            made.append([_cosine(*both.chunk(2)) for both in sums])
+        for group in zip(*made):
+            self._by_batch = self._by_batch + torch.cat(group).mean()
             self._n_groups += 1
 
     def compute(self, found: Found) -> None:

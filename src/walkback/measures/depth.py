@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError, InputError, cut
+from walkback.errors import AnatomyError, InputError, cut, shown
 from walkback.measures.blocks import Build, NoStream, marks, randomise, settle, skipped
 from walkback.measures.intervals import half_width, two_more
 from walkback.measures.readout import Rows, accuracy, fit, refit
@@ -70,9 +70,12 @@ def depth(
     >>> len(found.by_depth["trained"]), len(found.rerandomised)
     (5, 2)
     """
-    whole_numbers(draws=draws)
-    if draws < 2:
-        raise InputError(f"Expected draws >= 2, since their spread is part of the answer, but got {draws}.")
+    whole_numbers(2, draws=draws)  # their spread is part of the answer
+    whole_numbers(0, seed=seed)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected model to be a torch.nn.Module, but got {shown(model)}.")
+    if build is not None and not callable(build):
+        raise InputError(f"Expected build to be a function that makes a new network, but got {shown(build)}.")
     # An iterator would be used up by the first pass.
     seen, unseen = (list(part) if isinstance(part, Iterator) else part for part in (train, test))
     bare = unwrap(model)

@@ -39,6 +39,8 @@ def site_norms(
     >>> site_norms(torch.tensor([[3.0, 4.0]]), None)
     tensor([5.], dtype=torch.float64)
     """
+    if state.ndim == 2:
+        return torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
     if state.ndim == 3 and pool != WHOLE and not isinstance(pool, int) and (pool != "readout" or reader is None):
         norms = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float64)
         if fits(mask, state):
@@ -74,17 +76,23 @@ def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
     """Compare the credits of one batch with the references, site by site and with the neighbours of each site."""
     alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
     rows: list[list[Tensor]] = []
-    before = credits[0], grads[0]  # unit vectors of the site before: two sites at a time are held in float64
-    for site, (a, g) in enumerate(zip(credits, grads)):
-        (rows_a, top_a), (rows_g, top_g) = by_largest(a), by_largest(g)
-        na, ng = torch.linalg.vector_norm(rows_a, dim=1), torch.linalg.vector_norm(rows_g, dim=1)
-        unit_a, unit_g = rows_a / na[:, None], rows_g / ng[:, None]
-        below = nowhere = torch.full_like(na, torch.nan)
+    nowhere = torch.full((len(grads[0]),), torch.nan, dtype=torch.float64, device=grads[0].device)
+    products = nowhere
+    before: list[Tensor] = []  # rows and norms of the site before: two sites at a time are held in float64
+    for site, (given, reference) in enumerate(zip(credits, grads)):
+        (a, top_a), (g, top_g) = by_largest(given), by_largest(reference)
+        na, ng = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
+        below = nowhere
+        if products.shape != a.shape:
+            products = torch.empty_like(a)  # written over and over: memory that was just used is the fastest
         if site and alike[site - 1]:
-            rows[-1][1:3] = (before[0] * unit_g).sum(1), (before[1] * unit_g).sum(1)
-            below = (unit_a * before[1]).sum(1)
-        before = unit_a, unit_g
-        rows.append([(rows_a * rows_g).sum(1) / (na * ng), nowhere, nowhere, below, na * top_a, ng * top_g])
+            a_before, g_before, na_before, ng_before = before
+            rows[-1][1] = torch.mul(a_before, g, out=products).sum(1) / (na_before * ng)
+            rows[-1][2] = torch.mul(g_before, g, out=products).sum(1) / (ng_before * ng)
+            below = torch.mul(a, g_before, out=products).sum(1) / (na * ng_before)
+        before = [a, g, na, ng]
+        own = torch.mul(a, g, out=products).sum(1) / (na * ng)
+        rows.append([own, nowhere, nowhere, below, na * top_a, ng * top_g])
     own, above, beside, below, na, ng = map(torch.stack, zip(*rows))
     usable, directed = ~(ng < least_norm(grads[-1].dtype)), ~(na < SQUARABLE)
     own = torch.where((na == 0) | (ng == 0), 0.0, own)

@@ -37,9 +37,9 @@ def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, "
 
     Squares of narrower types fit float64: those rows come as they are, over 1.
     """
-    rows = x.flatten(1).double()
+    rows = x.flatten(1)
     if x.dtype != torch.float64:
-        return rows, rows.new_ones(len(rows))
+        return rows.double(), torch.ones(len(rows), dtype=torch.float64, device=rows.device)
     top = rows.abs().amax(1)
     top = torch.where(top == 0, 1.0, top)
     return rows / top[:, None], top

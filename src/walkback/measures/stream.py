@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import pad
 
 from walkback.measures.dtypes import dtype_name
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
@@ -37,7 +36,8 @@ class Samples:
     def __init__(self) -> None:
         self.samples = 0
         self._prints: list[tuple[int, Tensor]] = []  # index of the batch, and a number for each of its samples
-        self._hashes: list[Tensor] = []
+        self._hash: Any = 0  # the sum of those of the batches, modulo 2⁶⁴
+        self._distinct_of = (0, 0)  # samples, and how many of them are different
         self._pool: int | str | None = None
         self._masked = False
 
@@ -51,12 +51,13 @@ class Samples:
         self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
         prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
         self._prints.append((trace.index, prints))
-        self._hashes.append(data_hash(trace.inputs, len(prints)))
+        self._hash = self._hash + data_hash(trace.inputs, len(prints))
         self.samples += len(prints)
 
     def by_batch(self) -> list[Tensor]:
         """Return the prints of every batch."""
-        return [torch.cat([p for _, p in parts]) for _, parts in groupby(self._prints, key=lambda part: part[0])]
+        found = ([p for _, p in parts] for _, parts in groupby(self._prints, key=lambda part: part[0]))
+        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found]
 
     @property
     def repeated(self) -> float:
@@ -64,7 +65,11 @@ class Samples:
         return 1 - self._distinct() / self.samples
 
     def _distinct(self) -> int:
-        return torch.cat([prints for _, prints in self._prints]).unique().numel()
+        if self._distinct_of[0] != self.samples:
+            flat = torch.cat([prints for _, prints in self._prints]).cpu().numpy()
+            flat.sort()  # in place: `unique` would take three times the memory
+            self._distinct_of = self.samples, 1 + int((flat[1:] != flat[:-1]).sum())
+        return self._distinct_of[1]
 
     def repeats(self) -> str:
         """Name the first batch that holds the samples of another; "" where none does."""
@@ -89,7 +94,7 @@ class Samples:
             "batch_size": sizes[0] if len(sizes) == 1 else sizes,
             "samples": self.samples,
             "distinct_samples": self._distinct(),
-            "probe_hash": f"{int(torch.stack(self._hashes).sum()) & (2**64 - 1):016x}",
+            "probe_hash": f"{int(self._hash) & (2**64 - 1):016x}",
             "state_shape": list(self.shapes[-1]),
             "state_shapes": [list(shape) for shape in self.shapes],
             "pool": self._pool,
@@ -113,7 +118,8 @@ class _Sums:
     def add(self, norms: Float[Tensor, "sites batch"]) -> None:
         self.n += norms.shape[1]
         self.sum = self.sum + norms.sum(1)
-        self.largest = torch.maximum(self.largest.to(norms), pad(norms, (1, 0)).amax(1))
+        largest = norms.amax(1) if norms.shape[1] else norms.new_zeros(len(norms))
+        self.largest = torch.maximum(self.largest.to(norms), largest)
 
 
 class LogErrors:
@@ -163,9 +169,10 @@ class Norms:
         self._pool = t.pool
         norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
-        self._norms.add(norms[:, sure])
-        self._apart.add(norms[:, ~sure])
-        counted = sure if t.pool == "readout" else torch.ones_like(sure)
+        self._norms.add(norms if sure is None else norms[:, sure])
+        if sure is not None or not isinstance(self._apart.sum, Tensor):
+            self._apart.add(norms[:, :0] if sure is None else norms[:, ~sure])
+        counted = slice(None) if sure is None or t.pool != "readout" else sure
         self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]
         everywhere = norms[: len(t.states)]
         if max(self._tokens) > 1:
@@ -173,7 +180,7 @@ class Norms:
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
         self._all.add(everywhere[:, counted])
         self._errors.add(torch.cat([norms[: len(everywhere)], everywhere, norms[-1:]])[:, counted])
-        if not isfinite(float(norms.sum())):
+        if not isfinite(norms.sum().item()):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
                 for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
                     self._nonfinite.setdefault((kind, site), t.index)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import inf, isfinite
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,23 +40,37 @@ class Mean:
     """The mean over samples of a quantity's formula, per site."""
 
     def __init__(self, name: str) -> None:
-        self.name, self._formula = name, getattr(formulas, name)
-        self._sums: Any = 0.0
-
-    def update(self, view: View) -> None:
-        values: Tensor | Counted = self._formula(view)
-        if isinstance(values, Tensor):
-            every = torch.ones_like(values, dtype=torch.bool)
-            values = values, every, every
-        value, counted, given = values
-        self._sums = self._sums + torch.stack([torch.where(given, value, 0.0).sum(1), counted.sum(1), given.sum(1)])
+        self.name, self.formula = name, getattr(formulas, name)
+        self.sums: Any = torch.zeros(())  # by site: of the values, of samples that count, and of those with a value
 
     def compute(self, found: Found) -> None:
-        found.values[self.name] = [some(total / n) if given else None for total, n, given in self._sums.T.tolist()]
+        found.values[self.name] = [some(total / n) if given else None for total, n, given in self.sums.T.tolist()]
 
     def counts(self) -> list[tuple[int, int]]:
         """Return by site how many samples count in the mean, and how many of them have a value."""
-        return [(int(n), int(given)) for _, n, given in self._sums.T.tolist()]
+        return [(int(n), int(given)) for _, n, given in self.sums.T.tolist()]
+
+
+class Means:
+    """Adds up several means at once; each of them says what it found."""
+
+    def __init__(self, means: Sequence[Mean]) -> None:
+        self._means = means
+        self._sums: Any = 0.0
+
+    def update(self, view: View) -> None:
+        made: list[Tensor | Counted] = [mean.formula(view) for mean in self._means]
+        every = torch.ones((), dtype=torch.bool, device=view.trace.losses.device)
+        parts = [(m, *[every.expand(m.shape)] * 2) if isinstance(m, Tensor) else m for m in made]
+        value, counted, given = (torch.stack(part) for part in zip(*parts))
+        sums = torch.stack([torch.where(given, value, 0.0).sum(-1), counted.sum(-1), given.sum(-1)], 1)
+        self._sums = self._sums + sums
+        for mean, of_mean in zip(self._means, self._sums):
+            mean.sums = of_mean
+
+    def compute(self, found: Found) -> None:
+        for mean in self._means:
+            mean.compute(found)
 
 
 class Groups:
@@ -66,13 +80,15 @@ class Groups:
         self.filled = 0
         self.sum: Any = 0.0
 
-    def add(self, rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, " width"]]:
-        start = 0
-        while start < len(rows):
-            part = rows[start : start + PUBLISHED_BATCH - self.filled]
-            self.sum = self.sum + part.sum(0, dtype=torch.float64)
-            self.filled += len(part)
-            start += len(part)
+    def add(self, *rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, "sites width"]]:
+        """Take (B, n) rows of one or several sites; yield (sites, n) sums of every group that is full."""
+        start, batch = 0, len(rows[0])
+        while start < batch:
+            stop = min(batch, start + PUBLISHED_BATCH - self.filled)
+            parts = rows if stop - start == batch else [of_site[start:stop] for of_site in rows]
+            self.sum = self.sum + torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
+            self.filled += stop - start
+            start = stop
             if self.filled == PUBLISHED_BATCH:
                 done, self.sum, self.filled = self.sum, 0.0, 0
                 yield done
@@ -86,7 +102,7 @@ class Directions:
         self.groups = self.empty = 0  # with a direction, and without
 
     def add(self, vectors: Float[Tensor, "batch width"]) -> None:
-        for group in self._groups.add(vectors):
+        for (group,) in self._groups.add(vectors):
             length = float(group.norm())
             if 0.0 < length < inf:
                 self._sum = self._sum + group / length

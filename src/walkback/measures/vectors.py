@@ -25,11 +25,11 @@ def readers(trace: Trace) -> Int[Tensor, " batch"] | None:
     return torch.where(sizes.amax(1, keepdim=True) > 0, sizes, deepest.abs().amax(-1).double()).argmax(1)
 
 
-def shown(trace: Trace) -> Bool[Tensor, " batch"]:
-    """Find (B,) the samples whose gradient shows at which token they are read; all, where all tokens count."""
+def shown(trace: Trace) -> Bool[Tensor, " batch"] | None:
+    """Find (B,) the samples whose gradient shows at which token they are read; None: all, since all tokens count."""
     deepest = trace.grads[-1]
     if deepest.ndim != 3 or trace.pool in (None, "mean", WHOLE):
-        return torch.ones(len(deepest), dtype=torch.bool, device=deepest.device)
+        return None
     return (deepest != 0).flatten(1).any(1)
 
 

@@ -20,6 +20,7 @@ from walkback.tracing.trace import Trace
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
+AT_ONCE = 256  # groups that are counted at once: the numbers of all samples would be as large as the samples
 SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
 
 
@@ -52,8 +53,8 @@ class Witness:
         logits, labels = trace.logits, trace.labels
         self._samples += len(labels)
         if logits.shape[-1]:  # arrays may come without logits
-            span = (logits.amax(-1).float() - logits.amin(-1).float()).mean()  # float32: MPS has no float64
-            self._span += float(span) * len(labels)
+            low, high = logits.aminmax(dim=-1)
+            self._span += float((high.float() - low.float()).mean()) * len(labels)  # float32: MPS has no float64
         classes = self._classes(logits, labels)
         if classes is not None:
             self._kinds = logits.shape[1]
@@ -68,7 +69,10 @@ class Witness:
         if labels.is_floating_point():
             return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
         fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
-        return labels if fits and int(labels.min()) >= 0 and int(labels.max()) < logits.shape[1] else None
+        if not fits:
+            return None
+        least, most = labels.aminmax()
+        return labels if int(least) >= 0 and int(most) < logits.shape[1] else None
 
     def compute(self, found: Found) -> None:
         """Say what is odd, and how many samples the network gets right; None for tokens and other tasks."""
@@ -108,14 +112,14 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
     >>> class_sorted(torch.arange(1024) // 128).code
     'sorted-classes'
     """
-    if len(labels) and len(labels) >= group and len(labels.unique()) == 1:
+    parts = labels.split(AT_ONCE * group)
+    kinds = torch.cat([part.unique() for part in parts]).unique() if len(labels) else labels
+    if len(labels) >= group and len(kinds) == 1:
         return Note("one-class", None, {"samples": len(labels), "label": int(labels[0])})
-    _, classes = labels.unique(return_inverse=True)
-    groups, kinds = len(labels) // group, int(classes.max()) + 1 if len(labels) else 0
-    if groups < 2 or kinds < 2:
+    groups = len(labels) // group
+    if groups < 2 or len(kinds) < 2:
         return None
-    cells = torch.arange(groups).repeat_interleave(group) * kinds + classes[: groups * group].cpu()
-    seen = torch.bincount(cells, minlength=groups * kinds).view(groups, kinds).double()
+    seen = torch.cat([_counted(part, kinds, group) for part in parts])
     seen = seen[:, seen.sum(0) > 0]
     expected = seen.sum(0) / groups
     freedom = (groups - 1) * (seen.shape[1] - 1)
@@ -127,6 +131,14 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
         return None
     typical = int((seen > 0).sum(1).median())
     return Note("sorted-classes", None, {"group": group, "typical": typical, "classes": seen.shape[1]})
+
+
+def _counted(labels: Tensor, kinds: Tensor, group: int) -> Tensor:
+    """Return (groups, kinds) how often each kind of label stands in each group of consecutive ones."""
+    groups = len(labels) // group
+    labels = labels[: groups * group]
+    cells = torch.arange(groups).repeat_interleave(group) * len(kinds) + torch.searchsorted(kinds, labels).cpu()
+    return torch.bincount(cells, minlength=groups * len(kinds)).view(groups, len(kinds)).double()
 
 
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:

@@ -21,6 +21,7 @@ from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import alike, commands, judged_runs, last
 from walkback.errors import InputError
+from walkback.files import encoded
 from walkback.replication.page_pair import pair_picture
 from walkback.replication.page_table import (
     CONTROL,
@@ -39,9 +40,9 @@ from walkback.report.depth_view import deciding_depth
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
 from walkback.report.longtable import longtable
+from walkback.report.page_view import mark, pairs, view
 from walkback.report.panels import limits_of, site_panels
 from walkback.report.report import Report
-from walkback.report.view import mark, pairs, view
 from walkback.training.spec import RunSpec, control_spec
 from walkback.verdict.chain import DEPTH_STEP
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Verdict
@@ -91,7 +92,7 @@ def render(data: dict[str, Any], title: str = "Walk-back report") -> str:
 
 def packed(text: str) -> str:
     """Return a text as base64 of gzip, which a browser unpacks by itself. The same text gives the same bytes."""
-    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(encoded(text), 6, mtime=0)).decode()
 
 
 def page_data(records: Records) -> dict[str, Any]:

@@ -52,22 +52,30 @@ class EP(Rule):
             return self._relaxed(trace)
 
     def _relaxed(self, trace: TrainingPass) -> Sequence[Tensor]:
-        start = trace.states[0].detach()
+        start, last = trace.states[0].detach(), len(trace.states) - 1
         states = [h.detach().clone() for h in trace.states]
+        with torch.no_grad():
+            at_rest = not bool(torch.stack([r.any() for r in self._residuals(start, states)]).any())
         with torch.enable_grad():
-            for _ in range(self.steps):
-                states = [h.requires_grad_() for h in states]
-                residuals = self._residuals(start, states)
+            for step in range(self.steps):
+                # From rest, step k moves site L − k and those above: what is below has no residual, so no slope.
+                low = max(0, last - step) if at_rest else 0
+                moved = states[low:] = [h.requires_grad_() for h in states[low:]]
+                residuals = self._residuals(start, states, low)
                 energy = sum(0.5 * r.pow(2).sum() for r in residuals)
                 nudge = self.beta * cross_entropy(self.parts.readout(states[-1]), trace.labels).sum()
-                slopes = torch.autograd.grad(energy + nudge, states)
-                states = [(h - self.step_size * s).detach() for h, s in zip(states, slopes)]
+                slopes = torch.autograd.grad(energy + nudge, moved)
+                states[low:] = [(h - self.step_size * s).detach() for h, s in zip(moved, slopes)]
+        low = max(0, last - self.steps) if at_rest else 0
         with torch.no_grad():
-            return [-r / self.beta for r in self._residuals(start, states)]
+            zeros = [torch.zeros_like(h) for h in states[: low + 1 if low else 0]]
+            return [-r / self.beta for r in (*zeros, *self._residuals(start, states, low))]
 
-    def _residuals(self, start: Tensor, states: Sequence[Tensor]) -> list[Tensor]:
-        predicted = [start, *(h + block(h) for h, block in zip(states, self.parts.blocks))]
-        return [h - p for h, p in zip(states, predicted)]
+    def _residuals(self, start: Tensor, states: Sequence[Tensor], low: int = 0) -> list[Tensor]:
+        """Return the residuals of the sites above `low`; of all where it is 0."""
+        some = list(zip(states, self.parts.blocks))[low:]
+        predicted = [*([] if low else [start]), *(h + block(h) for h, block in some)]
+        return [h - p for h, p in zip(states[-len(predicted) :] if predicted else [], predicted)]
 
     def describe(self) -> dict[str, object]:
         """Return β, steps, step size, where credit goes, and once set up the sites that so few steps can't reach."""

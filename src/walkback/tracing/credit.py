@@ -15,11 +15,12 @@ from walkback.network.prints import fingerprints
 from walkback.network.values import modules_of
 from walkback.tracing.kept import Kept, differ, unwritten
 from walkback.tracing.reach import REGISTERED
-from walkback.tracing.restore import put_dict
+from walkback.tracing.restore import is_same, put_dict
 from walkback.tracing.trace import Credit, Trace
 from walkback.tracing.untouched import AsFound, Unstepped
 
 LOOKS = 2  # calls after which weights are compared by value whatever their version counter says
+LATER = 8  # calls after those, in which every tensor of a trace is compared by value once
 CHANGED = (
     "Expected credit(trace) to leave the network as it is, but it changed its weights. They were put back. Leave "
     "updates out of it, or make them on a copy of the network."
@@ -112,7 +113,8 @@ class Asked:
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
         """Call the credit, and see that it changed nothing it was shown; what it changed is put back.
 
-        The user's data are compared by value with copies that last as long as the call, and so are weights. Where
+        The user's data are compared by value with copies that last as long as the call, and so are weights. What the
+        trace holds is compared by value in the first calls, and then a part of it, in turn. Where
         nothing but the credit runs between batches (`alone`), one copy of them lasts as long as the session. It is
         looked at after the first calls, later where a version counter has moved, and by `finish`, which finds what was
         written past it.
@@ -129,7 +131,8 @@ class Asked:
         shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
         counted = [(t, t._version) for t in ours if not t.is_inference()]
         # `.data` and numpy write past the counter. A recorded credit (`trusted`) does not show the trace to anyone.
-        prints = [] if trusted else [(t, fingerprints(t)) for t, _ in counted]
+        some = counted if self._calls <= LOOKS + 1 else counted[self._calls % LATER :: LATER]
+        prints = [] if trusted else [(t, fingerprints(t)) for t, _ in some]
         versions = [t._version for t in weights]
         buffers = [b for m in self._modules for _, b in m._buffers.items() if b is not None]
         sharded = self.found is not None and self.found.reach.sharded
@@ -191,7 +194,8 @@ class Asked:
         self._calls += 1
         steady = [t for t in weights if id(t) not in self._restless]
         if self._kept is None or not self._lasts or not self._kept.is_of(steady):
-            self._kept = Kept(steady)
+            found = self.found.values.some(steady) if self._lasts and self.found is not None else None
+            self._kept = found or Kept(steady)
         return self._kept
 
     def finish(self, put_back_only: bool = False) -> None:
@@ -246,6 +250,8 @@ class _Places:
         replaced: list[Tensor] = []
         strange = False
         for book, was in self._books:
+            if is_same(book, was):
+                continue
             for name in book.keys() | was.keys():
                 old, new = was.get(name), book.get(name)
                 if new is old:
@@ -256,7 +262,8 @@ class _Places:
                     strange = strange or isinstance(new if old is None else old, (nn.Module, nn.Parameter))
             put_dict(book, was)
         for book, was in self._volatile:
-            book.intersection_update(was)
+            if book:
+                book.intersection_update(was)
         for at, key, old in self._plain:
             new = _at(at, key)
             if new is not old:

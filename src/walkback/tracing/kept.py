@@ -31,6 +31,19 @@ class Kept:
             if not part.is_inference()
         ]
 
+    def some(self, tensors: Iterable[Tensor]) -> Kept | None:
+        """Return the same copies of some of the tensors; None unless all of them are here, as they were copied."""
+        wanted = {id(t): t for t in tensors}
+        held = {id(item[0]) for item in self._kept}
+        if not wanted.keys() <= held or any(part._version != version for part, version, _ in self._versions):
+            return None
+        found = Kept(())
+        found._of = wanted
+        found._kept = [item for item in self._kept if id(item[0]) in wanted]
+        parts = {id(part) for _, part, *_ in found._kept}
+        found._versions = [item for item in self._versions if id(item[0]) in parts]
+        return found
+
     def is_of(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether these are the tensors that were copied."""
         return self._of.keys() == {id(t) for t in tensors}

@@ -23,9 +23,14 @@ def _same(now: Iterable[Any], was: Iterable[Any]) -> bool:
     return all(map(is_, now, was))
 
 
+def is_same(known: dict[Any, Any], held: dict[Any, Any]) -> bool:
+    """Return whether a dict has the very keys and values that it held, in their order."""
+    return len(known) == len(held) and (not held or (_same(known, held) and _same(dict.values(known), held.values())))
+
+
 def put_dict(known: dict[Any, Any], held: dict[Any, Any]) -> None:
     """Give a dict the keys and values that it held, in their order."""
-    if len(known) == len(held) and _same(known, held) and _same(dict.values(known), held.values()):
+    if is_same(known, held):
         return
     # Not the methods of a class of one's own, which may do more; an OrderedDict has its order elsewhere.
     own: Any = OrderedDict if isinstance(known, OrderedDict) else dict

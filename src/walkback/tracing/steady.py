@@ -29,7 +29,7 @@ class Steady:
         those wrote something. Where the user may train meanwhile, see `look`.
         """
         watch = weights is not None and (self._moves or self._quiet < LOOKS)
-        with unwritten(weights.values() if weights is not None and watch else ()) as written:
+        with unwritten(weights.values()) if weights is not None and watch else nullcontext([]) as written:
             try:
                 yield
             finally:

@@ -17,14 +17,18 @@ from walkback.training.spec import RunSpec
 
 @dataclass
 class LargestCredit:
-    """The largest absolute entry of each site's credit over all batches so far, on the device until it is asked for."""
+    """The largest absolute entry of each site's credit over all batches, until every site has had one that is not 0."""
 
     peaks: Tensor | None = None
+    everywhere: bool = False  # every site has had credit: no later batch changes that
 
     def add(self, credits: Sequence[Tensor]) -> None:
         """Take note of the credits (B, …) of one batch, site by site."""
+        if self.everywhere:
+            return
         peaks = torch.stack([a.detach().abs().amax() for a in credits])
         self.peaks = peaks if self.peaks is None else torch.maximum(self.peaks, peaks)
+        self.everywhere = bool(self.peaks.all())
 
     def zero_sites(self) -> list[int]:
         """Return the sites whose credit was zero for every sample; NaN is not zero. None were seen: none are listed."""

@@ -272,6 +272,8 @@ def surviving(ps: Sequence[float], rate: float = RATE) -> list[bool]:
 
 def one_per_seed(correct: Correct | Sequence[Correct], seeds: int) -> list[Correct]:
     """Return predictions as one pair per seed; another number of them is an InputError."""
+    if not isinstance(correct, Mapping) and (isinstance(correct, (str, bytes)) or not hasattr(correct, "__len__")):
+        raise InputError(f"Expected correct to be a pair of predictions, or their counts, but got {shown(correct)}.")
     one = isinstance(correct, Mapping) or (seeds == 1 and len(correct) == 2)
     pairs = [correct] if one else list(correct)
     if len(pairs) != seeds:
