@@ -1,6 +1,6 @@
 """How often is D3-outcome right? `wb.depth` on networks whose answer is known, as rows and as a Markdown table.
 
-    python scripts/validate_depth.py --zoo 12 --seeds 2 --broken 60 --redrawn 24 --out results
+    python scripts/validate_depth.py --zoo 12 --seeds 2 --broken 60 --redrawn 21 --out results
     python scripts/validate_depth.py --runs STORE --root DATA --out results
 
 What is known of a network's blocks is measured by code of its own: SciPy's readouts, other draws, other samples, with
