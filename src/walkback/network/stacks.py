@@ -31,7 +31,6 @@ SPELLINGS = (
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 UNCALLED = (nn.ModuleList, nn.ModuleDict)  # they have no forward, so they can't be blocks
 
-
 _FOLD = 8  # longer rows of numbered blocks are written as a range
 
 
@@ -130,10 +129,7 @@ def _outweighs(other: Stack, stack: Stack, weights: Mapping[Stack, int]) -> bool
 
 def is_tie(stacks: list[Stack]) -> bool:
     """Return whether the two best candidates are equally good."""
-    if len(stacks) < 2:
-        return False
-    first, second = stacks[:2]
-    return (first.spelled, len(first)) == (second.spelled, len(second))
+    return len(stacks) > 1 and len({(stack.spelled, len(stack)) for stack in stacks[:2]}) == 1
 
 
 def beside(model: nn.Module, stack: Stack) -> list[str]:
@@ -227,8 +223,7 @@ def around(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, ...], tup
     What stands before the first in a ModuleList where others stand between the blocks is part of a step: a norm.
     """
     first, last = paths[0], paths[-1]
-    before: list[str] = []
-    after: list[str] = []
+    before, after = list[str](), list[str]()
     for block, names, behind in ((first, before, False), (last, after, True)):
         steps = block.split(".")
         levels: list[list[str]] = []
@@ -243,8 +238,8 @@ def around(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, ...], tup
     holder = first.rpartition(".")[0]
     within = [path for path, _ in _children(holder, model.get_submodule(holder))]
     if isinstance(model.get_submodule(holder), nn.ModuleList) and last in within:
-        between = within[within.index(first) : within.index(last)]
-        before = before if {*between} <= {*paths} else [path for path in before if path not in within]
+        gaps = {*within[within.index(first) : within.index(last)]} - {*paths}
+        before = [path for path in before if not gaps or path not in within]
     return tuple(before), tuple(after)
 
 
