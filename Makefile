@@ -89,6 +89,7 @@ evidence: $(STAMP)
 	$(BIN)/python scripts/draw_results.py
 	$(BIN)/python scripts/tries.py
 	$(BIN)/python scripts/replication_page.py
+	$(BIN)/python scripts/depth_records.py
 
 # Signals, kills, full disks, power cuts, damaged files; `make torture TORTURE="--signals 600 --damaged 20000"`, or
 # `TORTURE="--only power --power 1000"`. The small counts of the default take some ten minutes.

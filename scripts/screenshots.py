@@ -2,7 +2,7 @@
 
     python scripts/screenshots.py [--only page|terminal]
 
-Needs chromium and chromedriver (`make browser`). The demo trains for about a minute; everything else takes seconds.
+Needs chromium and chromedriver (`make browser`). The demo trains for less than a minute; everything else takes seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Make the entries of our own runs for the public record: `python scripts/seed_registry.py results registry`.
+"""Make the entries of our own runs: `python scripts/seed_registry.py results evidence/runs registry`.
 
-Every run of a rule on a network of the papers under our own conventions is an entry of its own, judged with its frozen
-control and with BP beside it. The code of an entry is the commit that put its record into this repository.
+Every run of a rule without a penalty on a network of the papers is an entry of its own, judged with its frozen control
+and with BP beside it; conventions that are not our own stand in brackets after the rule. The code of an entry is the
+commit that put its record into this repository.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from walkback.audit.settings import OWN, RULES, worded
 from walkback.replication.public_record import make_entry, read_entry
 from walkback.report.formats.logged import judge
 
+# The fingerprint of CIFAR-10's samples in the JPEG copy that the runs under results/ were trained on.
+JPEG_COPY = "eed96867c849ac61"
+
 
 def wanted(run: Record) -> bool:
-    """Is it a run of a rule, and not of a control, of one epoch, with a penalty or under another convention?"""
+    """Is it a run of a rule, and not of a control, of few epochs, with a penalty or with options of the rule?"""
     spec = canonical(run.spec)
-    ours = all(getattr(spec, name) == value for name, value in OWN.items())
     options = {} if spec.rule != "ep" else {"steps": 2}
-    return ours and spec.epochs >= 30 and spec.scope == "all" and spec.rule in RULES and spec.rule_options == options
+    plain = spec.rule in RULES and spec.rule_options == options and not spec.penalty
+    return plain and spec.epochs >= 30 and spec.scope == "all"
 
 
 def commit_of(path: Path) -> str:
@@ -40,7 +44,7 @@ def entry_of(records: Records, run: Record) -> dict | None:
     control = records.control(run)
     if control is None or "probe_hash" not in run.report.conditions:
         return None
-    bp = records.find(run.spec.model_copy(update={"rule": "bp", "rule_options": {}}))
+    bp = records.find(run.spec.model_copy(update={"rule": "bp", "rule_options": {}, **OWN}))
     report = judge(
         run.report,
         headline_acc=run.accuracy,
@@ -48,12 +52,15 @@ def entry_of(records: Records, run: Record) -> dict | None:
         bp_acc=None if bp is None else bp.accuracy,
         method_name=RULES[run.spec.rule],
     )
-    options = ", ".join(worded(canonical(run.spec).net_options))
+    spec = canonical(run.spec)
+    rule = RULES[spec.rule] + (f" ({', '.join(spec.conventions)})" if spec.conventions else "")
+    options = ", ".join(worded(spec.net_options))
     network = run.spec.net + (f" ({options})" if options else "") + f", {run.spec.epochs} epochs"
-    data = run.spec.data + ("" if run.spec.augment or run.spec.data.startswith("teacher") else ", no augmentation")
+    data = spec.data + (" (JPEG copy)" if report.conditions["probe_hash"] == JPEG_COPY else "")
+    data += "" if spec.augment or spec.data.startswith("teacher") else ", no augmentation"
     return make_entry(
         report,
-        rule=RULES[run.spec.rule],
+        rule=rule,
         network=network,
         data=data,
         spec=run.spec.model_dump(mode="json"),
@@ -69,10 +76,13 @@ def main(results: Path, folder: Path) -> None:
         entry = entry_of(records, run)
         if entry is None:
             continue
-        path = folder / f"{run.path.name.lower().replace('_', '-')}.json"
+        # One spec on other images of the same name is another entry.
+        data = entry["data_fingerprint"][:8]
+        path = folder / f"{run.path.name.lower().replace('_', '-')}-{data}.json"
         path.write_text(json.dumps(entry, ensure_ascii=False) + "\n", encoding="utf-8")
         print(read_entry(path).report.verdict_line, path.name)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    for place in sys.argv[1:-1]:
+        main(Path(place), Path(sys.argv[-1]))

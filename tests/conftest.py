@@ -6,7 +6,9 @@ runs repeatable, and the global generators start anew with every test.
 
 from __future__ import annotations
 
+import gc
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -20,8 +22,17 @@ KEPT_PREFIXES = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "WALKBACK_NEEDS_")
 DROPPED = {"PYTHONIOENCODING", "PYTHONWARNINGS"}  # what a process prints and warns of is compared
 
 _home = tempfile.TemporaryDirectory(prefix="walkback-home-", ignore_cleanup_errors=True)
+
+
+def memory_folder() -> str | None:
+    """Return a folder kept in memory, where forcing a file to the disk costs nothing, if there is one with room."""
+    folder = "/dev/shm"
+    roomy = os.access(folder, os.W_OK | os.X_OK) and shutil.disk_usage(folder).free > 4 * 2**30
+    return folder if roomy else None
+
+
 # pytest's own would clear away what a second pytest on this machine is using, and warn of what it finds in use.
-_temporary = tempfile.TemporaryDirectory(prefix="wb-", ignore_cleanup_errors=True)
+_temporary = tempfile.TemporaryDirectory(prefix="wb-", dir=memory_folder(), ignore_cleanup_errors=True)
 
 
 def set_environment() -> None:
@@ -77,6 +88,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("walkback")
 
 
+collect_ignore_glob = ["helpers/*"]  # they have no examples, and one imports Lightning
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Seed the examples in docstrings too: hooks in this file would hear of the tests below it alone."""
     config.pluginmanager.register(seeding)
@@ -95,6 +109,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of long files first, in the order of LONG."""
     rank = {f"test_{name}": i for i, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    """Set what was imported aside: collecting garbage, which many tests do, then looks at what they made alone."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ LIBRARIES = (
     "of_the_field",
     "plain",
     "plain_more",
+    "fifth_plain",
+    "fifth_residual",
     "of_transformers",
     "of_timm",
     "of_torchvision",
@@ -32,6 +34,8 @@ LIBRARIES = (
     "of_monai",
     "of_geometric",
     "of_others",
+    "fifth_libraries",
+    "sixth",
 )
 
 

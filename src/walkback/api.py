@@ -14,6 +14,7 @@ from walkback.measures.measurements import Found, Measurements
 from walkback.measures.precision import Intrinsic, IntrinsicMeter
 from walkback.measures.probes import Probe, Probing, wanted
 from walkback.measures.session import Session, paired_by
+from walkback.measures.stepped import Stepped
 from walkback.measures.witness import Witness
 from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
@@ -21,7 +22,7 @@ from walkback.network.batch import pairs
 from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.progress import track
-from walkback.registry import whole_numbers
+from walkback.registry import texts, whole_numbers
 from walkback.report.formats.logged import judge as judge
 from walkback.report.make import make_report
 from walkback.report.report import Report
@@ -102,9 +103,10 @@ def diagnose(
     """
     published = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct, depth=depth)
+    texts(method=method, method_name=method_name, notes=notes)
     if method and method_name:
         raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
-    limits = thresholds or DiagnosticThresholds()
+    limits = DiagnosticThresholds() if thresholds is None else thresholds
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
     asked = wanted(probes)
     if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):
@@ -147,7 +149,8 @@ def measure(
             credit = credit.bound(lambda: tracer.anatomy, tracer.losses, tracer.notes)
         over = {"gamma_over": gamma_over, "deep_over": deep_over}
         meter, session = Meter(**over), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})
-        takers = [session, Probing(asked, tracer, credit), meter, Witness(tracer, loss is not None, anatomy)]
+        looks = [Witness(tracer, loss is not None, anatomy), Stepped()]
+        takers = [session, Probing(asked, tracer, credit), meter, *looks]
         takers += [IntrinsicMeter(tracer, probe, credit, paired) for probe in asked if isinstance(probe, Intrinsic)]
         for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):
             for trace in map(paired, tracer.parts(x, y, credit, chunk)):

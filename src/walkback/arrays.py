@@ -15,11 +15,13 @@ from walkback.errors import InputError, shown
 from walkback.measures.accumulate import Meter
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.session import paired_by
+from walkback.measures.stepped import Stepped
 from walkback.measures.witness import Witness
 from walkback.network.prints import fingerprints, prints_of
 from walkback.network.tokens import read_at, read_still
 from walkback.notes import Note
 from walkback.progress import track
+from walkback.registry import one_of, texts
 from walkback.report.make import make_report
 from walkback.report.report import Report
 from walkback.tracing.trace import Trace
@@ -96,13 +98,15 @@ def diagnose_arrays(
         "bp_acc": bp_acc,
     }
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct)
-    limits = thresholds or DiagnosticThresholds()
+    texts(method=method, notes=notes)
+    limits = DiagnosticThresholds() if thresholds is None else thresholds
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
     ways = {"pairing": pairing, "gamma_over": gamma_over, "deep_over": deep_over}
     paired, meter, reading, witness = paired_by(pairing), Meter(gamma_over, deep_over), _Reading(reduction, pool), None
+    stepped = Stepped()
     for trace in track(reading.traces(batches), "measuring", length_hint(batches) or None):
         witness = witness or Witness(None, reading.has_losses, None)
-        for taker in (meter, witness):
+        for taker in (meter, witness, stepped):
             taker.update(paired(trace))
     if witness is None:
         raise InputError(
@@ -112,6 +116,7 @@ def diagnose_arrays(
     found = Found()
     meter.compute(found)
     witness.compute(found)
+    stepped.compute(found)
     reading.compute(found, ways)
     return make_report(found.measurements(), claim, limits, edition, method, notes)
 
@@ -120,9 +125,11 @@ class _Reading:
     """Makes traces of arrays, and tells afterwards under what they were made."""
 
     def __init__(self, reduction: str | None, pool: int | str | None) -> None:
+        if not (pool is None or isinstance(pool, int)) and not (isinstance(pool, str) and pool in ("mean", "readout")):
+            raise InputError(f'Expected pool to be a token index, "mean" or "readout", but got {shown(pool)}.')
         self._reduction, self._pool, self._pool_given = reduction, pool, pool is not None
         if reduction is not None:
-            _refuse_reduction(reduction)
+            one_of(REDUCTIONS, reduction=reduction)
         self._first: _Batch | None = None
         self._errors: list[list[float]] = []
 
@@ -277,7 +284,7 @@ class _Batch:
         errors = None if error is None else [float(e) for e in np.asarray(error, dtype=float).ravel()]
         said = given.get("reduction")
         if said is not None:
-            _refuse_reduction(said)
+            one_of(REDUCTIONS, reduction=said)
         batch = _Batch(
             sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said
         )
@@ -342,11 +349,6 @@ class _Batch:
         if self.inputs is not None:
             return prints_of(self.inputs, len(self.inputs))
         return torch.stack([fingerprints(h) * (2 * site + 1) for site, h in enumerate(self.states)]).sum(0)
-
-
-def _refuse_reduction(reduction: object) -> None:
-    if reduction not in REDUCTIONS:
-        raise InputError(f"Expected reduction to be one of {', '.join(REDUCTIONS)}, but got {shown(reduction)}.")
 
 
 def _listed(value: Any) -> Sequence[Any]:

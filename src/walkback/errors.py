@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+LONGEST = 4000  # characters of a message
+
 
 class WalkbackError(Exception):
     """Base of every error walkback raises on purpose.
@@ -24,8 +26,9 @@ class WalkbackError(Exception):
     """
 
     def __str__(self) -> str:
-        """Return what is wrong, with control codes of quoted files written out."""
-        return visible(super().__str__())
+        """Return what is wrong, with control codes of quoted files written out; a very long text without its middle."""
+        text = visible(super().__str__())
+        return text if len(text) <= LONGEST else f"{text[: LONGEST * 3 // 4]} … {text[-LONGEST // 5 :]}"
 
 
 class InputError(WalkbackError, ValueError):

@@ -1,4 +1,6 @@
-"""What a report says beside its numbers, as data: a Note is a code, a site and values. Sentences are made last.
+"""What a report says beside its numbers, as data; long, since every sentence of a report stands in its one table.
+
+A Note is a code, a site and values. Sentences are made last.
 
 No code reads a sentence. Whatever decides something (a verdict, a column, another note) looks at codes and values;
 `Note.text` is for the person who reads the report.
@@ -100,8 +102,15 @@ def _altered(note: Note) -> str:
 
 def _unused_columns(note: Note) -> str:
     meant = note.values["meant"]
-    told = [f"{c}: did you mean {meant[c]}?" if c in meant else str(c) for c in note.values["columns"]]
+    told = [f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]]
     return f"columns that were not used: {', '.join(told)}"
+
+
+# Ends of the stream that say something together only.
+_ALONE = {
+    end: f"{end} (growth over the whole depth needs {other} too)"
+    for end, other in (("h_norm_last", "h_norm_first"), ("h_norm_first", "h_norm_last"))
+}
 
 
 def _few_samples(note: Note) -> str:
@@ -202,6 +211,14 @@ def _editions_differ(note: Note) -> str:
     return f"the intrinsic D2 would flag: rounding puts a cosine off by {v['error']:.1g}"
 
 
+def _stepped_credit(note: Note) -> str:
+    return (
+        f"the credit of site {note.site} may be rounding: {note.values['zeros']:.0%} of its numbers are exactly zero, "
+        "and where the state is large the others are whole multiples of one number, as differences of rounded states "
+        'are. Measure a copy in float64 (net.double()), or with probes=["intrinsic"]'
+    )
+
+
 # Why a recorded credit could not be proven.
 UNPROVEN = {
     "no-parameters": "the module that writes it has no parameters",
@@ -254,6 +271,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "disagreement is a lower bound"
     ),
     "rounded-credit": _rounded_credit,
+    "stepped-credit": _stepped_credit,
     "editions-differ": _editions_differ,
     "depth-differs": _depth_differs,
     "clamp-decides": (

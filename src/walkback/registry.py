@@ -98,6 +98,20 @@ def closest(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
+def known_name(what: str, name: object, known: Iterable[str]) -> str:
+    """Return a name that is known, and refuse others with the closest one.
+
+    >>> known_name("net", "resmpl", ["resmlp", "student"])
+    Traceback (most recent call last):
+    walkback.errors.InputError: Expected net to be one of resmlp, student or module:function, but got 'resmpl'. Did ...
+    """
+    listed = list(known)
+    if not isinstance(name, str) or name not in listed:
+        expected = f"Expected {what} to be one of {', '.join(listed)} or module:function, but got {shown(name)}."
+        raise InputError(f"{expected}{closest(str(name), listed)}")
+    return name
+
+
 # -- a user's own: module:function ---------------------------------------------------------------------------------
 
 
@@ -191,6 +205,7 @@ def whole_numbers(least: int = 1, /, **values: Any) -> None:
         return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
     _refuse_unless(whole, f"a whole number >= {least}", values)
+    _refuse_unless(lambda value: int(value) < 2**63, "a whole number below 2**63", values)
 
 
 def positive(**values: Any) -> None:
@@ -201,6 +216,22 @@ def positive(**values: Any) -> None:
 def not_negative(**values: Any) -> None:
     """Refuse what is not a finite number of at least 0."""
     _refuse_unless(lambda v: is_number(v) and v >= 0, "a finite number >= 0", values)
+
+
+def one_of(known: Iterable[str], /, **values: Any) -> None:
+    """Refuse what is none of these words.
+
+    >>> one_of(("mean", "sum"), reduction="max")
+    Traceback (most recent call last):
+    walkback.errors.InputError: Expected reduction to be one of mean, sum, but got 'max'.
+    """
+    words = list(known)
+    _refuse_unless(lambda v: isinstance(v, str) and v in words, f"one of {', '.join(words)}", values)
+
+
+def texts(**values: Any) -> None:
+    """Refuse what is no text, but for None."""
+    _refuse_unless(lambda v: v is None or isinstance(v, str), "text", values)
 
 
 def true_or_false(**values: Any) -> None:

@@ -311,6 +311,23 @@ def test_finished_runs_are_cases(tmp_path):
     assert (depth.hits, depth.misses, depth.passes, depth.alarms) == (1, 0, 0, 0)
 
 
+@pytest.mark.parametrize(("worth", "truth"), [(-1.0, True), (9.0, False), (2.5, None)])
+def test_the_worth_that_a_record_has_is_its_label_and_decides_no_check(tmp_path, worth, truth):
+    path = write_run(tmp_path, RunSpec(rule="dfa"), 0.5)
+    sizes, parts = {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.0}
+    kept = wb.Depth(worth, (worth - 1, worth + 1), 0.42 + worth / 100, (0.42, 0.42), {"trained": [0.4, 0.5]}, None,
+                    None, None, sizes, parts, {"trained": [1e-4]})  # fmt: skip
+    report = path / "report.json"
+    report.write_text(json.dumps({**json.loads(report.read_text()), "depth": kept.to_dict()}))
+    (case,) = run_cases(read_records(tmp_path), tmp_path / "none.json")
+    assert case.truth["depth"] is truth
+    assert case.said["depth"]["D3"] is None, "it has no control"
+    assert case.said["claim"]["three-check"] is False, "of what was tested nothing walks it back"
+    labelled = tmp_path / "outcomes.json"
+    labelled.write_text(json.dumps({"runs": {case.name: {"gain_pp": 5.0}}}))
+    assert run_cases(read_records(tmp_path), labelled)[0].truth["depth"] is False, "a label of the file goes first"
+
+
 def test_other_thresholds_judge_finished_runs_too(tmp_path):
     write_run(tmp_path, RunSpec(rule="dfa"), 0.3)
     strict = DiagnosticThresholds(h_norm_explosion_ratio=1e-3, g_norm_floor=1e3)

@@ -40,7 +40,10 @@ def test_lint_is_right_on_the_corpus(tmp_path: Path):
     assert f"precision {found.precision:.0%}, recall {found.recall:.0%}" in text
 
 
-@pytest.mark.parametrize(("file", "words"), [(corpus.FRESH, "gives"), (corpus.SECOND, "The second set now gives")])
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [(corpus.FRESH, "gives"), (corpus.SECOND, "The second set now gives"), (corpus.THIRD, "The third set now gives")],
+)
 def test_on_fresh_snippets_lint_does_what_the_docs_say(tmp_path: Path, file: Path, words: str):
     found = corpus.score(tmp_path, file)
     text = " ".join((ROOT / "docs" / "lint.md").read_text(encoding="utf-8").split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 import walkback as wb
 from needs import needed
 from walkback.measures import readout
-from walkback.measures.depth import _settle, _worth, depth
+from walkback.measures.blocks import randomise, settle
+from walkback.measures.depth import _worth, depth
 from walkback.measures.readout import STRENGTHS, choose, fit
 
 CLASSES = 4
@@ -34,6 +36,10 @@ TRAIN, TEST = task(2048, 0), task(1024, 1)
 
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
+    return drawn_network()
+
+
+def drawn_network() -> nn.Module:
     return wb.nets.build("resmlp", (8,), CLASSES, width=16, depth=2)
 
 
@@ -190,13 +196,50 @@ def test_batch_norms_of_random_blocks_take_the_statistics_of_the_samples() -> No
     before, momentum = norm.running_mean.clone(), norm.momentum
     with torch.no_grad():
         means = [net.blocks[0].w1(net.embed(x)).mean((0, 2, 3)) for x, _ in batches]
-    _settle(net, net.blocks, batches)
+    settle(net, net.blocks, batches)
     torch.testing.assert_close(norm.running_mean, (means[0] + means[1]) / 2)
     assert not norm.training
     assert norm.momentum == momentum
     norm.running_mean.copy_(before)
     assert depth(net, batches, batches, draws=2).pixels is not None
     assert torch.equal(norm.running_mean, before)
+
+
+def test_batch_norms_of_the_readout_are_those_of_what_it_reads() -> None:
+    """Trained blocks that write a large stream leave statistics under which a random network's ReLUs are all dead."""
+    torch.manual_seed(0)
+    net = PreActivation()
+    with torch.no_grad():
+        for block in net.blocks:
+            block[1].bias.fill_(1e4)
+    settle(net, [net.norm], TRAIN[:4])
+    net.eval()
+    found = depth(net, TRAIN[:4], TEST[:2], draws=2)
+    with torch.no_grad():
+        x, other = (net.embed(torch.cat([x for x, _ in part])) for part in (TRAIN[:4], TEST[:2]))
+        stem = ((h - x.mean(0)) / torch.sqrt(x.var(0) + net.norm.eps) for h in (x, other))
+        x, other = (torch.relu(h) for h in stem)
+    y, labels = (torch.cat([y for _, y in part]) for part in (TRAIN[:4], TEST[:2]))
+    expected = (fit(x, y, found.strength["trained"][0])(other) == labels).double().mean()
+    assert found.without_all == pytest.approx(float(expected), abs=0.01), "the stem alone, with its own statistics"
+    assert min(found.without_all, *found.rerandomised) > 0.35
+    assert float(net.norm.running_mean.mean()) == pytest.approx(2e4, rel=1e-2), "left as found"
+
+
+class PreActivation(nn.Module):
+    """A stack whose readout is norm, ReLU and linear, as in a pre-activation ResNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 32)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32)) for _ in range(2))
+        self.norm, self.head = nn.BatchNorm1d(32), nn.Linear(32, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for block in self.blocks:
+            h = h + block(h)
+        return self.head(torch.relu(self.norm(h)))
 
 
 def test_a_token_network_and_blocks_that_return_the_state() -> None:
@@ -244,7 +287,7 @@ class Own(nn.Module):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"draws": 1}, "draws >= 2"),
+        ({"draws": 1}, "draws to be a whole number >= 2"),
         ({"train": []}, "one of them is empty"),
         ({"test": []}, "one of them is empty"),
         ({"test": [(TEST[0][0][:1], TEST[0][1][:1])]}, "two or more test samples"),
@@ -262,6 +305,57 @@ def test_a_block_that_can_not_be_drawn_asks_for_build(trained: nn.Module) -> Non
         depth(net, TRAIN[:1], TEST[:1])
     with pytest.raises(wb.InputError, match="to make 2 blocks, but it makes 3"):
         depth(net, TRAIN[:1], TEST[:1], build=lambda: wb.nets.build("resmlp", (8,), CLASSES, width=16, depth=3))
+
+
+@pytest.mark.parametrize("seed", [0, 5], ids=["of the network itself", "of every draw"])
+def test_a_build_that_sets_its_own_seed_draws_nothing_and_is_refused(seed: int) -> None:
+    with pytest.raises(wb.InputError, match="drawn anew every time, but they have the same values twice"):
+        depth(network(0), TRAIN[:1], TEST[:1], draws=2, build=lambda: network(seed))
+
+
+def test_a_weight_that_no_reset_reaches_asks_for_build(trained: nn.Module) -> None:
+    """A normed weight is made of two others: torch's reset writes to the product, and the network uses the two."""
+    net = copy.deepcopy(trained)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(net.blocks[0].w1)
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(wb.InputError, match=r"Linear has parameters of its own and writes no numbers to its weight_g"):
+        depth(net, TRAIN[:1], TEST[:1])
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+
+
+class Drawing(nn.Module):
+    """A block that draws its layer in its own way, once the layer is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.inner.weight, 0.5)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.inner(h)
+
+
+def test_what_holds_a_layer_draws_it_last_as_when_it_was_built() -> None:
+    block = Drawing()
+    nn.init.zeros_(block.inner.weight)
+    randomise(block, [block], None, None, set())
+    assert torch.equal(block.inner.weight, torch.full((16, 16), 0.5))
+
+
+def test_torchs_own_attention_is_drawn_as_it_is_built() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    before = copy.deepcopy(layer.state_dict())
+    randomise(layer, [layer], None, None, set())
+    attention = layer.self_attn
+    assert not torch.equal(attention.in_proj_weight, before["self_attn.in_proj_weight"])
+    assert float(attention.in_proj_weight.detach().abs().max()) <= np.sqrt(6 / (16 + 48)), "Xavier's bound"
+    assert not attention.out_proj.bias.any()
 
 
 # -- readouts ------------------------------------------------------------------------------------------------------
@@ -411,7 +505,7 @@ def test_generators_are_taken_once(trained: nn.Module) -> None:
 
 def test_a_class_that_is_named_by_its_anatomy_is_drawn_from_the_same_paths(trained: nn.Module) -> None:
     named = wb.Anatomy.of(trained)
-    found = depth(trained, TRAIN[:1], TEST[:1], draws=2, anatomy=named, build=network)
+    found = depth(trained, TRAIN[:1], TEST[:1], draws=2, anatomy=named, build=drawn_network)
     assert found.drawn_by == "build"
     with pytest.raises(wb.InputError, match="to make 2 blocks, but it makes 0"):
         depth(trained, TRAIN[:1], TEST[:1], draws=2, anatomy=named, build=lambda: nn.Linear(2, 2))
@@ -433,7 +527,6 @@ class Logits(nn.Module):
 
 def hugging_face(kind: str) -> nn.Module:
     transformers = needed("transformers")
-    torch.manual_seed(0)
     if kind == "vit":
         sizes = {"image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3, "intermediate_size": 16}
         config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, **sizes)
@@ -446,6 +539,7 @@ def hugging_face(kind: str) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["vit", "gpt2"])
 def test_networks_of_hugging_face(kind: str) -> None:
+    torch.manual_seed(0)
     net, generator = hugging_face(kind), torch.Generator().manual_seed(0)
     x = torch.randn(120, 1, 8, 8, generator=generator)
     if kind == "gpt2":

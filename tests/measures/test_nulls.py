@@ -15,7 +15,7 @@ from walkback import rules
 from walkback.measures.nulls import Coupling, null_half, reads_as
 from walkback.nets import ResMLP
 from walkback.report.html import card
-from walkback.report.view import null_words
+from walkback.report.page_view import null_words
 from walkback.rules.rule import set_up
 
 N = 300
@@ -324,7 +324,7 @@ def test_fresh_feedback_is_put_back_when_the_rule_fails():
 
 
 def test_wrong_options_are_refused():
-    with pytest.raises(wb.InputError, match="Expected draws >= 2"):
+    with pytest.raises(wb.InputError, match="Expected draws to be a whole number >= 2"):
         wb.FreshFeedback(draws=1)
     with pytest.raises(wb.InputError, match="Expected probes among perturbation, nudging, fresh-b, intrinsic"):
         wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(1), probes=("fresh",))

@@ -10,15 +10,28 @@ from places import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "corpus"))
 
+import fifth_plain
+import fifth_residual
 import hand_built
 import hand_built_third
 import of_the_field
 import of_transformers
 import plain
 import plain_more
+import sixth
 from case import Case, run
 
-MODULES = (hand_built, hand_built_third, of_the_field, plain, plain_more, of_transformers)
+MODULES = (
+    fifth_plain,
+    fifth_residual,
+    hand_built,
+    hand_built_third,
+    of_the_field,
+    plain,
+    plain_more,
+    of_transformers,
+    sixth,
+)
 
 READ = {
     *("plain branches", "widths", "a projection between", "state and weights", "five of seven", "all but the first"),
@@ -26,11 +39,25 @@ READ = {
     *("a graph in a cache", "lists of lists", "a stack of one beside a run"),
     *("DRTP builder: labels go to every layer", "forward-forward: head on all layers but the first"),
     *("KAN layers with two weights each", "tied weights: the output layer is F.linear of the embedding"),
+    *(
+        "every step through one linear: (B * T, d)",
+        "2 a data class as state",
+        "6 ResNet by _make_layer and getattr, dict of features",
+    ),
+    *(
+        "3 dict of state and mask; the mean over a mask that differs by sample",
+        "8 norm, attention, norm, MLP in one flat list",
+    ),
+    "squeeze and excite between two convolutions",
+    "8 list with norm first: [norm, block, norm, block], called in pairs",
+    "2 a load-balancing loss handed along, and not used by the loss",
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
 REFUSED = {
+    *("cross network: x0 * w(x) + b + x", "highway layers"),
     *("a scale between widths", "dense blocks", "parallel towers", "h + down(up(h)) in one list"),
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),
+    "2 two streams that cross, in a Sequential",
     "2 value residual: the first layer's values go to all others",
 }
 CASES = [case for module in MODULES for case in module.cases() if case.name in READ | REFUSED]

@@ -84,9 +84,9 @@ def accuracy(run: Trained) -> float:
 # -- all of them ---------------------------------------------------------------------------------------------------
 
 
-def test_there_are_fifteen_with_a_page_each() -> None:
-    assert [e.number for e in pitfalls.CATALOGUE] == list(range(1, 16))
-    assert len({e.name for e in pitfalls.CATALOGUE}) == 15
+def test_they_are_numbered_with_a_page_each() -> None:
+    assert [e.number for e in pitfalls.CATALOGUE] == list(range(1, len(pitfalls.CATALOGUE) + 1))
+    assert len({e.name for e in pitfalls.CATALOGUE}) == len(pitfalls.CATALOGUE) >= 15
     files = {p.name for p in (ROOT / "src/walkback/pitfalls").glob("p[0-9]*.py")}
     assert files == {f"p{e.number:02}_{e.name.replace('-', '_')}.py" for e in pitfalls.CATALOGUE}
     for entry in pitfalls.CATALOGUE:

@@ -19,6 +19,7 @@ from walkback.measures.worth import Depth
 from walkback.replication.page import page_data, render
 from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.replication.tables.build import depth_cell
+from walkback.replication.tables.controls import _outcome
 from walkback.report.table import Stat, stat
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -236,6 +237,28 @@ def test_a_decision_that_does_not_stand_beside_the_others_is_reopened(tmp_path):
     assert (again.word("three-check"), again.failed("three-check"), again.depth.flagged) == ("undecided", {}, None)
 
 
+def test_a_decision_among_many_says_what_would_make_it_stand(tmp_path):
+    """So many more seeds bring the p-value under the level; one seed less does not (SciPy's, of seeds alone)."""
+    accs = {**ACCS, "dfa": [0.27, 0.30, 0.29], "dfa-frozen": [0.35, 0.35, 0.36]}
+    j, level = judged(store(tmp_path, accs), DFA), 1e-4
+    assert j.depth.flagged is True
+    assert j.p > level
+    again = j.without_depth("beside many", level).depth
+    gains = 100 * (np.array(accs["dfa"]) - accs["dfa-frozen"])
+    off, shared = abs(gains.mean() - 2), j.depth.parts["samples"]
+
+    def half(seeds: int) -> float:
+        spread = stats.t.ppf(1 - level / 2, seeds - 1) * gains.std(ddof=1) / np.sqrt(seeds)
+        return float(np.hypot(spread, stats.norm.ppf(1 - level / 2) * shared))
+
+    more = again.more["seeds"]
+    assert half(3 + more) < off <= half(2 + more)
+    assert again.reason.startswith(f"beside many (at this spread {more} more seeds")
+    assert depth_cell(j.without_depth("beside many", level)).text.endswith(f"undecided (among so many) (+{more} seeds)")
+    reopened = j.without_depth("beside many", level).pooled["three-check"]["depth"]
+    assert (reopened.reason, reopened.more) == (again.reason, again.more)
+
+
 def close_call(p: float, decided: bool) -> Judged:
     """A setting whose D3 has this p-value."""
     flagged, cause = (True, "") if decided else (None, "straddles")
@@ -285,11 +308,20 @@ def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_pat
     records = read_records(tmp_path)
     j = judged(records, DFA)
     assert (j.word("three-check"), j.pooled["three-check"].depth_used) == ("passes", True)
+    assert _outcome(j, {}).text == _outcome(j, {run.spec.name: -9.0 for run in j.runs}).text == "+8.5 ± 0.5"
     outcome = j.pooled["three-check"]["outcome"]
     assert (outcome.value, set(outcome.parts)) == (pytest.approx(8.5), {"seeds", "samples", "draws"})
     (row,) = page_data(records)["settings"]
     assert (row["verdict"]["word"], row["depth"]["word"]) == ("passes", "yes")
     assert row["outcome"].startswith("+8.5 pp [")
+    # Beside other settings it counts as D3 does.
+    assert 0 < j.p < 0.05
+    found, note = held({"mine": j, **{str(i): close_call(0.9, False) for i in range(400)}})
+    again = found["mine"].pooled["three-check"]
+    assert (again.verdict, again.depth_used, again["outcome"].flagged) == ("undecided", None, None)
+    assert set(again["outcome"].more) <= {"seeds", "samples", "draws"}
+    assert "would decide it" in again["outcome"].reason
+    assert "over the 401 settings whose D3 or D3-outcome is tested here" in note
     # Of some seeds alone: the mean has none, and says nothing.
     path = sorted(tmp_path.glob("*/report.json"))[0]
     path.write_text(json.dumps({**json.loads(path.read_text()), "depth": None}))

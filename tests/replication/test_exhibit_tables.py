@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -196,10 +197,11 @@ def test_numbers_are_set_in_mathematics():
 
 @pytest.mark.parametrize("which", ["full", "empty"])
 def test_everything_compiles_and_fits(folder, tmp_path, which):
-    here = folder if which == "full" else tmp_path
-    if which == "empty":
-        save_tables(EMPTY, here)
-    log = compiled(here)
+    if which == "full":
+        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    else:
+        save_tables(EMPTY, tmp_path)
+    log = compiled(tmp_path)
     assert "Overfull" not in log, "something sticks out"
     assert "Float too large" not in log, "a part is longer than its page"
     pages = int(re.findall(r"Output written on all.pdf \((\d+) pages", log)[0])

@@ -116,9 +116,47 @@ def test_a_check_that_fails_on_some_seeds_says_on_how_many(tmp_path, name, width
     figure.draw_without_rendering()
     panel = figure.axes[2]
     (label,) = [t for t in panel.texts if t.get_text().startswith("walked back")]
-    assert label.get_text() == "walked back:\nD3"
+    assert label.get_text() == ("walked back:\nD3" if name == "reporting-pair" else "walked back")  # one line there
     assert label.get_window_extent().x1 <= figure.bbox.padded(1).x1
     assert panel.get_window_extent().width > 0.15 * figure.bbox.width
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_reporting_pair_of_a_store_of_ones_own(tmp_path, width):
+    """Other data, epochs and conventions than the papers' tables: tasks with several rules, those with more first."""
+    for rule, acc, conventions in (("bp", 0.8, {}), ("dfa", 0.5, {"credit_site": "reader", "credit_length": "unit"})):
+        for epochs, seeds in ((4, (0,)), (8, (0, 1))):
+            for seed in seeds:
+                spec = RunSpec(rule=rule, data="teacher-products", epochs=epochs, seed=seed, **conventions)
+                write_run(tmp_path, spec, acc + 0.01 * seed, **(HEALTHY if rule == "bp" else EXPLODED))
+                write_run(tmp_path, control_spec(spec), 0.6, **HEALTHY)
+    figure = FIGURES["reporting-pair"](read_records(tmp_path), width)
+    figure.draw_without_rendering()
+    accuracy, _, gain = figure.axes[:3]
+    assert [t.get_text() for t in figure.findobj(Text) if t.get_gid() == HEADING] == [
+        "resmlp, teacher-products, 8 epochs, plain", "resmlp, teacher-products, 4 epochs, plain"
+    ]  # fmt: skip
+    assert [label.get_text() for label in accuracy.get_yticklabels()] == ["BP", "DFA"]
+    assert points(accuracy, "DFA")[0] == pytest.approx([0.505, 1])
+    assert points(gain, "DFA")[-1, 0] == pytest.approx(-9.5)
+    assert [line.get_xdata()[0] for line in accuracy.get_lines() if line.get_marker() == "|"] == [0.6, 0.6]
+    assert any(t.get_text() == "DFA: reader, unit credit." for t in figure.texts)
+    assert "Fewer than 3 seeds: resmlp, teacher-products, 8 epochs, plain (2)" in note_of(figure)
+
+
+def test_a_point_alone_on_a_log_axis_stands_between_two_decades(tmp_path):
+    write_run(tmp_path, RunSpec(augment=True), 0.6, **HEALTHY)
+    figure = FIGURES["published-against-ours"](read_records(tmp_path), "double")
+    figure.draw_without_rendering()
+    for axis in (figure.axes[2].xaxis, figure.axes[3].yaxis):
+        low, high = axis.get_view_interval()
+        assert sum(low <= tick.get_loc() <= high for tick in axis.get_major_ticks()) >= 2
+
+
+def test_norms_in_the_lines_under_a_figure_are_set_as_on_its_axes(drawn):
+    for name in ("sensitivity", "temporal-plain"):
+        said = " ".join(text.get_text() for text in drawn[name, "double"].texts)
+        assert r"$\|g_L\|$ is the per-sample norm" in said.replace("\n", " ")
 
 
 def drawn_threshold(ax) -> float:
@@ -356,7 +394,7 @@ def test_panels_have_letters_in_their_order(drawn, name):
     figure = drawn[name, "double"]
     panels = [ax for ax in figure.axes if ax.get_visible()]
     marked = [t.get_text() for ax in panels for t in ax.texts if t.get_gid() == LETTER]
-    titled = [ax.get_title()[0] for ax in panels if re.match("[a-z]  ", ax.get_title())]
+    titled = [m[1] for ax in panels if (m := re.match(r"(?:\$\\bf\{)?([a-z])(?:\}\$)?  ", ax.get_title()))]
     expected = list(ascii_lowercase[: len(panels)]) if len(panels) > 1 else []
     assert (marked or titled) == expected
 
@@ -505,7 +543,7 @@ def diverged(folder: Path) -> None:
 
 def note_of(figure: Figure) -> str:
     (note,) = [t.get_text().replace("\n", " ") for t in figure.texts if t.get_gid() == NOTE]
-    return note
+    return re.sub(r"\$\\\|(\w_\w)\\\|\$", r"‖\1‖", note)
 
 
 def test_a_store_whose_only_run_diverged_is_drawn_and_the_note_says_so(tmp_path):

@@ -29,8 +29,9 @@ from walkback.replication.page import PLOTLY, _judged_report, page, page_data, r
 from walkback.replication.page_words import _reasons, to_do
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, panel
+from walkback.report.page_view import distance
 from walkback.report.report import Report, tex
-from walkback.report.view import distance, finding_rows, layer_rows
+from walkback.report.view import finding_rows, layer_rows
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import paired_margin
@@ -422,6 +423,23 @@ def test_the_picture_has_the_numbers_of_the_table_at_their_places(parsed):
     assert pair["zero"]["margin"] == pytest.approx(pair["zero"]["gain"] + 2 * scale, abs=0.1)
     assert dfa["frozen"]["x"] > dfa["acc"]["x"]
     assert bp["frozen"]["x"] < bp["acc"]["x"]
+
+
+def test_the_picture_is_of_a_task_on_which_a_rule_falls_with_conventions_beside_the_rule(tmp_path):
+    """Three rules pass elsewhere; BP has no conventions of credit, and stands beside the rule that has."""
+
+    def run(spec, acc, frozen, numbers):
+        write_run(tmp_path, spec, acc, **numbers)
+        write_run(tmp_path, control_spec(spec), frozen, **HEALTHY)
+
+    for rule in ("bp", "fa", "drtp"):
+        run(RunSpec(rule=rule, epochs=3), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="bp", epochs=5), 0.6, 0.4, HEALTHY)
+    run(RunSpec(rule="dfa", epochs=5, credit_site="reader", credit_length="rms"), 0.3, 0.4, EXPLODED)
+    data = page_data(read_records(tmp_path))
+    assert [r["rule"] for r in data["pair"]["rows"]] == ["BP", "DFA · reader · rms credit"]
+    assert (data["pair"]["setting"], data["pair"]["others"]) == ("resmlp · cifar10 · 5 epochs · plain", 1)
+    assert "(a rule here is walked back; 1 more task in the table)" in render(data)
 
 
 def test_every_check_that_does_not_pass_says_what_to_do(parsed):

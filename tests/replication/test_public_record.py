@@ -11,6 +11,7 @@ import pytest
 import check_submission
 import walkback as wb
 from places import ROOT
+from seed_registry import JPEG_COPY
 from walkback import cli
 from walkback.replication import public_record
 from walkback.replication.public_record import make_entry, read_entry, read_public_record
@@ -46,6 +47,14 @@ def test_our_own_record_holds():
     assert found.problems == ()
     assert len(found.entries) > 50
     assert {e.report.verdict for e in found.entries} == {"passes", "walked back", "undecided"}
+
+
+def test_our_own_record_says_which_images_and_conventions_a_row_is_of():
+    entries = read_public_record(ROOT / "registry").entries
+    assert {"JPEG copy" in e.file.data for e in entries if e.file.data_fingerprint == JPEG_COPY} == {True}
+    assert {"JPEG copy" in e.file.data for e in entries if e.file.data_fingerprint != JPEG_COPY} == {False}
+    published = ("DFA (reader, rms credit)", "resmlp, 100 epochs", "cifar10")
+    assert [e.report.verdict for e in entries if e.setting == published] == ["walked back"] * 3
 
 
 def spoiled(how: str) -> dict:

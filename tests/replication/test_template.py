@@ -59,6 +59,7 @@ def test_every_bracket_has_a_field_and_every_field_a_bracket():
     [
         *("architecture", "optimiser", "schedule", "batch size", "augmentation", "epochs", "checkpoint rule", "mode"),
         *("minibatch identity", "layer index convention", "thresholds", "credit site", "versions and machine", "seeds"),
+        "credit length",
     ],
 )
 def test_the_list_has_every_field_and_our_runs_recorded_it(real, field):
@@ -133,8 +134,23 @@ def test_a_field_only_some_runs_recorded_and_one_they_differ_in(store):
         report["conditions"]["mode"] = ("eval", "train")[i]
         (path / "report.json").write_text(json.dumps(report))
     found = fields(filled(read_records(store)))
-    said = f"eval (1 runs); train (1 runs); {MISSING} in 6 of 8 runs: conditions.mode of report.json"
+    said = f"eval (1 run); train (1 run); {MISSING} in 6 of 8 runs: conditions.mode of report.json"
     assert found["mode"] == said
+
+
+def test_conventions_of_credit_are_told_by_rule(tmp_path):
+    write_run(tmp_path, RunSpec(), 0.6, **HEALTHY)
+    reader = {"credit_site": "reader"}
+    for spec in (RunSpec(rule="fa", **reader), RunSpec(rule="dfa", credit_length="unit", **reader)):
+        write_run(tmp_path, spec, 0.3, **EXPLODED)
+        write_run(tmp_path, control_spec(spec), 0.35, **HEALTHY)
+    found = fields(filled(read_records(tmp_path)))
+    writes, reads = "the module that writes the site (writer)", "the module that reads the site (reader)"
+    told = {of: text for text, _, of in (part.rpartition(" for ") for part in found["credit site"].split("; "))}
+    assert {", ".join(sorted(of.split(", "))): text for of, text in told.items()} == {"BP": writes, "DFA, FA": reads}
+    assert set(found["credit length"].split("; ")) == {
+        "of length 1 in every sample for DFA", "as the rule computes it for BP, FA"
+    }  # fmt: skip
 
 
 def test_no_control_is_named(tmp_path):

@@ -95,6 +95,29 @@ def test_a_column_that_was_not_read_is_said(tmp_path):
     assert str(judge_paper(path)).count("note: columns that were not used: grwoth") == 1
 
 
+def test_the_control_may_be_a_column_that_is_headed_as_in_a_paper(tmp_path):
+    path = tmp_path / "column.csv"
+    path.write_text("method,Accuracy,Frozen,BP\nDFA,0.30,0.35,0.6\nFA,0.50,0.36,0.6\n")
+    paper = judge_paper(path)
+    assert [(r.frozen_baseline_acc, r.bp_acc) for r in paper.reports] == [(0.35, 0.6), (0.36, 0.6)]
+    assert "not used" not in str(paper)
+
+
+def test_the_last_norm_alone_is_not_said_to_mean_itself(tmp_path):
+    path = tmp_path / "last.csv"
+    path.write_text("method,accuracy,h_norm_last\nBP,0.6,200\nDFA,0.5,4e8\n")
+    text = " ".join(str(judge_paper(path)).split())
+    assert "h_norm_last (growth over the whole depth needs h_norm_first too)" in text
+    assert "did you mean" not in text
+
+
+def test_another_kind_of_file_says_which_are_read(tmp_path, capsys):
+    path = tmp_path / "paper.md"
+    path.write_text("| Method | Acc |\n|---|---|\n| BP | 0.6 |\n")
+    assert cli.run(["judge", str(path)]) == 2
+    assert f"Expected numbers as .json, .jsonl or .csv, but got {path}" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -143,5 +143,6 @@ def test_poor_credit_is_named_also_where_depth_was_not_tested():
     lists = {"h_norm": [1.0, 1.1, 1.2], "g_norm": [1e-3] * 3, "null_low": [-0.1] * 3, "null_high": [0.1] * 3}
     poor, good = (wb.judge({"per_layer": {**lists, "cosine": [c] * 3}}).chain[3]["text"] for c in (0.02, 0.5))
     assert poor.startswith("Mode 2, poor credit: no cosine of the deep sites is above its null band")
+    assert 'is measured with probes=("nudging",)' in poor, "what to do next"
     assert poor.endswith("whether depth is used was not decided")
     assert good == "none of the audited failures shows, but depth was not decided"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,14 @@ import torch
 from scipy.stats import beta
 from torch import nn
 
+import depth_records
 import validate_depth as script
 import walkback as wb
+from made_runs import write_run
 from places import ROOT
 from walkback.calibration.rows import read_rows
+from walkback.training.control import control_spec
+from walkback.training.spec import RunSpec
 
 RESULTS = ROOT / "results"
 
@@ -40,6 +46,23 @@ def test_answers_are_counted_against_what_is_known() -> None:
     assert lines[0][10:] == [f"{off.mean():+.1f}", f"{np.sqrt((off**2).mean()):.1f}"]
     assert lines[1][:8] == ["resmlp", "1", "0", "1", "0", "0", "", ""]
     assert "1 of 1; 0 of them without the note" in script.table(rows)
+
+
+def test_runs_with_both_checks_are_counted_where_both_decide(tmp_path: Path) -> None:
+    for seed, (acc, worth) in enumerate([(0.50, 9.0), (0.50, -3.0), (0.50, 2.5), (0.30, -3.0)]):
+        spec = RunSpec(rule="dfa", seed=seed, epochs=2)
+        write_run(tmp_path, control_spec(spec), 0.35)
+        path = write_run(tmp_path, spec, acc) / "report.json"
+        sizes, parts = {"train": 100, "test": 100}, {"samples": 0.5, "draws": 0.0}
+        kept = wb.Depth(worth, (worth - 1, worth + 1), 0.42 + worth / 100, (0.42, 0.42), {"trained": [0.4, 0.5]}, None,
+                        None, None, sizes, parts, {"trained": [1e-4]})  # fmt: skip
+        path.write_text(json.dumps({**json.loads(path.read_text()), "depth": kept.to_dict()}))
+    text = depth_records.table(tmp_path)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:6]]
+    assert [row[3] for row in rows] == ["yes", "no", "", "yes"]
+    assert rows[1][2] == "-3.0 [-4.0, -2.0] flags"
+    assert rows[2][1].startswith("+15.0 [")
+    assert "they agree in 2 of 3 runs" in text
 
 
 def test_what_is_known_of_an_untouched_network_is_about_nothing() -> None:
@@ -73,6 +96,11 @@ def test_every_network_is_held_against_draws_of_its_own() -> None:
         return script.random_blocks(net, build, parts, name, 2).tolist()
 
     assert right("a") == right("a") != right("b")
+
+
+def test_the_table_of_runs_is_that_of_the_records() -> None:
+    text = (RESULTS / "depth-records.md").read_text(encoding="utf-8")
+    assert text == f"# D3-outcome beside D3, on finished runs\n\n{depth_records.table(ROOT / 'evidence')}\n"
 
 
 def test_the_table_is_that_of_the_kept_rows() -> None:

@@ -387,6 +387,36 @@ def test_what_a_branch_does_to_its_credit_on_the_way_is_said(change: Any, off: f
     assert "the backward pass is not the derivative of what is computed: 12 of 12 parameters" in notes[0].text
 
 
+class Partly(nn.Module):
+    """h + f(h), where only the upper layer of f gets the credit."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.lower, self.upper, self.by = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), by
+
+    def forward(self, h: Tensor) -> Tensor:
+        f = torch.tanh(self.lower(h))
+        return h + self.upper(f.detach() if self.by == "cut" else _Dimmed.apply(f, lambda g: 0 * g))
+
+
+@pytest.mark.parametrize(("by", "frozen"), [("cut", False), ("zeros", False), ("cut", True), ("zeros", True)])
+def test_weights_inside_that_get_none_of_the_credit_are_said(by: str, frozen: bool):
+    """The cosine of the site is that of a credit that half of its module never sees."""
+    net, (x, y) = residual(Hooked, "between"), example(1)[0]
+    net.layers = [nn.Identity() for _ in net.layers]
+    torch.manual_seed(0)
+    net.blocks = nn.ModuleList(Partly(by) for _ in range(DEPTH))
+    for block in net.blocks:
+        block.lower.requires_grad_(not frozen)
+    _, notes = recorded(net, x, y)
+    if frozen:
+        assert notes == []
+        return
+    (note,) = notes
+    assert (note.code, note.values["sites"]) == ("altered-inside", [1, 2, 3])
+    assert (note.values["difference"], note.values["altered"], note.values["of"]) == (1.0, 6, 12)
+
+
 @pytest.mark.parametrize("manner", [Hooked, Replaced])
 def test_feedback_under_the_last_operation_leaves_the_site_without_a_credit(manner: Any):
     net, (x, y) = residual(manner, "under"), example(1)[0]

@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from itertools import pairwise
 
 import numpy as np
@@ -735,3 +736,19 @@ def test_a_sum_over_samples_is_refused_on_the_first_batch_that_shows_it():
         tracer.trace(x[:1], y[:1])  # of one sample sum and mean are the same
         with pytest.raises(wb.InputError, match="it returns a sum"):
             tracer.trace(x, y)
+
+
+def test_how_a_session_reads_its_network_is_one_frozen_value():
+    first, second = wb.selftest.batches(2)
+    with wb.Tracer(wb.selftest.healthy()) as tracer:
+        before = tracer.reading
+        assert not before.layout.known
+        tracer.trace(*first)
+        after = tracer.reading
+        assert after.layout.known
+        tracer.trace(*second)
+    assert tracer.reading is after
+    assert not before.layout.known
+    with pytest.raises(FrozenInstanceError):
+        after.layout = before.layout  # type: ignore[misc]
+    assert len(vars(tracer)) <= 13  # hooks, the model, and what they need: no flag of what a batch showed

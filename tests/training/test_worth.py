@@ -17,6 +17,7 @@ from walkback.audit.records import read_records
 from walkback.audit.settings import judged_runs
 from walkback.replication.page import page_data
 from walkback.replication.tables import evidence
+from walkback.training.setup import probe_batches, seeded
 from walkback.training.worth import keep_depth, run_depth
 
 OPTIONS = {"width": 8, "depth": 2}
@@ -120,6 +121,26 @@ def test_a_wrong_call_is_a_clear_error(run: Path, words: list[str], says: str, c
     assert cli.run(["diagnose", str(run), "--trust", "test_worth", *words]) == 2
     assert says in capsys.readouterr().err
     assert (run / "report.json").read_bytes() == before
+
+
+def test_another_probe_set_and_the_training_split_are_one_option_away(run: Path, capsys, monkeypatch) -> None:
+    """Measured on those samples, as an independent count of rows shows, and said in the report."""
+    monkeypatch.setattr("walkback.training.setup.PROBE_SIZE", 32)
+    data = samples()
+    for split, of in (("test", data.test), ("train", data.train)):
+        order = torch.randperm(len(of), generator=seeded(0, "probe"))
+        x = torch.cat([x for x, _ in probe_batches(data, torch.device("cpu"), split, 0)])
+        assert torch.equal(x, of.x[order[:256]])
+    assert len(torch.cat([x for x, _ in probe_batches(data, torch.device("cpu"), "train", 1)])) == 400 - 256
+    code = cli.run(["diagnose", str(run), "--trust", "test_worth", "--split", "train", "--probe-set", "1", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert (code, report["conditions"]["samples"]) == (3, 144)
+    assert "measured on probe set 1 of the train split" in [note["text"] for note in report["notes"]]
+    assert cli.run(["diagnose", str(run), "--trust", "test_worth", "--probe-set", "9"]) == 2
+    assert "Expected a probe set from 0 to 0" in capsys.readouterr().err
+    brought = ["--data", "test_worth:batches", "--split", "train"]
+    assert cli.run(["diagnose", str(run), "--trust", "test_worth", *brought]) == 2
+    assert "--split and --probe-set only with a data set" in capsys.readouterr().err
 
 
 def test_an_entry_brings_its_own_depth(capsys) -> None:

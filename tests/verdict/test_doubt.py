@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -189,12 +190,28 @@ def test_a_report_of_several_seeds_prints_the_rule_and_both_parts_of_the_error()
     claim = wb.Claim(ours, frozen, correct=pairs)
     report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), claim=claim)
     parts = report.findings[-1]["parts"]
-    words = f"standard error {parts['seeds']:.2f} pp from seeds, {parts['samples']:.2f} pp from samples"
+    k = sum(100 * (a - b) < 2 for a, b in zip(ours, frozen))
+    words = f"alone {k} of 3 flag; "
+    words += f"standard error {parts['seeds']:.2f} pp from seeds, {parts['samples']:.2f} pp from samples"
     assert f"D3 of several seeds: the 95 % interval of their mean decides, as fixed beforehand; {words}" in " ".join(
         str(report).split()
     )
     one = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), claim=wb.Claim(ours[0], frozen[0]))
     assert "several seeds" not in str(one)
+
+
+@pytest.mark.parametrize(
+    ("more", "alone"), [({}, 1), ({"controls": {"linear-probe": 0.50}, "control": "linear-probe"}, 2)]
+)
+def test_a_report_of_several_seeds_says_how_many_flag_alone_and_that_no_test_set_is_known(more, alone):
+    claim = wb.Claim([0.51, 0.52, 0.51], [0.40, 0.40, 0.50], **more)
+    report = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), claim=claim)
+    for form in (report, wb.Report.from_dict(report.to_dict())):
+        text = " ".join(str(form).split())
+        assert f"as fixed beforehand; alone {alone} of 3 flag" in text
+        assert "the error of the test set is not in it (give test_samples, or correct)" in text
+    sized = wb.diagnose(wb.selftest.healthy(), wb.selftest.batches(2), claim=replace(claim, test_samples=1000))
+    assert "is not in it" not in str(sized)
 
 
 def test_a_mean_of_one_seed_is_that_seed():

@@ -15,7 +15,7 @@ import walkback as wb
 from places import ROOT
 from walkback.cli import run
 from walkback.notes import SENTENCES, Note
-from walkback.report import view
+from walkback.report import page_view, view
 from walkback.report.gate import gate
 from walkback.report.panels import limits_of
 from walkback.report.report import DiagnosticReport
@@ -87,7 +87,7 @@ def test_titles_of_checks_are_for_people(monkeypatch, edition):
         for make, claim in judged:
             report = wb.diagnose(make(), BATCHES[:2], claim=claim, **options)
             row = row_of(wb.measure(make(), BATCHES[:2]), (wb.DiagnosticThresholds(), edition), {}, {})
-            shown = view.view(report), view.finding_rows(report)[1], limits_of(report), report.verdict_line
+            shown = page_view.view(report), view.finding_rows(report)[1], limits_of(report), report.verdict_line
             found.append([report.to_dict(), *shown, row["flagged"], gate(report).word, len(report.to_html())])
         return found
 

@@ -862,10 +862,10 @@ def test_arguments_are_checked_before_anything_runs(more, words):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: wb.Perturbation(directions="random"), 'Expected directions "isotropic" or "data", but got \'random\''),
-        (lambda: wb.Perturbation(count=2), "Expected count >= 3 and step > 0, but got 2 and "),
-        (lambda: wb.Perturbation(step=0.0), r"Expected count >= 3 and step > 0, but got 64 and 0\.0"),
-        (lambda: wb.Nudging(eta=0.0), r"Expected eta > 0, but got 0\.0"),
+        (lambda: wb.Perturbation(directions="random"), "directions to be one of isotropic, data, but got 'random'"),
+        (lambda: wb.Perturbation(count=2), "Expected count to be a whole number >= 3, but got 2"),
+        (lambda: wb.Perturbation(step=0.0), r"Expected step to be a finite number > 0, but got 0\.0"),
+        (lambda: wb.Nudging(eta=0.0), r"Expected eta to be a finite number > 0, but got 0\.0"),
     ],
 )
 def test_probes_with_wrong_options(make, words):

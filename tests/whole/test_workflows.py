@@ -81,9 +81,20 @@ def test_steps_of_the_action(runner, tmp_path, name, inputs, code):
     assert not (tmp_path / "bad").exists()
 
 
-def test_the_action_installs_without_torch():
-    assert "--no-deps" in STEPS["install"]["run"]
-    assert "requirements-light.txt" in STEPS["install"]["run"]
+@pytest.mark.parametrize(
+    ("inputs", "light"), [({}, True), ({"diagnose": "mine:network"}, False), ({"install": "whole"}, False)]
+)
+def test_the_action_installs_torch_where_it_measures(runner, tmp_path, inputs, light):
+    (tmp_path / "bin" / "python").write_text('#!/bin/sh\necho "$@"\n')
+    script, env = step("install", **inputs)
+    done = runner(script, **{**env, "HERE": "/here"})
+    first, *rest = done.stdout.splitlines()
+    assert (rest == ["-m pip install --quiet --no-deps /here"]) is light
+    assert first == "-m pip install --quiet " + ("-r /here/requirements-light.txt" if light else "/here")
+
+
+def test_inputs_of_the_action_say_what_the_schema_of_actions_asks_for():
+    assert all(one["description"] and one["required"] is False for one in ACTION["inputs"].values())
 
 
 def shown_workflows() -> list[dict]:

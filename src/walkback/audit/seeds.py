@@ -62,12 +62,11 @@ def _interval(m: Measurements, name: str) -> tuple[float, float, int] | None:
     return None if low is None or high is None or not samples else (low, high, int(samples))
 
 
-def reopened(verdict: Verdict, reason: str) -> Verdict:
-    """Return a verdict whose depth is undecided after all."""
-    depth = verdict["depth"]
-    findings = tuple(
-        replace(f, flagged=None, reason=reason, cause="straddles") if f is depth else f for f in verdict.findings
-    )
+def reopened(verdict: Verdict, name: str, reason: str, more: dict[str, int] | None = None) -> Verdict:
+    """Return a verdict whose depth is undecided after all, by a named finding, and what more would decide it."""
+    depth = verdict[name]
+    after_all = replace(depth, flagged=None, reason=reason, cause="straddles", more=more)
+    findings = tuple(after_all if f is depth else f for f in verdict.findings)
     failed = tuple(check for check in verdict.failed if check != depth.check)
     word = WALKED_BACK if failed else UNDECIDED
     return replace(verdict, verdict=word, failed=failed, depth_used=None, findings=findings)

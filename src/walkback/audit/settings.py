@@ -20,6 +20,7 @@ from walkback.training.spec import Optimiser, RunSpec, control_spec
 from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_of_claim
 from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import Claim, Verdict, decide
+from walkback.verdict.statistics import Estimate, mean_worth
 
 RULES = {
     "bp": "BP",
@@ -194,15 +195,41 @@ class Judged:
         return {check: flags[check] for check in sorted(self.pooled[edition].failed)}
 
     @property
-    def p(self) -> float | None:
-        """How likely a D3 so far from its margin would be at the margin; None where it was not tested."""
-        return self.depth.p if self.depth is not None and self.tested else None
+    def decides(self) -> str:
+        """Which check of depth the verdict over all seeds rests on: "depth", or "outcome" where D3 was not tested."""
+        over = self.pooled.get("three-check")
+        return "outcome" if not self.tested and over is not None and "outcome" in over.names else "depth"
 
-    def without_depth(self, reason: str) -> Judged:
-        """Return the same with D3 undecided, for a reason."""
-        assert self.depth is not None
-        depth = replace(self.depth, flagged=None, reason=reason, cause="straddles")
-        return replace(self, depth=depth, pooled={e: reopened(v, reason) for e, v in self.pooled.items()})
+    @property
+    def p(self) -> float | None:
+        """How likely a gain so far from the margin would be at the margin; None where depth was not tested."""
+        found = self._deciding
+        return found.p if found is not None and (found.flagged is not None or found.straddles) else None
+
+    @property
+    def decided(self) -> bool:
+        """Whether depth is decided over all seeds, by D3 or where that was not tested by D3-outcome."""
+        return self._deciding is not None and self._deciding.flagged is not None
+
+    @property
+    def _deciding(self) -> Finding | None:
+        return self.pooled["three-check"]["outcome"] if self.decides == "outcome" else self.depth
+
+    def without_depth(self, reason: str, level: float = 0.05) -> Judged:
+        """Return the same with depth undecided, for a reason, and what would bring its p-value under a level."""
+        was = self._deciding
+        assert was is not None
+        if self.decides == "outcome":
+            of = mean_worth([run.depth for run in self.runs if run.depth is not None])
+        else:
+            right = self.runs[0].correct if self.runs else None
+            counts = {"seeds": self.paired[0], "samples": 0 if right is None else len(right)}
+            of = Estimate(was.value or 0.0, was.interval, was.parts or {}, counts)
+        more = of.more(was.limit, level) if of.parts else None
+        reason = f"{reason} ({of.what_decides(was.limit, level)})" if of.parts else reason
+        depth = replace(was, flagged=None, reason=reason, cause="straddles", more=more)
+        pooled = {edition: reopened(v, self.decides, reason, more) for edition, v in self.pooled.items()}
+        return replace(self, pooled=pooled, **({} if self.decides == "outcome" else {"depth": depth}))
 
     @property
     def tested(self) -> bool:

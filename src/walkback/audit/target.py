@@ -172,6 +172,8 @@ def _of_bundle(
             kwargs["headline_acc"] = report.headline_acc if source == bundle.spec["data"] else None
         if kwargs.get("headline_acc") is not None:
             kwargs |= _claim_beside(bundle)
+    if probe != ("test", 0):
+        kwargs["notes"] = f"measured on probe set {probe[1]} of the {probe[0]} split"
     for key in ("headline_acc", "frozen_baseline_acc", "method_name", "notes"):
         if bundle.spec.get(key) is not None:
             kwargs[key] = bundle.spec[key]
@@ -188,6 +190,10 @@ def _loaded(source: str, root: Path | None) -> Any:
 
 def _batches(bundle: Bundle, source: str, value: Any, device: str, probe: tuple[str, int]) -> Iterator[tuple[Any, Any]]:
     """Return the probe set of a data set, or an entry's batches, on the device and of the shape the network wants."""
+    if not isinstance(value, Dataset) and probe != ("test", 0):
+        raise InputError(
+            f"Expected --split and --probe-set only with a data set, but {source} gives batches of its own."
+        )
     batches = probe_batches(checked(value), torch.device("cpu"), *probe) if isinstance(value, Dataset) else value
     shape = bundle.spec.get("input_shape")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import both_correct, judged_runs
+from walkback.audit.settings import both_correct, claimed
 from walkback.calibration.rows import Known
 from walkback.calibration.zoo import CLASSES, GAIN, OFF
 from walkback.errors import FormatError
@@ -20,6 +20,7 @@ from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import EDITIONS, Claim, Verdict, decide
 from walkback.verdict.files import read_table
 from walkback.verdict.findings import about
+from walkback.verdict.statistics import mean_worth
 
 # What is known of a case, and in words.
 QUESTIONS = {
@@ -84,7 +85,10 @@ def case_of(known: Known, thresholds: DiagnosticThresholds) -> Case:
 def run_cases(
     records: Records, outcomes: Path | None = None, thresholds: DiagnosticThresholds | None = None
 ) -> list[Case]:
-    """Return finished runs as cases. Their reference is judged by the clamped cosine, their depth by `outcomes`."""
+    """Return finished runs as cases. Their reference is judged by the clamped cosine, their depth by outcome.
+
+    The outcome is that of the file `outcomes`, or else what `walkback.depth` kept in the record, where that is decided.
+    """
     gains, limits = _gains(outcomes), thresholds or DiagnosticThresholds()
     found = []
     for run in records:
@@ -92,10 +96,12 @@ def run_cases(
             continue
         m = run.measurements
         off = clamp_error(m)
-        gain = gains.get(run.spec.name)
+        gain = gains.get(run.spec.name, _decided_worth(run))
         truth = {"reference": None if off is None else off > OFF, "depth": None if gain is None else gain < GAIN}
         truth["claim"] = _either(truth["reference"], truth["depth"])
-        verdicts = {edition: of[0] for edition, of in judged_runs(records, [run], limits).verdicts.items()}
+        # Without its own worth: that is the answer here, and would decide where there is no control.
+        claim = claimed(records, run)
+        verdicts = {edition: decide(m, claim, limits, edition) for edition in ("three-check", "four-diagnostic")}
         if m.float64_disagreement:
             verdicts["intrinsic"] = decide(m, _claim(run, records.control(run)), limits, "intrinsic")
         found.append(_case(run.spec.name, truth, m, run.accuracy, m.gamma, run.classes, verdicts))
@@ -106,6 +112,12 @@ def _claim(run: Record, control: Record | None) -> Claim:
     if control is None:
         return Claim(run.accuracy)
     return Claim(run.accuracy, control.accuracy, correct=both_correct(run, control))
+
+
+def _decided_worth(run: Record) -> float | None:
+    """Return what a record says its blocks are worth, None where its interval has the margin inside."""
+    found = run.depth
+    return None if found is None or mean_worth([found]).straddles(GAIN) else found.worth_pp
 
 
 def _gains(path: Path | None) -> dict[str, float]:

@@ -29,7 +29,7 @@ def calibrate(
     Args:
         count: How many networks to construct; 240 take about four minutes.
         seed: Of what is done to them.
-        train: How many networks to break by training; 180 take about fifteen minutes.
+        train: How many networks to break by training; 180 take about five minutes.
         part: With --out: only make part k of n of the networks, as in 1/2, so that several processes share the work.
             What is made is kept in calibration-cases.jsonl, and the call without --part goes on from there.
         nets: Families: resmlp, student, vit-mini; all unless given.

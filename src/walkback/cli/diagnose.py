@@ -86,10 +86,7 @@ def diagnose(
     if save and not depth:
         raise InputError("Expected --save together with --depth: it keeps what --depth measures in the run's record.")
     given = {
-        "headline_acc": options.one_or_many(headline_acc),
-        "frozen_baseline_acc": options.one_or_many(frozen_acc),
-        "bp_acc": options.one_or_many(bp_acc),
-        "bp_frozen_acc": options.one_or_many(bp_frozen_acc),
+        **options.claimed(headline_acc, frozen_acc, bp_acc, bp_frozen_acc),
         "thresholds": options.limits(thresholds),
         "edition": edition,
         "probes": probes or None,

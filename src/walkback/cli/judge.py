@@ -45,10 +45,7 @@ def judge(
 
     check_report_out(out)
     given: dict[str, Any] = {
-        "headline_acc": options.one_or_many(headline_acc),
-        "frozen_baseline_acc": options.one_or_many(frozen_acc),
-        "bp_acc": options.one_or_many(bp_acc),
-        "bp_frozen_acc": options.one_or_many(bp_frozen_acc),
+        **options.claimed(headline_acc, frozen_acc, bp_acc, bp_frozen_acc),
         "test_samples": test_samples,
     }
     if not method and (methods := methods_of(numbers)):

@@ -59,9 +59,13 @@ def limits(path: Path | None) -> DiagnosticThresholds | None:
     return None if path is None else DiagnosticThresholds.load(path)
 
 
-def one_or_many(values: tuple[float, ...]) -> float | list[float] | None:
-    """Return an accuracy as the library takes it: one number, several for several seeds, or None."""
-    return None if not values else values[0] if len(values) == 1 else list(values)
+def claimed(*accuracies: tuple[float, ...]) -> dict[str, float | list[float] | None]:
+    """Return --headline-acc, --frozen-acc, --bp-acc and --bp-frozen-acc as the library takes them, by its names.
+
+    Each is one number, several for several seeds, or None.
+    """
+    names = ("headline_acc", "frozen_baseline_acc", "bp_acc", "bp_frozen_acc")
+    return {n: (v[0] if len(v) == 1 else list(v)) if v else None for n, v in zip(names, accuracies, strict=True)}
 
 
 def sites_of(given: tuple[str, ...]) -> str | list[str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 from walkback.data.dataset import Dataset, Split, checked
 from walkback.data.source import Source, bases, look, read
 from walkback.errors import InputError, shown
-from walkback.registry import call_entry, closest, gathered, is_entry
+from walkback.registry import call_entry, gathered, is_entry, known_name
 from walkback.tracing.untouched import drawn_from
 
 EMBEDDED: dict[str, Callable[[], Dataset]] = gathered(__name__, "EMBEDDED")
@@ -41,11 +41,7 @@ def load(name: str, root: str | Path | None = None) -> Dataset:
         if not isinstance(data, Dataset):
             raise InputError(f"Expected {name} to return a walkback.data.Dataset, but got a {type(data).__name__}.")
         return checked(data)
-    known = (*EMBEDDED, *SOURCES)
-    if not isinstance(name, str) or name not in known:
-        listed = f"Expected data to be one of {', '.join(known)} or module:function, but got {shown(name)}."
-        raise InputError(f"{listed}{closest(str(name), known)}")
-    if name in EMBEDDED:
+    if known_name("data", name, (*EMBEDDED, *SOURCES)) in EMBEDDED:
         if root is not None:
             got = shown(str(root))
             raise InputError(f"Expected no root for {name}, which is embedded, but got {got}. Leave it out.")

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from walkback.errors import InputError, shown
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
 from walkback.measures.formulas import View, averaged, deep_sites, mean
 from walkback.measures.measurements import Found, Measurements
@@ -21,6 +20,7 @@ from walkback.measures.stream import Norms, Samples, Stability
 from walkback.measures.sums import Accumulator, Mean, Means
 from walkback.measures.vectors import WHOLE
 from walkback.network.values import has_float64, no_autocast
+from walkback.registry import one_of
 from walkback.tracing.trace import Trace
 
 
@@ -37,9 +37,8 @@ class Meter:
     """
 
     def __init__(self, gamma_over: str = GAMMA_OVER[0], deep_over: str = DEEP_OVER[0]) -> None:
-        for name, given, known in (("gamma_over", gamma_over, GAMMA_OVER), ("deep_over", deep_over, DEEP_OVER)):
-            if given not in known:
-                raise InputError(f"Expected {name} to be one of {', '.join(known)}, but got {shown(given)}.")
+        one_of(GAMMA_OVER, gamma_over=gamma_over)
+        one_of(DEEP_OVER, deep_over=deep_over)
         seen, means = Samples(), [q for q in PER_SITE if q.accumulator == "mean" and q.name != "cosine"]
         cosine = Cosine(seen)
         self._seen, self._credited = seen, False

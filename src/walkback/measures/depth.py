@@ -7,8 +7,8 @@ Beside it: blocks left out, and a linear probe of every site's state, which show
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,29 +17,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError, InputError, cut
+from walkback.errors import AnatomyError, InputError, cut, shown
+from walkback.measures.blocks import Build, NoStream, marks, randomise, settle, skipped
 from walkback.measures.intervals import half_width, two_more
 from walkback.measures.readout import Rows, accuracy, fit, refit
 from walkback.measures.vectors import pool_at, readers, site_vectors
 from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.network.anatomy import Anatomy, unwrap
-from walkback.network.batch import call, pairs
+from walkback.network.batch import pairs
 from walkback.network.given import parts_of
 from walkback.network.layers import Sites
 from walkback.network.prints import fingerprints
-from walkback.network.values import modules_of, named_modules_of, places
+from walkback.network.values import modules_of, places
 from walkback.progress import track
 from walkback.registry import whole_numbers
 from walkback.tracing.session import Tracer
 from walkback.tracing.trace import Trace
-from walkback.tracing.untouched import set_modes, untouched
+from walkback.tracing.untouched import untouched
 
 __all__ = ["Depth", "depth"]
 
 REMEMBERED = 2**26  # entries of what stems make that are kept
 
 Batches = Iterable[Any]
-Build = Callable[[], nn.Module]
 
 
 def depth(
@@ -70,9 +70,12 @@ def depth(
     >>> len(found.by_depth["trained"]), len(found.rerandomised)
     (5, 2)
     """
-    whole_numbers(draws=draws)
-    if draws < 2:
-        raise InputError(f"Expected draws >= 2, since their spread is part of the answer, but got {draws}.")
+    whole_numbers(2, draws=draws)  # their spread is part of the answer
+    whole_numbers(0, seed=seed)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"Expected model to be a torch.nn.Module, but got {shown(model)}.")
+    if build is not None and not callable(build):
+        raise InputError(f"Expected build to be a function that makes a new network, but got {shown(build)}.")
     # An iterator would be used up by the first pass.
     seen, unseen = (list(part) if isinstance(part, Iterator) else part for part in (train, test))
     bare = unwrap(model)
@@ -92,12 +95,12 @@ def depth(
         every = range(len(first.fitted.states))
         probes[TRAINED] = [accuracy(first.right(site, strengths[TRAINED][0])) for site in every]
         probes[RANDOM] = [0.0 for _ in every]
-        rivals = []
+        rivals, drawn_before = [], {marks(first.fitted.blocks)}
         for draw in track(range(draws), "drawing blocks", draws):
             with torch.random.fork_rng(devices=_cuda(bare)):
                 torch.manual_seed(seed + 1 + draw)
-                _randomise(bare, first.fitted.blocks, build, anatomy)
-                _settle(bare, first.fitted.blocks, seen)
+                randomise(bare, first.fitted.blocks, build, anatomy, drawn_before)
+                settle(bare, (*first.fitted.blocks, *first.fitted.readout), seen)
             drawn = Pair.of(bare, seen, unseen, anatomy, stems).like(first)
             rival, strength = drawn.refitted(seed)
             rivals.append(rival)
@@ -194,6 +197,7 @@ class Features:
     read: Tensor
     labels: Tensor
     blocks: tuple[nn.Module, ...]
+    readout: tuple[nn.Module, ...]
     branch: bool | None  # None of a plain network
     layers: Anatomy | None = None  # of one
     fixed: str = ""  # why a block can't be left out
@@ -241,13 +245,14 @@ class Features:
             layers = tracer.anatomy if tracer.layer_sites else None
             branch = None if tracer.layer_sites else bool(tracer.branch)
             blocks = tracer.anatomy.depth_modules(tracer.model)
+            readout = tuple(part for part in tracer.anatomy.readout if isinstance(part, nn.Module))
             fixed = "a layer of a plain network can't be left out" if tracer.layer_sites else ""
             if not fixed and (len(blocks) < len(tracer.blocks) or tracer.anatomy.by_forward):
                 fixed = "a block that is called several times, or as block.forward(h), can't be left out of one call"
         if not labels:
             raise InputError("Expected batches to fit on and batches to compare on, but one of them is empty.")
         vectors = tuple(rows.whole() for rows in states)
-        return Features(vectors, read.whole(), torch.cat(labels), blocks, branch, layers, fixed)
+        return Features(vectors, read.whole(), torch.cat(labels), blocks, readout, branch, layers, fixed)
 
 
 @dataclass(frozen=True)
@@ -335,67 +340,7 @@ def _worth(right: Tensor, rivals: Sequence[Tensor]) -> tuple[float, tuple[float,
     return worth, (worth - half, worth + half), {name: 100 * math.sqrt(v) for name, v in variances.items()}
 
 
-# -- blocks drawn anew, and left out -----------------------------------------------------------------------------------
-
-
-def _randomise(model: nn.Module, blocks: Sequence[nn.Module], build: Build | None, anatomy: Any) -> None:
-    """Give every block a new draw of its initialisation."""
-    if build is not None:
-        for block, new in zip(blocks, _fresh(model, blocks, build, anatomy), strict=True):
-            try:
-                block.load_state_dict(new.state_dict())
-            except RuntimeError as error:
-                raise InputError(
-                    f"Expected build() to make blocks like those of the model, but: {cut(str(error), 300)}"
-                ) from None
-        return
-    for block in blocks:
-        for module in modules_of(block):
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                with torch.no_grad():
-                    reset()
-            elif any(p is not None for p in module._parameters.values()):
-                raise InputError(
-                    f"Expected every part of a block to have reset_parameters(), but {type(module).__name__} has "
-                    "parameters of its own and none. Give build=, a function that makes a new network."
-                )
-
-
-def _fresh(model: nn.Module, blocks: Sequence[nn.Module], build: Build, anatomy: Any) -> Sequence[nn.Module]:
-    """Return the blocks of a new network: those it has, or where an anatomy names parts, those under the same paths."""
-    other = build()
-    if not isinstance(other, nn.Module):
-        raise InputError(f"Expected build() to return a torch.nn.Module, but got {type(other).__name__}.")
-    if anatomy is None:
-        with Tracer(other) as tracer:
-            fresh = tracer.anatomy.depth_modules(tracer.model)
-    else:
-        paths, there = ({id(m): p for p, m in named_modules_of(model)}), dict(named_modules_of(unwrap(other)))
-        fresh = [there[path] for path in (paths[id(block)] for block in blocks) if path in there]
-    if len(fresh) != len(blocks):
-        raise InputError(f"Expected build() to make {len(blocks)} blocks, but it makes {len(fresh)}.")
-    return fresh
-
-
-@torch.no_grad()
-def _settle(model: nn.Module, blocks: Sequence[nn.Module], batches: Batches) -> None:
-    """Let batch norms of random blocks take the statistics of the training samples."""
-    norms = [m for b in blocks for m in modules_of(b) if getattr(m, "running_mean", None) is not None]
-    if not norms:
-        return
-    before = [(m, m.momentum) for m in norms]  # type: ignore[attr-defined]
-    for module in norms:
-        module.reset_running_stats()  # type: ignore[operator]
-        module.momentum = None  # type: ignore[assignment]  # the plain average over all batches
-    set_modes((m, True) for m in norms)
-    try:
-        for x, _ in pairs(batches, model):
-            call(model, x)
-    finally:
-        set_modes((m, False) for m in norms)
-        for module, momentum in before:
-            module.momentum = momentum  # type: ignore[assignment]
+# -- blocks left out, and the inputs alone -----------------------------------------------------------------------------
 
 
 def _without(
@@ -417,33 +362,12 @@ def _without(
     out = []
     for absent in [*([block] for block in blocks), blocks]:
         try:
-            with _skipped(absent, branch):
+            with skipped(absent, branch):
+                settle(model, first.fitted.readout, seen)
                 out.append(accuracy(Pair.of(model, seen, unseen, anatomy, stems).like(first).right("head", strength)))
-        except _NoStream:
+        except NoStream:
             return None, "a block is not called with the stream as its first argument: it can't be left out"
     return out, ""
-
-
-class _NoStream(Exception):
-    """A block that can't be left out."""
-
-
-@contextmanager
-def _skipped(blocks: Sequence[nn.Module], branch: bool) -> Iterator[None]:
-    """Let these blocks add nothing to the stream inside the `with` block."""
-
-    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        made = out[0] if isinstance(out, tuple) else out
-        stream = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
-        if not isinstance(made, Tensor) or stream is None or stream.shape != made.shape:
-            raise _NoStream
-        left = torch.zeros_like(made) if branch else stream.clone()  # a tensor of its own, as every block makes one
-        return (left, *out[1:]) if isinstance(out, tuple) else left
-
-    with ExitStack() as stack:
-        for block in blocks:
-            stack.callback(block.register_forward_hook(hook, with_kwargs=True).remove)
-        yield
 
 
 def _pixels(seen: Batches, unseen: Batches, seed: int) -> tuple[float | None, str]:

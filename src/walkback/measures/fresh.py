@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from walkback.errors import InputError
 from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import Numbers
 from walkback.measures.measurements import Found, of_cosines
@@ -40,9 +39,9 @@ class FreshFeedback:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.draws < 2:
-            raise InputError(f"Expected draws >= 2, since their spread is the answer, but got {self.draws}.")
+        whole_numbers(2, draws=self.draws)  # their spread is the answer
         whole_numbers(samples=self.samples)
+        whole_numbers(0, seed=self.seed)
 
 
 class Redraws:

@@ -22,7 +22,7 @@ from walkback.measures.precision import Intrinsic
 from walkback.network.batch import mapped
 from walkback.network.values import has_float64, no_autocast
 from walkback.notes import Note
-from walkback.registry import whole_numbers
+from walkback.registry import one_of, positive, whole_numbers
 from walkback.tracing.rerun import double_weights, is_sharded
 from walkback.tracing.session import Tracer
 from walkback.tracing.trace import Trace
@@ -58,11 +58,11 @@ class Perturbation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.directions not in ("isotropic", "data"):
-            raise InputError(f'Expected directions "isotropic" or "data", but got {shown(self.directions)}.')
-        if self.count < 3 or self.step <= 0:
-            raise InputError(f"Expected count >= 3 and step > 0, but got {self.count} and {self.step}.")
+        one_of(("isotropic", "data"), directions=self.directions)
+        whole_numbers(3, count=self.count)
+        positive(step=self.step)
         whole_numbers(samples=self.samples)
+        whole_numbers(0, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ class Nudging:
     samples: int = 1024
 
     def __post_init__(self) -> None:
-        if self.eta <= 0:
-            raise InputError(f"Expected eta > 0, but got {self.eta}.")
+        positive(eta=self.eta)
         whole_numbers(samples=self.samples)
 
 

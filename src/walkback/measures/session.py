@@ -40,7 +40,7 @@ class Session:
     def update(self, trace: Trace) -> None:
         """Check the first trace; an InputError where a reference that was asked for is not the derivative."""
         if self._check is None:
-            doubtful = self._tracer.suspect or self._tracer.reference != "own"
+            doubtful = self._tracer.reading.suspect or self._tracer.reference != "own"
             self._check = check_backward(self._tracer, trace) if doubtful else _UNSUSPECTED
             self._device = trace.logits.device.type
             _refuse_wrong_reference(self._tracer, self._check, self._recorded)
@@ -55,7 +55,7 @@ class Session:
         found.conditions |= {
             **read,
             "anatomy": [" ".join(row) for row in tracer.anatomy.rows()],
-            "guessed": tracer.guesses,
+            "guessed": tracer.reading.guesses,
             **_share(tracer),
             "tokens_read": tracer.read_tokens,
             **self._options,
@@ -68,7 +68,7 @@ class Session:
         if check.error is None:
             found.reasons["backward_error"] = check.why
         unchecked = {"cause": check.cause, "why": check.why}
-        open_ = tracer.suspect and check.answer == "cannot-tell"
+        open_ = tracer.reading.suspect and check.answer == "cannot-tell"
         if open_ and tracer.reference == "own":
             found.values["doubted"] = Note("unchecked-backward", None, unchecked)
         elif open_:

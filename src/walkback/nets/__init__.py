@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from walkback.errors import InputError, shown
+from walkback.errors import InputError
 from walkback.nets.resmlp import ResMLP
 from walkback.nets.small_cnn import SmallCNN
 from walkback.nets.student import StudentNet
 from walkback.nets.vit_mini import ViTMini
-from walkback.registry import call_entry, closest, gathered, is_entry, known_options
+from walkback.registry import call_entry, gathered, is_entry, known_name, known_options
 
 NETS: dict[str, type[nn.Module]] = gathered(__name__, "NETS")
 
@@ -31,8 +31,6 @@ def build(name: str, input_shape: tuple[int, ...], classes: int, /, **options: A
         if not isinstance(net, nn.Module):
             raise InputError(f"Expected {name} to return a torch.nn.Module, but got {type(net).__name__}.")
         return net
-    if not isinstance(name, str) or name not in NETS:
-        listed = f"Expected net to be one of {', '.join(NETS)} or module:function, but got {shown(name)}."
-        raise InputError(f"{listed}{closest(str(name), NETS)}")
-    known_options("net_options", name, NETS[name], options)
-    return NETS[name](input_shape=input_shape, classes=classes, **options)
+    made = NETS[known_name("net", name, NETS)]
+    known_options("net_options", name, made, options)
+    return made(input_shape=input_shape, classes=classes, **options)

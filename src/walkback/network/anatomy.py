@@ -131,7 +131,7 @@ class Anatomy:
             except AnatomyError:
                 raise AnatomyError(refusal) from None
         paths = stacks[0].paths
-        outer = around(core, paths[0], paths[-1])
+        outer = around(core, paths)
         named = before is not None and after
         said = tuple(
             text
@@ -163,7 +163,8 @@ class Anatomy:
                     "is not one of its modules. Take it from the model itself, or name it by its dotted path (a plain "
                     "Python list does not make its modules part of a model: use nn.ModuleList)."
                 )
-        if not (self.pool is None or self.pool in ("mean", "readout") or isinstance(self.pool, int)):
+        words = isinstance(self.pool, str) and self.pool in ("mean", "readout")
+        if not (self.pool is None or words or isinstance(self.pool, int)):
             raise AnatomyError(f'Expected pool to be a token index, "mean" or None, but got {shown(self.pool)}.')
         called = [known[id(b)] or "(model)" for b in blocks]
         numbered = (f"{p}#{called[: i + 1].count(p)}" if called.count(p) > 1 else p for i, p in enumerate(called))

@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from walkback.errors import AnatomyError, shown
 from walkback.network.stacks import UNCALLED, matching, type_name
-from walkback.network.values import named_modules_of, parameters_of
+from walkback.network.values import children_of, named_modules_of, parameters_of
 
 Named = tuple[str, nn.Module]  # with its path
 Sites = str | Sequence[str] | Callable[[nn.Module], Any]
@@ -43,16 +43,31 @@ class Call:
 
 @dataclass(frozen=True)
 class Site:
-    """Where a site is read: which call of which module, which of the tensors it returns, and the batch's axis there."""
+    """Where a site is read: which call of which module, which of the tensors it returns, and how the batch lies there.
+
+    On its own `axis`, or folded with `rows` steps of each sample in turn: (B · rows, d), as of a layer that runs on
+    every step of a sequence.
+    """
 
     call: Call
     leaf: int
     axis: int
+    rows: int = 0
 
+    def batch_first(self, h: Tensor) -> Tensor:
+        """Return a state with the batch first.
 
-def batch_first(h: Tensor, axis: int) -> Tensor:
-    """Return a state with the batch first, and the way back."""
-    return h.transpose(0, axis) if axis else h
+        >>> import torch
+        >>> Site(Call("fc", nn.Linear(3, 3)), 0, 0, rows=4).batch_first(torch.zeros(8, 3)).shape
+        torch.Size([2, 4, 3])
+        """
+        if self.rows and h.shape[0] % self.rows == 0:
+            return h.unflatten(0, (-1, self.rows))
+        return h.transpose(0, self.axis) if self.axis else h
+
+    def as_made(self, h: Tensor) -> Tensor:
+        """Return a state with the batch first in the form in which the layer returned it."""
+        return h.flatten(0, 1) if self.rows else self.batch_first(h)
 
 
 def choose(core: nn.Module, sites: Sites) -> tuple[list[Named], list[Named], Any]:
@@ -104,7 +119,9 @@ def weighted_modules(model: nn.Module) -> list[Named]:
     ['0']
     """
     every = [(path, module) for path, module in named_modules_of(model) if "parametrizations" not in path.split(".")]
-    own = [(path, module, [p for p in _own_parameters(module) if p.ndim > 1]) for path, module in every]
+    whole = tuple(f"{path}." for path, module in every if is_message_passing(module))
+    every = [(path, module) for path, module in every if not path.startswith(whole)]
+    own = [(path, module, own_weights(module)) for path, module in every]
     trained = [
         (path, module) for path, module, ps in own if any(p.requires_grad for p in ps) or (ps and _torchs(module))
     ]
@@ -131,14 +148,30 @@ def _torchs(module: nn.Module) -> bool:
     return any(c.__module__.startswith("torch.nn.modules") and c.__module__ not in none for c in type(module).__mro__)
 
 
-def _own_parameters(module: nn.Module) -> list[nn.Parameter]:
+def is_message_passing(module: nn.Module) -> bool:
+    """Return whether a module is a layer of a graph network: it passes what its linear parts return to neighbours."""
+    return any(c.__name__ == "MessagePassing" for c in type(module).__mro__)
+
+
+def read_as_one(model: nn.Module) -> list[str]:
+    """Return the paths of layers of a graph network that run a network of their own: `GINConv(nn.Sequential(…))`."""
+    layers = [(path, m) for path, m in named_modules_of(model) if is_message_passing(m)]
+    inner = {path: [p for _, p in children_of(m) if not isinstance(p, UNCALLED)] for path, m in layers}
+    return [path for path, parts in inner.items() if any(len(weighted_modules(part)) > 1 for part in parts)]
+
+
+def own_weights(module: nn.Module) -> list[nn.Parameter]:
+    """Return a module's own parameters of two dimensions or more; of a layer of a graph network those of its parts."""
+    if is_message_passing(module):
+        return [p for p in parameters_of(module) if p.ndim > 1]
     own = [p for p in module._parameters.values() if p is not None]
-    return own + (list(parameters_of(module.parametrizations)) if is_parametrized(module) else [])  # type: ignore[arg-type]
+    own += list(parameters_of(module.parametrizations)) if is_parametrized(module) else []  # type: ignore[arg-type]
+    return [p for p in own if p.ndim > 1]
 
 
 def _holds_weighted(module: nn.Module, model: nn.Module) -> bool:
     """Return whether there is another module with a weight inside, other than one that it never calls as such."""
-    if isinstance(module, nn.MultiheadAttention):
+    if isinstance(module, nn.MultiheadAttention) or is_message_passing(module):
         return False
     inside = {id(m) for path, m in named_modules_of(module) if path}
     return any(id(m) in inside for _, m in weighted_modules(model))

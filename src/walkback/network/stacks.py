@@ -7,7 +7,7 @@ whether the network really calls them one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -221,8 +221,12 @@ def guess(stacks: list[Stack], around_it: list[str]) -> str:
 BY_ORDER = "stem and readout are what is registered before and after the blocks (no number depends on them)"
 
 
-def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return paths of the modules with parameters registered before block `first` and after block `last`, in order."""
+def around(model: nn.Module, paths: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return paths of the modules with parameters registered before the first block and after the last, in order.
+
+    What stands before the first in a ModuleList where others stand between the blocks is part of a step: a norm.
+    """
+    first, last = paths[0], paths[-1]
     before: list[str] = []
     after: list[str] = []
     for block, names, behind in ((first, before, False), (last, after, True)):
@@ -236,6 +240,11 @@ def around(model: nn.Module, first: str, last: str) -> tuple[tuple[str, ...], tu
             levels.append([f"{above}.{name}" if above else name for name in part])
         for level in reversed(levels) if behind else levels:
             names += [path for path in level if any(True for _ in parameters_of(model.get_submodule(path)))]
+    holder = first.rpartition(".")[0]
+    within = [path for path, _ in _children(holder, model.get_submodule(holder))]
+    if isinstance(model.get_submodule(holder), nn.ModuleList) and last in within:
+        between = within[within.index(first) : within.index(last)]
+        before = before if {*between} <= {*paths} else [path for path in before if path not in within]
     return tuple(before), tuple(after)
 
 
@@ -251,17 +260,21 @@ def _spelled(model: nn.Module) -> Iterator[Stack]:
                 matches = matching(parent, spelling)
             blocks = [m for _, m in matches]
             holders = [m for _, m in matching(parent, spelling.removesuffix(".*"))]
-            if not blocks or not all(_may_be_block(m) for m in blocks) or not _is_stack(holders, blocks):
+            if (
+                not blocks
+                or not all(_may_be_block(m) for m in blocks)
+                or not _is_stack(holders, blocks, ".*." in spelling)
+            ):
                 continue
             dot = f"{prefix}." if prefix else ""
             yield Stack(tuple(dot + path for path, _ in matches), _kinds(blocks), dot + spelling, True)
             break
 
 
-def _is_stack(holders: list[nn.Module], blocks: list[nn.Module]) -> bool:
-    """Return whether blocks are of one kind in containers, or of several in lists, which say they are one stack."""
-    allowed = CONTAINERS if len({_kind(b) for b in blocks}) == 1 else UNCALLED
-    return all(isinstance(holder, allowed) for holder in holders)
+def _is_stack(holders: list[nn.Module], blocks: list[nn.Module], staged: bool) -> bool:
+    """Return whether blocks are of one kind in containers, or of several in lists or stages: these are one stack."""
+    alike = len({_kind(b) for b in blocks}) == 1 or (staged and all(map(_has_weights, blocks)))
+    return all(isinstance(holder, CONTAINERS if alike else UNCALLED) for holder in holders)
 
 
 def _runs(model: nn.Module) -> Iterator[Stack]:

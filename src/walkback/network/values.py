@@ -15,12 +15,20 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from walkback.errors import AnatomyError, InputError
 
+# what a network that returns a dict calls its answer
+ANSWERS = ("logits", "out", "output", "outputs", "pred", "preds", "prediction", "predictions", "y_hat")
+
 
 def logits_of(output: Any) -> Tensor:
-    """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass."""
+    """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass.
+
+    Of a dict without "logits" it is the value of one of ANSWERS, or its only tensor.
+    """
     logits: Any = output
-    if isinstance(output, Mapping) and "logits" in output:
-        logits = output["logits"]
+    if isinstance(output, Mapping):
+        alone = [v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point()]
+        named = [output[key] for key in ANSWERS if key in output]
+        logits = named[0] if named else alone[0] if len(alone) == 1 else output
     elif getattr(output, "logits", None) is not None:
         logits = getattr(output, "logits")  # noqa: B009  # of any type
     elif is_dataclass(output):
@@ -28,8 +36,10 @@ def logits_of(output: Any) -> Tensor:
     elif isinstance(output, (tuple, list)) and output:
         logits = output[0]
     if not isinstance(logits, Tensor):
+        keys = f" of {', '.join(map(repr, output))}" if isinstance(output, Mapping) else ""
         raise AnatomyError(
-            f"Expected the network to return logits, alone or first in a tuple, but got {type(output).__name__}."
+            "Expected the network to return logits, alone, first in a tuple, or in a dict as one of "
+            f"{', '.join(ANSWERS)}, but got {type(output).__name__}{keys}."
         )
     return logits
 
@@ -54,11 +64,28 @@ def first_tensor(values: Sequence[Any]) -> Tensor | None:
 
 
 def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """Return what a block receives as the stream: its first tensor, or the keyword its forward takes first."""
+    """Return what a block receives as the stream: its first tensor, or the keyword its forward takes first.
+
+    Where it is handed a dict, a dataclass or a tuple alone, the first tensor in there, rather one with a gradient.
+    """
     if (found := first_tensor(args)) is not None:
         return found
+    if args and is_held(args[0]):
+        inside = [v for v in members(args[0]) if isinstance(v, Tensor) and v.is_floating_point()]
+        return next((v for v in inside if v.requires_grad), first_tensor(inside))
     first = next(iter(signature(block.forward).parameters), "")
     return first_tensor((kwargs.get(first), *kwargs.values()))
+
+
+def is_held(value: Any) -> bool:
+    """Return whether a value that a block is handed may hold the stream: a dict, a dataclass or a tuple."""
+    return isinstance(value, (Mapping, tuple)) or (is_dataclass(value) and not isinstance(value, type))
+
+
+def handed_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Return the tensors that a block is handed, alone or held by a dict, a dataclass or a tuple."""
+    values = [*args, *kwargs.values()]
+    return [t for v in values for t in (members(v) if is_held(v) else (v,)) if isinstance(t, Tensor)]
 
 
 def argument(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Fifteen ways to a wrong number, each with a reproducer that shows it beside the right one.
+"""The ways to a wrong number, each with a reproducer that shows it beside the right one.
 
 One file per pitfall: its entry (`PITFALL`), its detector for `walkback lint` where there is one (`detect`), and its
 reproducer (`show`). The files import torch only inside of reproducers, so that linting works without it.

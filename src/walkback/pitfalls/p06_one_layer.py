@@ -58,7 +58,10 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     over = list(words(loop.iter))
     inner = [node for value in values for node in ast.walk(value)]
     cosines = [node for node in inner if script.is_cosine_call(node) or _is_cosine_by_hand(node)]
-    if not cosines or any(map(_SAMPLES.search, over)):
+    holders = {
+        n.value.id for n in ast.walk(loop.iter) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+    }
+    if not cosines or any(_SAMPLES.search(word) for word in over if word not in holders):  # run.credits are no runs
         return False
     if any(map(_LAYERS.search, over)) or any(map(_LAYER.search, words(loop.target))):
         return True

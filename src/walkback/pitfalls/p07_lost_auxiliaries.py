@@ -123,6 +123,9 @@ def _fallbacks(script: Script) -> Found:
             key, default = node.args
             if is_feedback(str(literal(key))) and script.is_gradient(default):
                 yield node, why, fix
+            elif is_feedback(str(literal(key))) and _drawn_tensor(script, default):
+                drawn = "where the feedback is missing another one is drawn, to which the network never aligned"
+                yield node, drawn, fix
 
 
 def _missing(test: ast.AST) -> tuple[bool, bool]:

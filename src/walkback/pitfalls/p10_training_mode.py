@@ -22,6 +22,7 @@ _VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|te
 def detect(script: Script) -> Found:
     """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on."""
     yield from _in_training(script)
+    yield from _told_to_train(script)
     off = (literal(argument(call, 0, "mode")) for call in script.calls() if method(call) == "train")
     if script.has_call("eval") or any(value is False for value in off):
         return
@@ -68,6 +69,22 @@ def _in_training(script: Script) -> Found:
                         "measure between steps, after model.eval(), on samples held back for it",
                     )
                 break
+
+
+def _told_to_train(script: Script) -> Found:
+    """Find gradients compared after `.train()`, or in a trainer's hook after a batch, where nothing is stepped."""
+    for scope, nodes in script.scopes():
+        calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: call.lineno)
+        told = [call for call in calls if method(call) == "train" and not call.args and not call.keywords]
+        if getattr(scope, "name", "").startswith("on_train_batch"):
+            told = [call for call in calls if _is_pass(call)]
+        stays = not any(method(call) in ("eval", "step", "zero_grad", "backward") for call in calls)
+        if told and stays and any(map(script.differentiates, calls)):
+            yield (
+                told[0],
+                "the gradients that are compared are those of a network in training mode, with its dropout on",
+                "call model.eval() before, and model.train() again afterwards",
+            )
 
 
 def _drops_out(call: ast.Call) -> bool:

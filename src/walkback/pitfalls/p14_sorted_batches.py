@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 PITFALL = Entry(14, "sorted-batches", "batches sorted by class fake a drifting reference", "lint, report")
 
+_MEASURES = re.compile(r"alignment|gradient_norm|gradient_cos|cosine", re.IGNORECASE)
 _SAMPLES = re.compile(r"(^|_)(x|xs|inputs?|images?|imgs?|data|samples?|features?|tokens?|ids|test_?set)\d*(_|$)", re.I)
 _FOLDERS = ("ImageFolder", "DatasetFolder")
 
@@ -54,6 +55,7 @@ def _reads_gradients(script: Script) -> bool:
         script.differentiates(call)
         or (script.is_cosine_call(call) and any(map(script.is_gradient, call.args)))
         or (read and script.norm_of(call) is not None)
+        or _MEASURES.search(last(call.func)) is not None
         for call in script.calls()
     )
 

@@ -40,9 +40,9 @@ from walkback.report.depth_view import deciding_depth
 from walkback.report.formats.logged import fired, plain
 from walkback.report.html import asset, templates
 from walkback.report.longtable import longtable
+from walkback.report.page_view import mark, pairs, view
 from walkback.report.panels import limits_of, site_panels
 from walkback.report.report import Report
-from walkback.report.view import mark, pairs, view
 from walkback.training.spec import RunSpec, control_spec
 from walkback.verdict.chain import DEPTH_STEP
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK, Verdict

@@ -1,4 +1,4 @@
-"""The reporting pair as a picture: accuracy, Γ and the gain over frozen blocks of the rules of one setting."""
+"""The reporting pair as a picture: accuracy, Γ and the gain over frozen blocks of the rules of one task."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from walkback.verdict.checks import DiagnosticThresholds
+from walkback.verdict.findings import WALKED_BACK
 
 MARGIN = DiagnosticThresholds().frozen_acc_margin_pp
 ROWS = 8  # what a first screen holds
@@ -15,24 +16,28 @@ ROWS = 8  # what a first screen holds
 def pair_picture(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the rows of the picture, with places in per cent of each panel's width; None where nothing has a control.
 
-    The setting with the most rules that have both Γ and a control is shown, the longest training first among equals.
+    A task is a setting without the conventions of a rule's credit, which stand beside the rule. Shown is the one with
+    the most rules that have a control, among those where a rule is walked back if there are any.
     """
     known = [s for s in settings if s["d3"]["value"] is not None]
-    counts = Counter(s["setting"] for s in known)
+    counts = Counter(s["task"] for s in known)
     if not counts:
         return None
-    chosen = max(counts, key=lambda name: (counts[name], -[s["setting"] for s in known].index(name)))
-    rows = [s for s in known if s["setting"] == chosen][:ROWS]
+    fallen = {s["task"] for s in known if s["verdict"]["word"] == WALKED_BACK}
+    order = list(counts)
+    chosen = max(counts, key=lambda task: (task in fallen and counts[task] > 1, counts[task], -order.index(task)))
+    rows = [s for s in known if s["task"] == chosen][:ROWS]
     acc = _Axis([end for s in rows for key in ("acc", "frozen") for end in _ends(s[key])])
     gamma = _Axis([0.0, 0.2, *(end for s in rows for end in _ends(s["gamma"]))])
     gain = _Axis([0.0, 2 * MARGIN, *(x for s in rows for x in (s["d3"]["value"], *(s["d3"]["interval"] or ())))])
     return {
         "setting": chosen,
         "others": len(counts) - 1,
+        "falls": chosen in fallen,
         "zero": {"gamma": gamma.at(0.0), "gain": gain.at(0.0), "margin": gain.at(MARGIN)},
         "rows": [
             {
-                "rule": s["rule"],
+                "rule": " · ".join([s["rule"], *s["conventions"]]),
                 "verdict": s["verdict"],
                 "acc": {"text": s["acc"]["text"], **_bar(acc, s["acc"])},
                 "frozen": {"text": s["frozen"]["text"], "x": acc.at(s["frozen"]["mean"])},

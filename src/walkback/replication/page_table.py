@@ -10,8 +10,8 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, Judged, setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
 from walkback.replication.tables.build import among_many, depth_word, failed_words, flag_word, interval_text
+from walkback.report.page_view import distance, mark
 from walkback.report.table import NONE, Stat, Table, csv_text, number, spread, stat, table
-from walkback.report.view import distance, mark
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import Finding
 from walkback.verdict.editions import PASSES, UNDECIDED, WALKED_BACK
@@ -65,6 +65,8 @@ def setting_row(records: Records, spec: RunSpec, j: Judged) -> dict[str, Any]:
     return {
         "rule": rule_name(spec),
         "setting": setting_name(spec),
+        "task": one_line(" · ".join(word for word in setting_words(spec) if word not in spec.conventions)),
+        "conventions": spec.conventions,
         "runs": links(j.runs),
         "verdict": {**mark(word), "qualifier": blind, "order": ORDER[word]},
         "failed": failed["three-check"] or blind,

@@ -22,8 +22,8 @@ from walkback.errors import FormatError, InputError, WalkbackError, shown
 from walkback.report.formats import report_2
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, templates
+from walkback.report.page_view import mark
 from walkback.report.report import Report
-from walkback.report.view import mark
 from walkback.verdict.files import read_table
 from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK
 

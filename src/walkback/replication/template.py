@@ -213,7 +213,7 @@ def _one(runs: Sequence[Record], value: Callable[[Record], str | None], what: st
     if not known:
         return f"{MISSING}: {what}"
     counts = [(text, known.count(text)) for text in dict.fromkeys(known)]
-    said = counts[0][0] if len(counts) == 1 else "; ".join(f"{text} ({n} runs)" for text, n in counts)
+    said = counts[0][0] if len(counts) == 1 else "; ".join(f"{text} ({n} run{'s' * (n > 1)})" for text, n in counts)
     return said + (f"; {MISSING} in {absent} of {len(values)} runs: {what}" if absent else "")
 
 
@@ -266,9 +266,30 @@ def _checkpoint(run: Record) -> str:
     return f"the last epoch ({run.spec.epochs}) on the test split, never the best"
 
 
-def _site(run: Record) -> str:
-    which = {"writer": "writes", "reader": "reads"}[run.spec.credit_site]
-    return f"the module that {which} the site ({run.spec.credit_site})"
+def _by_rule(say: Callable[[RunSpec], str]) -> Callable[[Sequence[Record]], str]:
+    """Return a field of the rules' conventions: what it is, and of which rules where they differ."""
+
+    def field(runs: Sequence[Record]) -> str:
+        said: dict[str, dict[str, None]] = {}
+        for spec in [run.spec for run in runs if run.spec.scope == "all"] or [run.spec for run in runs]:
+            said.setdefault(say(spec), {})[RULES.get(spec.rule, spec.rule)] = None
+        if len(said) == 1:
+            return next(iter(said))
+        return "; ".join(f"{text} for {', '.join(of)}" for text, of in said.items())
+
+    return field
+
+
+def _site(spec: RunSpec) -> str:
+    which = {"writer": "writes", "reader": "reads"}[spec.credit_site]
+    return f"the module that {which} the site ({spec.credit_site})"
+
+
+_LENGTHS = {
+    "raw": "as the rule computes it",
+    "unit": "of length 1 in every sample",
+    "rms": "of length √d in every sample",
+}
 
 
 def _thresholds(run: Record) -> str:
@@ -319,7 +340,8 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
     "minibatch identity": _condition("probe_hash", lambda at: f"hash {at} of the samples"),
     "layer index": _condition("layer_index"),
     "gradient norm": _condition("g_norm_batch_size", lambda at: f"‖g‖ is the per-sample norm ÷ {at}"),
-    "credit site": _all(_site),
+    "credit site": _by_rule(_site),
+    "credit length": _by_rule(lambda spec: _LENGTHS.get(spec.credit_length, spec.credit_length)),
     "control": lambda runs: _control(runs),
     "thresholds": _all(_thresholds),
     "machine": _all(_machine),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from walkback.measures.worth import RANDOM, TRAINED, WITHIN_DRAWS, Depth
@@ -82,10 +83,29 @@ def depth_lines(report: Report) -> list[str]:
 
 
 def seeds_lines(report: Report) -> list[str]:
-    """Return by which rule several seeds were judged, and the two parts of the error of D3; [] of one seed."""
-    found = [f for f in report.findings if about(f) == "depth" and "seeds" in (f.get("parts") or {})]
+    """Return by which rule several seeds were judged, how many flag alone, and the parts of D3's error; [] of one."""
     return [
-        f"{f['check']} of several seeds: the 95 % interval of their mean decides, as fixed beforehand; standard error "
+        f"{f['check']} of several seeds: the 95 % interval of their mean decides, as fixed beforehand; "
+        f"{_alone(report, f['limit'])}standard error "
         + ", ".join(f"{error:.2f} pp from {name}" for name, error in f["parts"].items())
-        for f in found
+        + (
+            ""
+            if "samples" in f["parts"]
+            else "; the error of the test set is not in it (give test_samples, or correct)"
+        )
+        for f in report.findings
+        if about(f) == "depth" and "seeds" in (f.get("parts") or {})
     ]
+
+
+def _alone(report: Report, limit: float) -> str:
+    """Say on how many seeds of how many the gain over the control is under a limit, "" where a file does not tell."""
+    control = report.conditions.get("control", "rule-stem")
+    others = {**(report.conditions.get("controls") or {}), "rule-stem": report.frozen_baseline_acc}
+    both = (report.headline_acc, others.get(control))
+    ours, theirs = ([a for a in (acc if isinstance(acc, Sequence) else [acc]) if a is not None] for acc in both)
+    theirs = theirs * len(ours) if len(theirs) == 1 else theirs
+    if not ours or len(ours) != len(theirs):
+        return ""
+    under = sum(round(100 * (a - b), 10) < limit for a, b in zip(ours, theirs))
+    return f"alone {under} of {len(ours)} flag; "

@@ -11,7 +11,8 @@ from xml.etree import ElementTree as ET
 from tabulate import tabulate
 
 from walkback.errors import InputError, shown
-from walkback.report.view import distance, finding_rows
+from walkback.report.page_view import distance
+from walkback.report.view import finding_rows
 from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from walkback.report.page_view import view
 from walkback.report.panels import ACCURACY, limits_of, site_panels
-from walkback.report.view import conditions_line, title, view, weights_line
+from walkback.report.view import conditions_line, title, weights_line
 
 if TYPE_CHECKING:
     from walkback.report.report import Report

@@ -90,10 +90,9 @@ def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
 
 def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
     """Return the measurement's conditions and what judges D3 beside the accuracies: a report can be judged again."""
-    paired = None if claim.correct is None else _counts(claim)
     others = {name: _plain(value) for name, value in claim.controls.items()}
     judging = {
-        "paired": paired,
+        "paired": _counts(claim),
         "bp_frozen_acc": _plain(claim.bp_frozen),
         "primary": None if claim.primary == CONTROL else claim.primary,
         "test_samples": claim.test_samples,
@@ -105,9 +104,11 @@ def _conditions(m: Measurements, claim: Claim) -> dict[str, Any]:
 
 
 def _counts(claim: Claim) -> Any:
-    """Return paired predictions as counts: of one seed, or one per seed."""
+    """Return paired predictions as counts: of one seed, or one per seed; None without any."""
+    if claim.correct is None:
+        return None
     seeds = len(accuracies("headline_acc", claim.accuracy)) if claim.accuracy is not None else 1
-    each = [paired_counts(pair) for pair in one_per_seed(claim.correct or [], seeds)]
+    each = [paired_counts(pair) for pair in one_per_seed(claim.correct, seeds)]
     return each[0] if seeds == 1 else each
 
 

@@ -1,6 +1,6 @@
 """A report in words: every line and cell that is shown of it, before any markup. Nothing is computed here.
 
-`view` has all of it as plain values, ready to be put on a page; text, Markdown and LaTeX take the parts they need.
+Text, Markdown and LaTeX take the parts they need; `page_view` has them as plain values, ready to be put on a page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from walkback.measures.over_sites import block_growth
 from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded, held
 from walkback.report import depth_view as dv
-from walkback.report.numbers import NONE, NOT_MEASURED, figure, number
+from walkback.report.numbers import NONE, figure
 from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:
@@ -21,16 +21,7 @@ if TYPE_CHECKING:
 
 Grid = tuple[list[str], list[list[str]]]  # heads, rows
 
-# Word of a finding or verdict -> its mark: never by colour alone.
-MARKS = {
-    **dict.fromkeys(("ok", "yes", "passes", "trustworthy", "no drift"), "✓"),  # trustworthy: of a DiagnosticReport
-    **dict.fromkeys(("flags", "flagged", "no", "walked back", "drift"), "✗"),
-    "undecided": "≈",
-    "not tested": NONE,
-    "control": "◇",
-}
-_KINDS = {"✓": "good", "✗": "bad", "≈": "open", NONE: "none", "◇": "none"}
-_YES = {True: "yes", False: "no", None: "not tested"}
+YES = {True: "yes", False: "no", None: "not tested"}
 _CONTROLS = {
     "perturbation_bp": "control, ρ_pert of the BP gradient by site",
     "perturbation_random": "control, ρ_pert of a random vector by site",
@@ -130,16 +121,16 @@ def answers(report: Report) -> list[tuple[str, str]]:
     """Return the questions every report answers, with yes, no, not tested, undecided; and the sub-mode, if any."""
     straddles = report.depth_used is None and report.findings and dv.deciding_depth(report)["cause"] == "straddles"
     lines = [
-        ("clamped cosine readable", _YES[report.clamped_readable]),
+        ("clamped cosine readable", YES[report.clamped_readable]),
         ("unclamped cosine exact", _exact(report)),
-        ("depth used", "undecided" if straddles else _YES[report.depth_used]),
+        ("depth used", "undecided" if straddles else YES[report.depth_used]),
     ]
     return [*lines, ("sub-mode", report.submode)] if report.submode else lines
 
 
 def _exact(report: Report) -> str:
     """Return whether the unclamped cosine is exact, and of what that was tested: gradient and credit, or one alone."""
-    off, word = report.values.get("cosine_error"), _YES[report.unclamped_exact]
+    off, word = report.values.get("cosine_error"), YES[report.unclamped_exact]
     if off is None:
         return word
     if report.altered:
@@ -178,7 +169,7 @@ def layer_rows(report: Report, quantities: Sequence[Quantity] = PER_SITE) -> Gri
         heads += [q.title, *{"h_norm": ["growth"], "null_high": ["reads"]}.get(q.name, ())]
     rows = []
     ratios = block_growth(*comparable(report.per_layer.get("h_norm") or [], report.conditions))
-    for site in range(_sites(report)):
+    for site in range(count_sites(report)):
         row = [str(site)]
         for q, values in lists.items():
             value = values[site] if site < len(values) else None
@@ -202,7 +193,8 @@ def _has_column(report: Report, q: Quantity) -> bool:
     return bool(q.title) and any(v is not None for v in values)
 
 
-def _sites(report: Report) -> int:
+def count_sites(report: Report) -> int:
+    """Return how many sites the tables have rows of."""
     return max((len(report.per_layer.get(q.name) or []) for q in PER_SITE if q.title), default=0)
 
 
@@ -218,18 +210,20 @@ def finding_rows(report: Report) -> Grid:
     """Return one row per check: its value, its limit and its result."""
     results = {"flagged": "FLAGGED"}
     rows = [
-        [f["check"], f["title"], _finding_value(f), f["flags_when"], results.get(_result(f), _result(f))]
+        [f["check"], f["title"], finding_value(f), f["flags_when"], results.get(result_of(f), result_of(f))]
         for f in report.findings
     ]
     return ["check", "", "value", "flags when", "result"], rows
 
 
-def _finding_value(finding: Mapping[str, Any]) -> str:
+def finding_value(finding: Mapping[str, Any]) -> str:
+    """Return the value of a check, in percentage points where it is about depth."""
     value, points = finding["value"], about(finding) in DEPTH
     return f"{value:+.1f} pp" if points and value is not None else figure(value)
 
 
-def _result(finding: Mapping[str, Any]) -> str:
+def result_of(finding: Mapping[str, Any]) -> str:
+    """Return the result of a check in a word."""
     if finding["cause"] == "straddles":
         return "undecided"
     drifts = about(finding) == "stability"
@@ -243,10 +237,11 @@ def _result(finding: Mapping[str, Any]) -> str:
 def paragraphs(report: Report) -> list[list[str]]:
     """Return what stands under the tables, in lines: the stream, Γ, the run, and what is to be noted."""
     untested = [f"{f['check']}: {f['reason']}" for f in report.findings if f["flagged"] is None]
-    return list(filter(None, (*_about(report), [*untested, *(f"note: {text}" for text in report.advisories)])))
+    return list(filter(None, (*about_lines(report), [*untested, *(f"note: {text}" for text in report.advisories)])))
 
 
-def _about(report: Report) -> tuple[list[str], ...]:
+def about_lines(report: Report) -> tuple[list[str], ...]:
+    """Return the lines about the stream, Γ, depth and the run."""
     depth = [*dv.depth_lines(report), *dv.seeds_lines(report)]
     return _about_stream(report), _about_gamma(report), depth, run_lines(report)
 
@@ -314,111 +309,3 @@ def run_lines(report: Report) -> list[str]:
         share = f"{spare / total:.0%} of the compute"
         lines.append(f"trust lost at {unit} {run['lost']}: {spare:g} of {total:g} {unit}s were left, {share}")
     return lines
-
-
-# -- for pages -----------------------------------------------------------------------------------------------------
-
-
-def mark(word: str) -> dict[str, str]:
-    """Return a word with its mark and kind; a count behind it ("flags (1/3)") does not matter.
-
-    >>> mark("flags (1/3)")
-    {'word': 'flags (1/3)', 'mark': '✗', 'kind': 'bad'}
-    """
-    sign = MARKS[word.partition(" (")[0]]
-    return {"word": word, "mark": sign, "kind": _KINDS[sign]}
-
-
-def distance(values: Sequence[float | None], finding: Mapping[str, Any]) -> str:
-    """Return how far values are from the limit of their check: a factor, percentage points, or a difference.
-
-    >>> distance([237.0], {"limit": 50.0, "check": "D1"})
-    '4.74× above 50'
-    >>> distance([4e-9, 2e-7], {"limit": 1e-7, "check": "D2"})
-    '25× below to 2× above 1e−7'
-    >>> distance([-4.3], {"limit": 2.0, "check": "D3"})
-    '6.3 pp below 2 pp'
-    """
-    known = [v for v in values if v is not None]
-    if not known:
-        return ""
-    limit = finding["limit"]
-    ends = sorted({min(known), max(known)})
-    sides = ["below" if v < limit else "above" for v in ends]
-    if about(finding) in DEPTH:
-        unit, apart = " pp", [f"{abs(v - limit):.1f}" for v in ends]
-    elif about(finding) == "stability":  # a cosine: its sign makes a factor meaningless
-        unit, apart = "", [f"{abs(v - limit):.2f}" for v in ends]
-    else:
-        unit, apart = "×", ["∞" if min(v, limit) <= 0 else number(max(v / limit, limit / v), "norm") for v in ends]
-    where = number(limit, "norm").replace("-", "−") + (" pp" if unit == " pp" else "")
-    if len(set(sides)) == 2:
-        return f"{apart[0]}{unit} below to {apart[1]}{unit} above {where}"
-    span = "–".join(dict.fromkeys(apart if sides[0] == "above" else apart[::-1]))
-    return f"{span}{unit} {sides[0]} {where}"
-
-
-def view(report: Report) -> dict[str, Any]:
-    """Return what a page shows of a report, as text; numbers for drawing stay in `report.per_layer`."""
-    head, rows = layer_rows(report) if _sites(report) else ([], [])
-    return {
-        "verdict": mark(report.verdict),
-        "line": report.verdict_line.removeprefix("VERDICT: "),
-        "edition": report.edition,
-        "notes": remark(report),
-        "questions": [
-            *([f"{question.capitalize()}?", mark(word)] for question, word in answers(report)[:3]),
-            *([["Sub-mode", {"word": report.submode, "mark": "", "kind": "none"}]] if report.submode else []),
-        ],
-        "checks": [_check(finding) for finding in report.findings],
-        "chain": [{**step, "mark": {True: "✓", False: "✗", None: ""}[step["holds"]]} for step in report.chain],
-        "layers": {"head": head, "rows": rows},
-        "depths": [{"head": heads, "rows": lines} for heads, lines in dv.depth_table(report)],
-        "about": [line for lines in _about(report) for line in lines],
-        "remarks": [f"note: {text}" for text in report.advisories],
-        "null": null_words(report),
-        "conditions": pairs(report.conditions),
-    }
-
-
-def _check(f: Mapping[str, Any]) -> dict[str, Any]:
-    ends = ", ".join(map(("{:+.1f}" if about(f) in DEPTH else "{:.3g}").format, f.get("interval") or ()))
-    # An interval that straddles the margin is told by the result and the verdict already.
-    why = "" if f["cause"] == "straddles" else f["reason"]
-    return {
-        "check": f["check"],
-        "title": f["title"],
-        "value": _finding_value(f) + (f" [{ends}]" if ends else ""),
-        "flags": f["flags_when"],
-        "result": mark(_result(f)),
-        "distance": "; ".join(filter(None, (distance([f["value"]], f), why))),
-    }
-
-
-def null_words(report: Report) -> str:
-    """Return what is said of the null band: nothing where it was measured and is drawn."""
-    if report.per_layer.get("null_low") and report.per_layer.get("null_high"):
-        return ""
-    why = report.reasons.get("null_low", NOT_MEASURED)
-    return "Null band not measured" + ("" if why == NOT_MEASURED else f": {why}")
-
-
-def pairs(fields: Mapping[str, Any]) -> list[list[str]]:
-    """Return fields as [name, text].
-
-    >>> pairs({"batch_size": 128, "nudging": {"eta": 0.01}, "pool": None, "state_shape": [256]})
-    [['batch size', '128'], ['nudging', 'eta 0.01'], ['pool', '–'], ['state shape', '256']]
-    """
-    return [[str(name).replace("_", " "), _words(value)] for name, value in fields.items()]
-
-
-def _words(value: Any) -> str:
-    if value is None or value == [] or value == {}:
-        return NONE
-    if isinstance(value, bool):
-        return _YES[value]
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_words(v)}" for k, v in value.items())
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_words(v) for v in value)
-    return f"{value:g}" if isinstance(value, float) else str(value)

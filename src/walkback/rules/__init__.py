@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from walkback.errors import InputError, shown
-from walkback.registry import call_entry, closest, gathered, is_entry, known_options
+from walkback.errors import InputError
+from walkback.registry import call_entry, gathered, is_entry, known_name, known_options
 from walkback.rules.bp import BP as BP
 from walkback.rules.credit_bridge import CreditBridge as CreditBridge
 from walkback.rules.dfa import DFA as DFA
@@ -37,8 +37,6 @@ def make(name: str, /, **options: Any) -> Rule:
         if not isinstance(rule, Rule):
             raise InputError(f"Expected {name} to return a walkback.rules.Rule, but got {type(rule).__name__}.")
         return rule
-    if not isinstance(name, str) or name not in RULES:
-        listed = f"Expected rule to be one of {', '.join(RULES)} or module:function, but got {shown(name)}."
-        raise InputError(f"{listed}{closest(str(name), RULES)}")
-    known_options("rule_options", name, RULES[name], options)
-    return RULES[name](**options)
+    made = RULES[known_name("rule", name, RULES)]
+    known_options("rule_options", name, made, options)
+    return made(**options)

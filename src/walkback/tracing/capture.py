@@ -20,7 +20,17 @@ from torch.autograd.graph import GradientEdge
 from walkback.errors import AnatomyError
 from walkback.network.anatomy import Anatomy
 from walkback.network.stacks import BY_ORDER
-from walkback.network.values import argument, first_tensor, fragile, members, several, stream_of, swapped
+from walkback.network.values import (
+    argument,
+    first_tensor,
+    fragile,
+    handed_tensors,
+    is_held,
+    members,
+    several,
+    stream_of,
+    swapped,
+)
 from walkback.tracing.calls import listen
 from walkback.tracing.derived import Tape, carry_gradient, unseen_edge
 from walkback.tracing.layout import Layout
@@ -122,7 +132,7 @@ class Capture:
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
         if self.look:
-            self.beside_given[i] = edges_of((*args, *kwargs.values()))
+            self.beside_given[i] = edges_of(handed_tensors(args, kwargs))
             self.cross_attends = self.cross_attends or isinstance(
                 argument(module, args, kwargs, "encoder_hidden_states"), Tensor
             )
@@ -303,7 +313,12 @@ def seeing_modules(capture: Capture, modules: Mapping[str, nn.Module]) -> Iterat
 def with_stream(args: tuple[Any, ...], kwargs: dict[str, Any], stream: Tensor, other: Tensor) -> Any:
     """Return what a block was given, with `other` in the place of `stream`."""
     named = {name: other if value is stream else value for name, value in kwargs.items()}
-    return tuple(other if value is stream else value for value in args), named
+
+    def changed(value: Any) -> Any:
+        held = is_held(value) and any(part is stream for part in members(value))
+        return swapped(value, stream, other) if held else other if value is stream else value
+
+    return tuple(map(changed, args)), named
 
 
 def attach_receivers(session: Tracer, stack: ExitStack) -> None:

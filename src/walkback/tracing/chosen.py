@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from walkback.errors import AnatomyError
 from walkback.network.anatomy import Layers, layers_of
 from walkback.network.batch import Inputs, mapped, split
-from walkback.network.layers import Site, weighted_modules
+from walkback.network.layers import Site, own_weights, read_as_one, weighted_modules
 from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
@@ -46,7 +46,7 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     for run in wanted:
         why = seen.why_not(run)
         leaf = 0 if why else seen.read(run)[0]
-        axis = None if why else axes.of(run, leaf)
+        axis, rows = (None, 0) if why else axes.of(run, leaf)
         if why == OUTPUT and callable(layers.choice):
             continue
         if why == UNREACHED and _is_used(tracer, every, run, x, y, weights):
@@ -58,13 +58,15 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
         if why or axis is None:
             left.append(f"{run.call.name}: {why}")
         else:
-            sites.append(Site(run.call, leaf, axis))
+            sites.append(Site(run.call, leaf, axis, rows))
+    left += [f"{path}: the layers inside are read as one layer" for path in read_as_one(tracer.model)]
+    left += _uncalled(tracer.model, {id(run.call.module) for run in seen.runs}, losses)
     if not sites:
         raise AnatomyError(
             f"Expected at least one hidden layer, but none is left{': ' * bool(left)}{'; '.join(left)}. The output "
             'layer is no site. Name modules whose outputs are sites: sites=["name", …].'
         )
-    tracer.anatomy = layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left)
+    tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
 
@@ -72,6 +74,19 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
 UNREACHED = "the loss does not depend on it"
 OUTPUT = "it is the output layer: what it returns is the answer, and no layer with a weight reads it"
 UNGRADED = "it runs with gradients turned off (torch.no_grad inside the forward pass)"
+
+
+def _uncalled(model: nn.Module, called: set[int], losses: Tensor) -> list[str]:
+    """Return layers that the forward pass never calls, though the loss depends on a weight of theirs alone."""
+    nodes = between([losses.grad_fn], ())
+    used = {id(leaf) for node in nodes if (leaf := getattr(node, "variable", None)) is not None}
+    every = [(path, m, {id(p) for p in own_weights(m)}) for path, m in weighted_modules(model)]
+    known = {weight for _, m, weights in every if id(m) in called for weight in weights}
+    return [
+        f"{path}: its weight is used, but it is never called (as in F.linear(h, layer.weight))"
+        for path, m, weights in every
+        if id(m) not in called and weights & used and not weights & known
+    ]
 
 
 class _Seen:
@@ -220,29 +235,34 @@ class _Axes:
         self, tracer: Tracer, modules: Sequence[nn.Module], x: Inputs, y: Tensor, weights: Weights, runs: list[Run]
     ) -> None:
         self._batch = len(y)
-        self._fewer: dict[tuple[int, int], dict[int, torch.Size]] = {}
+        self._fewer: dict[tuple[int, int], dict[int, Tensor]] = {}
         shapes = [h.shape for run in runs for h in run.states.values()]
-        if self._batch > 1 and any(len(self._axes(shape)) > 1 for shape in shapes):
+        if self._batch > 1 and any(len(self._axes(s)) > 1 or (self._rows(s) and not self._axes(s)) for s in shapes):
             capture = LayerCapture({id(m): "" for m in modules}, modules)
             few, _ = next(split(x, y, self._batch - 1))
             with torch.no_grad(), overheard(modules, capture.after, capture.before):
                 tracer.run_once(mapped(few, torch.clone), weights)
-            self._fewer = {
-                (id(run.call.module), run.call.turn): {leaf: h.shape for leaf, h in run.states.items()}
-                for run in capture.runs
-            }
+            self._fewer = {(id(run.call.module), run.call.turn): dict(run.states) for run in capture.runs}
 
     def _axes(self, shape: torch.Size) -> list[int]:
         return [axis for axis, size in enumerate(shape[:2]) if size == self._batch]
 
-    def of(self, run: Run, leaf: int) -> int | None:
-        """Return the axis of the samples, 0 or 1; None where there is none."""
-        shape = run.states[leaf].shape
-        axes = self._axes(shape) if len(shape) > 1 else []
+    def _rows(self, shape: torch.Size) -> int:
+        """Return how many rows there would be of each sample, were they folded into the first axis; 0: they can't."""
+        return shape[0] // self._batch if len(shape) > 1 and shape[0] and shape[0] % self._batch == 0 else 0
+
+    def of(self, run: Run, leaf: int) -> tuple[int | None, int]:
+        """Return the axis of the samples, 0 or 1 (None where there is none), and how many rows of each it holds."""
+        h = run.states[leaf]
+        axes = self._axes(h.shape) if h.ndim > 1 else []
         few = self._fewer.get((id(run.call.module), run.call.turn), {}).get(leaf)
-        if few is not None and len(few) == len(shape):
-            axes = [axis for axis in axes if few[axis] == self._batch - 1]
-        return axes[0] if axes else None
+        if few is not None and few.ndim == h.ndim:
+            axes = [axis for axis in axes if few.shape[axis] == self._batch - 1]
+            rows = self._rows(h.shape)
+            first = h[: (self._batch - 1) * rows]  # of all samples but the last, where theirs stand in a row
+            if rows and not axes and first.shape == few.shape and torch.allclose(first, few, 1e-3, 1e-5):
+                return 0, rows
+        return (axes[0] if axes else None), 0
 
 
 def has_no_stream(runs: list[Run], model: nn.Module, output: Tensor) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 _MIXING = ("Addmm", "Mm", "Mv", "Addmv", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding", "Lstm", "Gru", "Rnn")
 _MIXING += ("SlowConv", "ThnnConv", "CudnnRnn", "MkldnnRnn", "MiopenRnn", "MkldnnConvolution")
 _SUMS = ("AddBackward", "SubBackward")
+_VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
@@ -38,6 +41,7 @@ class Below:
         self._top: Any = top.grad_fn
         self._below: dict[Any, int] = {}
         self._nearest: dict[Any, int] = {}
+        self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
         self.reached: set[tuple[Any, int]] = set()
         self.joins = False  # whether two marked places meet in a sum, as a branch and a skip do, or two towers
         todo: list[tuple[Any, bool]] = [(self._top, False)]
@@ -52,6 +56,7 @@ class Below:
                 todo += [(child, False) for child, _ in below if child not in self._below]
                 continue
             under = closest = 0
+            behind = [(marks.get(edge, 0) & near or self._ungated.get(edge[0], 0)) for edge in below]
             for edge in below:
                 here = marks.get(edge, 0)
                 if here:
@@ -59,19 +64,27 @@ class Below:
                 under |= here | self._below[edge[0]]
                 closest |= here & near or self._nearest.get(edge[0], 0)
             self._below[node], self._nearest[node] = under, closest
+            if len(behind) == 2 and type(node).__name__.startswith("MulBackward"):
+                gated = [self._below[edge[0]] if _is_gate(edge[0]) else 0 for edge in below]
+                behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
+            self._ungated[node] = reduce(or_, behind, 0)
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
             self.joins |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
-        self._first = marks.get(first, 0) & near or self._nearest.get(self._top, 0)
+        self._first = marks.get(first, 0) & near
 
     def under(self, node: Any) -> int:
         """Return the bits of all that lies below a node."""
         return self._below.get(node, 0)
 
     def nearest(self, node: Any = None) -> int:
-        """Return the bits that the ways down from a node, or from the result, meet first."""
-        return self._first if node is None else self._nearest.get(node, 0)
+        """Return the bits that the ways down from a node, or from the result, meet first.
+
+        Where nothing joins in a sum, a gate is no way past the layers that made it: h * sigmoid(up(down(h))).
+        """
+        ways = self._nearest if self.joins else self._ungated
+        return (node is None and self._first) or ways.get(self._top if node is None else node, 0)
 
 
 def goes_past_weights(made: Iterable[Any], given: set[Any]) -> bool:
@@ -148,6 +161,13 @@ def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
     leaves = [leaf for leaf in (getattr(n, "variable", None) for n in below) if isinstance(leaf, torch.nn.Parameter)]
     alone = not any(child in stops for n in below for child, _ in n.next_functions)
     return alone and any(leaf.ndim > 1 for leaf in leaves)
+
+
+def _is_gate(node: Any) -> bool:
+    """Return whether a node is a share between 0 and 1, or a view of one: h * (1 + f) is a sum, h * sigmoid(f) none."""
+    while type(node).__name__.startswith(_VIEWS) and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 
 
 def _is_sum(node: Any) -> bool:

@@ -136,7 +136,7 @@ def heard_pass(
     with capture.tape or nullcontext():
         losses = tracer.losses(logits, y)
     if spy is not None:
-        tracer.suspect = tracer.suspect or spy.saw or has_custom_backward(losses)
+        tracer.learn(suspect=tracer.reading.suspect or spy.saw or has_custom_backward(losses))
         tracer.asked.see(spy.read)
     if capture.tape is not None:
         losses = capture.on_tape()(losses)

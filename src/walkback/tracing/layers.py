@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, allow_mutation_on_saved_tensors
 
 from walkback.errors import AnatomyError
 from walkback.network.batch import Inputs
-from walkback.network.layers import batch_first, weighted_modules
+from walkback.network.layers import weighted_modules
 from walkback.network.values import named_modules_of, no_autocast
 from walkback.tracing.chosen import learn, unreached
 from walkback.tracing.explained import refuse_own_error
@@ -50,13 +50,13 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
         known = [run for run in runs if run is not None]
         grads = _differentiated(tracer, losses, [run.edges[site.leaf] for site, run in zip(sites, known)])
     if grads is None:  # it writes in place what its backward pass needs, as code does that steps weights on the way
-        tracer.layout = replace(tracer.layout, copies=True)
+        tracer.learn(layout=replace(tracer.layout, copies=True))
         return layer_pass(tracer, x, y, weights)
     for site, g in zip(sites, grads):
         if g is None:
             raise AnatomyError(unreached(site.call.name))
-    states = tuple(batch_first(run.states[site.leaf], site.axis) for site, run in zip(sites, known))
-    wide = tuple(batch_first(g.detach(), site.axis) for site, g in zip(sites, grads) if g is not None)
+    states = tuple(site.batch_first(run.states[site.leaf]) for site, run in zip(sites, known))
+    wide = tuple(site.batch_first(g.detach()) for site, g in zip(sites, grads) if g is not None)
     for site, h in zip(sites, states):
         if h.ndim < 1 or h.shape[0] != len(y):
             raise AnatomyError(

@@ -75,19 +75,20 @@ def is_plain_chain(capture: Capture) -> bool:
     return not any(is_residual(made, given) for given, made in pairwise(sites))
 
 
-def refuse_second_ways(capture: Capture) -> None:
+def refuse_second_ways(capture: Capture, losses: Tensor) -> None:
     """Raise AnatomyError where earlier sites reach blocks as a further argument, but for a stem that all are handed.
 
     So it is where norms, branches and sums stand in one list, or where what the first block made beside its state goes
-    to all others. For blocks that return the new state.
+    to all others. For blocks that return the new state; what the loss does not depend on is nothing of theirs.
     """
+    used = _used(losses)
     ways: list[set[int]] = []
     made = {_spot(e) for edges in capture.beside_made.values() for e in edges}
     made -= {_spot(e) for e in (*capture.beside_given.get(0, ()), *capture.edges.values(), *capture.streams.values())}
     own = False  # whether what is handed over was made in a block
     for i in range(1, capture.depth):
         site, earlier = _spot(capture.edges[i]), {_spot(capture.edges[j]): j for j in range(i)}
-        spots = [_spot(e) for e in capture.beside_given.get(i, ())]
+        spots = [spot for e in capture.beside_given.get(i, ()) if (spot := _spot(e)) in used]
         ways.append({earlier[s] for spot in spots for s in _reached(spot, {site, *earlier}) if s in earlier})
         own = own or any(made & _reached(spot, made | {site, *earlier}) for spot in spots if ways[-1])
     if not any(ways) or (all(way == {0} for way in ways) and not own):
@@ -102,9 +103,13 @@ def refuse_second_ways(capture: Capture) -> None:
     )
 
 
-def refuse_several_streams(capture: Capture) -> None:
-    """Raise AnatomyError where every block hands several tensors that depend on its input to the next one."""
-    if capture.depth < 2 or not all(_hands_over_more(capture, i) for i in range(capture.depth - 1)):
+def refuse_several_streams(capture: Capture, losses: Tensor) -> None:
+    """Raise AnatomyError where every block hands several tensors that depend on its input to the next one.
+
+    What the loss does not depend on is no part of the stream, as where a further loss is summed up on the way.
+    """
+    used = _used(losses)
+    if capture.depth < 2 or not all(_hands_over_more(capture, i, used) for i in range(capture.depth - 1)):
         return
     raise AnatomyError(
         f"Expected blocks that hand one tensor to the next, but {capture.anatomy.called(0)} returns several, "
@@ -114,12 +119,12 @@ def refuse_several_streams(capture: Capture) -> None:
     )
 
 
-def _hands_over_more(capture: Capture, i: int) -> bool:
-    """Return whether block i + 1 receives, beside the stream, what block i made of its own input."""
+def _hands_over_more(capture: Capture, i: int, used: set[Spot]) -> bool:
+    """Return whether block i + 1 receives, beside the stream, what block i made of its own input and is `used`."""
     received = capture.streams.get(i + 1)
     made, given = _spot(capture.edges[i + 1]), _spot(capture.streams.get(i, capture.edges[0]))
     stream = {made} if received is None else {made, _spot(received)}
-    others = {_spot(e) for e in capture.beside_made.get(i, ())} - stream
+    others = ({_spot(e) for e in capture.beside_made.get(i, ())} - stream) & used
     own = {spot for spot in others if given in _reached(spot, {given}) or _depends(capture, i, spot)}
     taken = [_spot(e) for e in capture.beside_given.get(i + 1, ())]
     return any(spot in own or own & _reached(spot, own | stream) for spot in taken if spot not in stream)
@@ -233,6 +238,12 @@ def _reached(start: Spot, stops: set[Spot] | Iterable[Spot]) -> set[Spot]:
     for node in _nodes(start, stops):
         found |= {(child, nr) for child, nr in node.next_functions if (child, nr) in stops}
     return found
+
+
+def _used(losses: Tensor) -> set[Spot]:
+    """Return every place of the graph that the losses depend on."""
+    top = [] if losses.grad_fn is None else _nodes((losses.grad_fn, 0), set())
+    return {(child, nr) for node in top for child, nr in node.next_functions}
 
 
 def _nodes(start: Spot, stops: set[Spot]) -> list[Any]:

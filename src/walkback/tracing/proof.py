@@ -119,14 +119,16 @@ def altered_inside(
     """Return (largest difference, names of the weights) where a module's own backward pass is not its derivative.
 
     Args:
-        own: name -> gradient that follows from the credit by the module's own backward pass.
+        own: name -> gradient that follows from the credit by the module's own backward pass; a name is missing where
+            that leads nowhere, as behind a cut.
         derived: the same by the derivative of what the module computes; a name is missing where no way leads there.
         names: those to compare.
 
     >>> altered_inside({"w": torch.ones(2), "v": torch.ones(2)}, {"w": torch.ones(2), "v": 2 * torch.ones(2)}, "wv")
     (0.5, ('v',))
     """
-    known = [name for name in names if name in own and name in derived]
+    known = [name for name in names if name in derived]
+    own = {name: own[name] if name in own else torch.zeros_like(derived[name]) for name in known}
     sizes = {name: max(float(_wide(t).norm()) for t in (own[name], derived[name])) for name in known}
     off: dict[str, float] = {}
     for name in known:

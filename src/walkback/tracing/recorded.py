@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from walkback.errors import CreditError, InputError, WalkbackError, cut, shown
 from walkback.network.anatomy import Anatomy, Part, unwrap
 from walkback.network.batch import Inputs, call, mapped
+from walkback.network.given import parts_of
 from walkback.network.loss import Loss, cross_entropy
 from walkback.network.values import logits_of, parameters_of, random_state
 from walkback.notes import Note
@@ -80,8 +81,8 @@ def recorded(
         raise InputError(
             f"Expected backward to be a function of (model, inputs, labels), but got {type(backward).__name__}."
         )
-    if isinstance(anatomy, Mapping):
-        anatomy = Anatomy.of(unwrap(model), **anatomy)
+    if anatomy is not None and not isinstance(anatomy, Anatomy):
+        anatomy = parts_of(unwrap(model), anatomy)
     if train is not None and not isinstance(train, bool):
         raise InputError(f"Expected train to be True, False or None, but got {shown(train)}.")
     if writers is not None and (isinstance(writers, str | Mapping) or not isinstance(writers, Iterable)):
@@ -226,8 +227,10 @@ class Recorded:
             if proof.added:
                 self._note(Note("added-gradient", site, {"module": module, "share": proof.added}))
             if derived is not None:
-                own = [name for name in proof.compared if name not in derived.shared[key]]
-                gap, names = altered_inside(sent.sent.get(key, {}), derived.sent.get(key, {}), own)
+                follows = derived.sent.get(key, {})  # also weights that the run left without a gradient
+                own = [name for name in follows if name not in derived.shared[key] and name not in proof.fed]
+                own = own if proof.compared else []
+                gap, names = altered_inside(sent.sent.get(key, {}), follows, own)
                 altered |= {site: (module, gap, len(names), len(own))} if names else {}
                 trained = () if isinstance(grads, str) else (name for name, grad in grads.items() if grad is not None)
                 elsewhere = [f"{module}.{name}" for name in trained if name in derived.shared[key]]

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from walkback.errors import CreditError
 from walkback.network.anatomy import Anatomy, Part
-from walkback.network.layers import Site, batch_first
+from walkback.network.layers import Site
 from walkback.network.values import (
     first_tensor,
     fragile,
@@ -330,12 +330,12 @@ class Listener:
             )
         total = torch.stack(runs[0]).sum(0)
         layers = self.writers.layers
-        return batch_first(total, layers[site].axis) if layers else self.batch_first(total)
+        return layers[site].batch_first(total) if layers else self.batch_first(total)
 
     def _refuse_other_pass(self, states: Sequence[Tensor]) -> None:
         for i, site in enumerate(self.writers.layers or () if not self.writers.named else ()):
             made = self.made.get(i)
-            if made is not None and not alike(batch_first(made, site.axis), states[i]):
+            if made is not None and not alike(site.batch_first(made), states[i]):
                 raise OtherPass(
                     "Expected the recorded pass to compute the states that are measured, but at site "
                     f"{i} ({site.call.name}) it computes {OTHER}"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from walkback.network.layers import Site, batch_first
+from walkback.network.layers import Site
 from walkback.tracing.calls import overheard
 
 
@@ -21,7 +21,7 @@ def moved_layers(sites: Sequence[Site], deltas: Mapping[int, Tensor]) -> Iterato
     def after(module: nn.Module, output: Any) -> Any:
         turn = turns[id(module)] = turns.get(id(module), 0) + 1
         added = {
-            sites[i].leaf: batch_first(delta, sites[i].axis)
+            sites[i].leaf: sites[i].as_made(delta)
             for i, delta in deltas.items()
             if sites[i].call.module is module and sites[i].call.turn == turn
         }

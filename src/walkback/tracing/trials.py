@@ -24,7 +24,7 @@ DOUBTS = frozenset(("read-past", "unseen-sum"))
 
 
 @dataclass(frozen=True)
-class Reading:
+class Candidate:
     """Blocks that a batch could be read at."""
 
     paths: tuple[str, ...]
@@ -42,7 +42,7 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     """
     first, tried = tracer.anatomy, {tuple(dict.fromkeys(n.partition("#")[0] for n in _names(tracer.anatomy)))}
     failed: list[str] = []
-    readings: list[Reading] = []
+    readings: list[Candidate] = []
     for paths in candidates(tracer.model)[:LIMIT]:
         if paths in tried:
             continue
@@ -61,7 +61,7 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
             failed.append(f"{keyword_of(paths)}: the readout reads past it")
         else:
             inside = frozenset(id(m) for block in tracer.blocks for m in modules_of(block))
-            readings.append(Reading(paths, tracer.anatomy, inside, tracer.reader, not tracer.layout.masked))
+            readings.append(Candidate(paths, tracer.anatomy, inside, tracer.reading.reader, not tracer.layout.masked))
     whole = [r for r in readings if all(other.modules <= r.modules for other in readings)]
     readings = [r for r in readings if not any(r.modules < other.modules for other in readings)]
     decoders = [r for r in readings if r.attends]
@@ -85,14 +85,14 @@ def _names(anatomy: Anatomy) -> tuple[str, ...]:
     return () if isinstance(anatomy, Layers) else anatomy.names[start : start + len(anatomy.blocks)]
 
 
-def _taken(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor, what: str) -> Anatomy:
+def _taken(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor, what: str) -> Anatomy:
     """Return the anatomy of a reading, with what was guessed, and the line that names it."""
     line = _line(tracer, reading, x, y)
     said = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
     return replace(reading.anatomy, guesses=(said, BY_ORDER))
 
 
-def _line(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor) -> str:
+def _line(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor) -> str:
     """Return the line that names the blocks of a reading, once it has been tried; "" where it reads nothing."""
     readout = (reading.reader,) if reading.reader else ()
     try:
@@ -106,13 +106,13 @@ def _line(tracer: Tracer, reading: Reading, x: Inputs, y: Tensor) -> str:
 
 def _around(model: nn.Module, paths: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what is registered before and after these blocks; what shares a list with the last ends its step."""
-    stem, readout = around(model, paths[0], paths[-1])
+    stem, readout = around(model, paths)
     lists = {path.rpartition(".")[0] for path in paths}
     own = f"{paths[-1].rpartition('.')[0]}."
     return stem, tuple(p for p in readout if len(lists) < len(paths) or len(paths) == 1 or not p.startswith(own))
 
 
-def _beyond(tracer: Tracer, reading: Reading, x: Inputs) -> str:
+def _beyond(tracer: Tracer, reading: Candidate, x: Inputs) -> str:
     """Return a candidate for blocks that runs before or after those of a reading, and not between them; "" if none."""
     paths = {id(m): path for path, m in named_modules_of(tracer.model)}
     rivals = [rival for rival in candidates(tracer.model) if len(rival) > 1]

@@ -79,10 +79,9 @@ def probe_batches(
     first = PROBE_BATCHES * size * number
     order = order[first : first + PROBE_BATCHES * size]
     if number < 0 or (number and len(order) < 2 * size):
-        raise InputError(
-            f"Expected a probe set from 0 to {len(of) // (PROBE_BATCHES * size) - 1}, {PROBE_BATCHES * size} samples "
-            f"each, but got {number}."
-        )
+        each = PROBE_BATCHES * size
+        last = max(1, len(of) // each) - 1
+        raise InputError(f"Expected a probe set from 0 to {last}, {each} samples each, but got {number}.")
     x, y = data.prepare(of.x[order]).to(device), of.y[order].to(device)
     return list(zip(x.split(size), y.split(size)))
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from walkback.errors import InputError, shown
 from walkback.registry import modules_named
 
+MOST = 8  # mistakes of one spec that are named
 # Of spec.json, of a run and of a bundle.
 SCHEMA = "walkback.bundle/1"
 # What frozen blocks have no use for.
@@ -95,7 +96,9 @@ class RunSpec(_Frozen):
         try:
             super().__init__(**plain)
         except ValidationError as error:
-            raise InputError("\n".join(_explain(e) for e in error.errors())) from None
+            wrong = [_explain(e) for e in error.errors()]
+            more = [f"And {len(wrong) - MOST} more."] if len(wrong) > MOST else []
+            raise InputError("\n".join(wrong[:MOST] + more)) from None
 
     @property
     def digest(self) -> str:

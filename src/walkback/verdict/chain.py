@@ -174,7 +174,10 @@ def _credit_words(m: Measurements) -> str:
     if aligned is None:
         return f"whether credit is poor (Mode 2) can't be told without a null band at every deep site{average}"
     if not aligned:
-        return f"Mode 2, poor credit: no cosine of the deep sites is above its null band{average}"
+        return (
+            f"Mode 2, poor credit: no cosine of the deep sites is above its null band{average}; whether a step along "
+            'the credit helps at all is measured with probes=("nudging",)'
+        )
     where = "every deep site" if len(aligned) == len(deep) else f"{len(aligned)} of {len(deep)} deep sites"
     return f"not for want of alignment, for {where} read above the null band{average}; aligned credit was of no use"
 

@@ -77,12 +77,14 @@ class Claim:
             raise InputError(
                 f"Expected depth to be what walkback.depth(model, train, test) returned, but got {shown(self.depth)}."
             )
-        if self.primary not in (CONTROL, OUTCOME):
+        if not isinstance(self.primary, str) or self.primary not in (CONTROL, OUTCOME):
             raise InputError(f"Expected primary to be {CONTROL} or {OUTCOME}, but got {shown(self.primary)}.")
         if self.test_samples is not None:
             whole_numbers(test_samples=self.test_samples)
+        if not isinstance(self.controls, Mapping):
+            raise InputError(f"Expected controls as a dict of accuracies by name, but got {shown(self.controls)}.")
         others = [*self.controls, self.control]
-        if odd := [name for name in others if name not in CONTROLS]:
+        if odd := [name for name in others if not isinstance(name, str) or name not in CONTROLS]:
             raise InputError(f"Expected controls among {', '.join(CONTROLS)}, but got {shown(odd[0])}.")
         if "rule-stem" in self.controls:
             raise InputError('Expected the control "rule-stem" as frozen=, but got it among controls=.')

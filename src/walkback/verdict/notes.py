@@ -22,7 +22,8 @@ BETTER = 0.02  # by how much a mean cosine with a neighbouring site must at leas
 
 def notes_on(v: Verdict, m: Measurements, claim: Claim, t: DiagnosticThresholds) -> list[Note]:
     """Return everything to be said beside a verdict, in the order of the report."""
-    notes = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None), *m.notes]
+    notes = [*m.nonfinite, *(note for note in (m.altered, m.doubted) if note is not None)]
+    notes += [note for note in m.notes if note.code != "stepped-credit" or credit_exact(m) is None]
     notes += on_claim(m, claim, t)
     if v.measurement_valid is False and not v.failed:
         notes.append(Note("reference-under-floor"))

@@ -21,6 +21,7 @@ from walkback.measures.over_sites import student
 from walkback.measures.worth import Depth
 from walkback.verdict.claim import Accuracy, Correct, accuracies
 
+RATE = 0.05  # of false discoveries, in tables of many settings
 MOST = 1000  # more seeds, or draws, than that are not proposed
 
 
@@ -57,8 +58,10 @@ class Estimate(NamedTuple):
             low, high = (middle, high) if wide else (low, middle)
         return (low + high) / 2
 
-    def more(self, limit: float) -> dict[str, int]:
+    def more(self, limit: float, level: float = 0.05) -> dict[str, int]:
         """Return how many more seeds, samples or draws would decide at this spread; one that never would is left out.
+
+        With another `level` than 0.05: at which the p-value has to be, of a decision beside many others.
 
         >>> estimate(2.5, seeds=(1.0, 3), samples=(0.01, 1000)).more(2.0)
         {'seeds': 54}
@@ -69,25 +72,25 @@ class Estimate(NamedTuple):
             # Doubling, then halving: the half-width falls with n.
             few, many = n, 2 * n
             most = 10**9 if what == "samples" else MOST
-            while many < 2 * most and not self._decided(limit, what, many):
+            while many < 2 * most and not self._decided(limit, what, many, level):
                 few, many = many, 2 * many
             if many >= 2 * most:
                 continue
             while many - few > 1:
                 middle = (few + many) // 2
-                few, many = (few, middle) if self._decided(limit, what, middle) else (middle, many)
+                few, many = (few, middle) if self._decided(limit, what, middle, level) else (middle, many)
             found[what] = many - n
         return found
 
-    def _decided(self, limit: float, what: str, count: int) -> bool:
-        return self._within(limit, {**self.counts, what: count})
+    def _decided(self, limit: float, what: str, count: int, level: float) -> bool:
+        return self._within(limit, {**self.counts, what: count}, level)
 
-    def _within(self, limit: float, counts: Mapping[str, int]) -> bool:
+    def _within(self, limit: float, counts: Mapping[str, int], level: float) -> bool:
         """Return whether the interval of so many seeds, samples and draws would end before the limit."""
         variances = {k: v**2 * self.counts[k] / counts[k] for k, v in self.parts.items()}
-        return half_width(variances, counts) < abs(self.value - limit)
+        return half_width(variances, counts, level) < abs(self.value - limit)
 
-    def together(self, limit: float) -> dict[str, int]:
+    def together(self, limit: float, level: float = 0.05) -> dict[str, int]:
         """Return how many more of every kind, in equal proportion, would decide; empty where a thousandfold would not.
 
         >>> estimate(2.5, seeds=(1.0, 3), samples=(0.09, 1000)).together(2.0)
@@ -95,7 +98,7 @@ class Estimate(NamedTuple):
         """
         for times in (1 + n / 2 for n in range(1, 2 * MOST)):
             counts = {k: ceil(times * n) for k, n in self.counts.items()}
-            if self._within(limit, counts):
+            if self._within(limit, counts, level):
                 return {k: n - self.counts[k] for k, n in counts.items()}
         return {}
 
@@ -110,10 +113,11 @@ class Estimate(NamedTuple):
         text = f"the 95 % interval {ends} straddles the {what} of {limit:.3g}{_unit(unit)}"
         return f"{text} ({self.what_decides(limit)})"
 
-    def what_decides(self, limit: float) -> str:
+    def what_decides(self, limit: float, level: float = 0.05) -> str:
         """Say how many more seeds, samples or draws would decide."""
-        found = self.more(limit)
-        words = [f"{n:,} more {name if n > 1 else name[:-1]}" for name, n in (found or self.together(limit)).items()]
+        found = self.more(limit, level)
+        least = found or self.together(limit, level)
+        words = [f"{n:,} more {name if n > 1 else name[:-1]}" for name, n in least.items()]
         if not words:
             return f"even {MOST:,} times as many {' and '.join(self.parts)} would not decide it"
         return f"at this spread {(' or ' if found else ' together with ').join(words)} would decide it"
@@ -255,7 +259,7 @@ def variance_shares(values: Sequence[Sequence[float]]) -> dict[str, float] | Non
     return {name: part / total for name, part in found.items()} if total else None
 
 
-def surviving(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
+def surviving(ps: Sequence[float], rate: float = RATE) -> list[bool]:
     """Return which of many decisions stand with the false discovery rate held at `rate` (Benjamini and Hochberg).
 
     >>> surviving([0.001, 0.04, 0.03, 0.2])
@@ -268,6 +272,8 @@ def surviving(ps: Sequence[float], rate: float = 0.05) -> list[bool]:
 
 def one_per_seed(correct: Correct | Sequence[Correct], seeds: int) -> list[Correct]:
     """Return predictions as one pair per seed; another number of them is an InputError."""
+    if not isinstance(correct, Mapping) and (isinstance(correct, (str, bytes)) or not hasattr(correct, "__len__")):
+        raise InputError(f"Expected correct to be a pair of predictions, or their counts, but got {shown(correct)}.")
     one = isinstance(correct, Mapping) or (seeds == 1 and len(correct) == 2)
     pairs = [correct] if one else list(correct)
     if len(pairs) != seeds:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from walkback.audit.discoveries import held
 from walkback.audit.records import Records
+from walkback.audit.settings import LABELS, alike, how_long, judged_runs, other_optimiser, penalty_words, worded
 from walkback.replication.figures import style as st
-from walkback.replication.tables.build import failed_words
+from walkback.replication.tables.build import accuracies, depth_cell, failed_words, verdict_cell
+from walkback.report.table import spread
 
 Row = dict[str, Any]
 PAIR = (("primary", "ResMLP d=256 L=4"), ("wide-shallow", "ResMLP d=512 L=2"))
@@ -67,45 +71,38 @@ def _is_control(row: Row) -> bool:
 @st.paper_figure(10)
 def reporting_pair(records: Records, width: st.Width) -> Figure:
     """Accuracy and Γ, the standard pair, beside what the pair does not say: the gain over frozen blocks."""
-    groups: list[tuple[str, list[Row], dict[str, Row]]] = []
-    absent: list[tuple[str, str]] = []
-    tables = [(st.numbers(name, records), label) for name, label in PAIR]
-    for table, network in tables:
-        rows = st.ours(table)
-        for v in st.variants(rows):
-            label, here = f"{network}, {v}", [row for row in rows if st.variant(row) == v]
-            trained = _by_rule(row for row in here if not _is_control(row))
-            if trained:
-                groups.append((label, trained, {row["rule"]: row for row in here if _is_control(row)}))
-            lacking = [r for r in table.data if r["figures"] == f"ours, {v}" and not r["n"] and not _is_control(r)]
-            absent += [(label, row["rule"]) for row in lacking]
-        if not rows:
-            absent.append((network, ""))
+    groups, absent = _published_settings(records)
+    says = ""
+    if max((len(rows) for _, rows in groups), default=0) < 2:  # a store of one's own, or of other conventions
+        says, own = _own_settings(records)
+        groups, absent = (own, []) if own else (groups, absent)
     if not groups:
-        raise st.nothing("the reporting pair", tables[0][0].missing)
-    drawn = [(label, row) for label, rows, _ in groups for row in rows]
-    wide, heights = width == "double", [len(rows) for _, rows, _ in groups]
+        raise st.nothing("the reporting pair", st.numbers(PAIR[0][0], records).missing)
+    drawn = [(label, row) for label, rows in groups for row in rows]
+    wide, heights = width == "double", [len(rows) for _, rows in groups]
     without = st.not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
     seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
-    note, says = st.missing_note(absent, seeds, without), _untested(row for _, row in drawn)
-    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.16 * n + 0.36 for n in heights), note, says)
+    note = st.missing_note(absent, seeds, without)
+    says = " ".join(filter(None, (says, _untested(row for _, row in drawn))))
+    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.19 * n + 0.36 for n in heights), note, says)
     shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
     panels = st.grid(fig, len(groups), 3, sharey="row", sharex="col", **shares)
     limits = _gain_limits([row[c] for _, row in drawn for c in ("D3 pp", "D3 pp, BP stem")])
-    for i, ((label, rows, frozen), (left, middle, right)) in enumerate(zip(groups, panels)):
+    for i, ((label, rows), (left, middle, right)) in enumerate(zip(groups, panels)):
         for y, row in enumerate(rows):
             rule = row["rule"]
             point(left, row["acc"], y, rule, zorder=3)
-            for name, mark in ((f"{FROZEN}{rule} stem", MATCHED), (f"{FROZEN}BP stem", STRONGER)):
-                if name in frozen:
-                    left.plot(frozen[name]["acc"]["mean"], y, **mark, zorder=2)
+            for control, mark in zip(row["controls"], (MATCHED, STRONGER)):
+                if control is not None:
+                    left.plot(control, y, **mark, zorder=2)
             point(middle, row["Γ"], y, rule)
             gain(right, row["D3 pp, BP stem"], y + 0.25, rule, **SMALL)
             gain(right, row["D3 pp"], y - 0.1, rule)
-        left.set_yticks(range(len(rows)), [st.short(row["rule"], wide) for row in rows])
+        names = [st.short(row.get("name", row["rule"]), wide) for row in rows]
+        left.set_yticks(range(len(rows)), [name if wide else name.replace(", ", ",\n", 1) for name in names])
         left.set_ylim(len(rows) - 0.4, -0.6)
         left.margins(x=0.12)
-        st.heading(left, label)
+        st.heading(left, textwrap.fill(label, 90 if wide else 44))
         middle.axvline(0, color=st.GREY, lw=0.5)
         right.set_xlim(limits)
         st.threshold(right, "x", st.LIMITS.frozen_acc_margin_pp, "below", "" if i else "D3 flags below 2")
@@ -121,6 +118,62 @@ def reporting_pair(records: Records, width: st.Width) -> Figure:
     ]
     st.legend(fig, keys, 3 if wide else 1)
     return fig
+
+
+Group = tuple[str, list[Row]]
+
+
+def _published_settings(records: Records) -> tuple[list[Group], list[tuple[str, str]]]:
+    """Return the settings of the papers' tables, each with a row per rule, and (setting, rule) of what has no run."""
+    groups: list[Group] = []
+    absent: list[tuple[str, str]] = []
+    for name, network in PAIR:
+        table = st.numbers(name, records)
+        rows = st.ours(table)
+        for v in st.variants(rows):
+            label, here = f"{network}, {v}", [row for row in rows if st.variant(row) == v]
+            frozen = {row["rule"]: row["acc"]["mean"] for row in here if _is_control(row)}
+            trained = _by_rule(row for row in here if not _is_control(row))
+            if trained:
+                stems = [[frozen.get(f"{FROZEN}{stem} stem") for stem in (row["rule"], "BP")] for row in trained]
+                groups.append((label, [{**row, "controls": pair} for row, pair in zip(trained, stems)]))
+            lacking = [r for r in table.data if r["figures"] == f"ours, {v}" and not r["n"] and not _is_control(r)]
+            absent += [(label, row["rule"]) for row in lacking]
+        if not rows:
+            absent.append((network, ""))
+    return groups, absent
+
+
+def _own_settings(records: Records, most: int = 3) -> tuple[str, list[Group]]:
+    """Return what the rules' names leave out, in words, and the tasks of a store on which several rules have a control.
+
+    A task is all but the rule, its options and its conventions. Those with the most rules, then those without a
+    penalty, then those with the most runs come first.
+    """
+    tasks: dict[str, list[tuple[tuple[str, tuple[str, ...]], Row]]] = {}
+    claims = {spec: judged_runs(records, runs) for spec, runs in alike(records).items() if spec.scope == "all"}
+    for spec, j in held(claims)[0].items():  # as the page of a store has them
+        runs = j.runs
+        if j.depth is None or j.depth.value is None:  # a rule without a control
+            continue
+        same = [spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *other_optimiser(spec)]
+        name = LABELS.get(spec.rule, spec.rule), (*worded(spec.rule_options), *spec.conventions)
+        kept = [[c for run in runs if (c := records.control(run, stem)) is not None] for stem in ("rule", "bp")]
+        row = {"rule": name[0], "n": len(runs), "controls": [c and c.mean for c in map(accuracies, kept)]}
+        row |= {"acc": spread(j.stat("acc"), "acc").raw, "Γ": spread(j.stat("gamma"), "cos").raw}
+        row |= {"D3 pp": depth_cell(j).raw, "D3 pp, BP stem": depth_cell(j, "bp").raw}
+        row |= {"three-check": verdict_cell(j, "three-check").raw}
+        tasks.setdefault(", ".join([*same, *how_long(spec)]), []).append((name, row))
+    several = [(task, rows) for task, rows in tasks.items() if len(rows) > 1]
+    several.sort(key=lambda kv: (-len(kv[1]), "λ" in kv[0], -sum(row["n"] for _, row in kv[1])))
+    several = several[:most]
+    if not several:
+        return "", []
+    rules = list(dict.fromkeys(name for _, rows in several for name, _ in rows))
+    says, names = st.told_apart(rules)
+    named = dict(zip(rules, names))
+    groups = [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
+    return says, groups
 
 
 _PAIR_LABELS = {
@@ -266,5 +319,5 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
             ax.axhspan(at - 0.55, at + 0.55, color="white", lw=0, zorder=1.5)
         head = st.words(growth, text, (0, at), (2, 0), ("axes fraction", "data"), bbox=st.white(0.6), **bold)
         head.set_in_layout(False)
-    _beside(depth, [(at, verdict(row["three-check"])) for at, row in lines])
+    _beside(depth, [(at, verdict(row["three-check"]).partition(":")[0]) for at, row in lines])  # panels show the checks
     return fig

@@ -81,8 +81,8 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     _cells(first, ("S0\nacc", "S1\n+ Γ", "S2\n+ D1, D2", "S3\n+ D3"), left, lines if wide else len(left), True)
     four_heads = ("S0\nacc", "S1\n+ Γ", "S1\n+(a)", "S1\n+(b)", "S1\n+(c)", "S1\n+(d)", "full")
     _cells(second, four_heads, right, lines if wide else len(right), wide)
-    first.set_title("a  three-check")
-    second.set_title("b  four-diagnostic, d=256 L=4")
+    first.set_title(r"$\bf{a}$  three-check")
+    second.set_title(r"$\bf{b}$  four-diagnostic, d=256 L=4")
     patches = [
         Patch(fc=face, hatch=hatch, ec="#999999", lw=0.4, label=name) for name, (face, hatch, *_) in _MARKS.items()
     ]
@@ -113,6 +113,12 @@ _LABELS = {
 }
 
 
+SAID = (
+    "A mark is a run, and of D3 a rule over its seeds; its filling is the verdict of the four-diagnostic edition. "
+    "‖g_L‖ is the per-sample norm ÷ 128."
+)
+
+
 @st.paper_figure(80)
 def sensitivity(records: Records, width: st.Width) -> Figure:
     """Each threshold among the runs (filled: walked back), the gap that separates them, how far it can be moved."""
@@ -139,7 +145,7 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
         for key in ("growth", "g_norm")
     }
     off = (st.off_axis("ρ", lowest["growth"]), st.off_axis("‖g_L‖", lowest["g_norm"]))
-    fig = st.canvas(width, height, st.missing_note(absent, seeds, *off), "‖g_L‖ is the per-sample norm ÷ 128.")
+    fig = st.canvas(width, height, st.missing_note(absent, seeds, *off), SAID)
     flat = [ax for row in st.grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}

@@ -42,14 +42,17 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
         ax.set_visible(False)
     for ax in panels[::across]:
         ax.set_ylabel("test accuracy")
-    keys = [st.handle("trained", color=st.BLACK, marker="o", ms=3), st.handle("re-randomised", **RANDOM)]
+    keys = [
+        st.handle("trained (mark of the rule)", color=st.BLACK, marker="o", ms=3),
+        st.handle("re-randomised", **RANDOM),
+    ]
     st.legend(fig, [*keys, *(st.handle(name, **look) for name, look in FLOORS.items())], 4 if width == "double" else 2)
     return fig
 
 
 def _draw(ax: Axes, rule: str, rows: list[dict[str, Any]]) -> None:
     sites = [row["site"] for row in rows]
-    for name, look in (("trained", st.look(rule, markersize=3)), ("re-randomised", RANDOM)):
+    for name, look in (("trained", st.look(rule, markersize=3, linestyle="-")), ("re-randomised", RANDOM)):
         cells = [row[name] for row in rows]
         ax.errorbar(sites, [c["mean"] for c in cells], yerr=[c["std"] or 0.0 for c in cells], elinewidth=0.6, **look)
     for name, look in FLOORS.items():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from io import BytesIO
-from math import ceil, isfinite, log10
+from math import ceil, floor, isfinite, log10
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, Literal
@@ -201,10 +202,15 @@ def canvas(width: Width, height: float, note: str = "", says: str = "") -> Figur
     engine.set(rect=(0, share, 1, 1 - share), w_pad=0.03, h_pad=0.03, wspace=0.02, hspace=0.03)  # type: ignore[call-arg]
     small = {"fontsize": 5.2, "color": "#555555", "va": "bottom"}
     if lines:
-        fig.text(0.01, 0.012 / total, "\n".join(lines), gid=NOTE, **small)
+        fig.text(0.01, 0.012 / total, _typeset(lines), gid=NOTE, **small)
     if fixed:
-        fig.text(0.01, (0.012 + _strip(lines)) / total, "\n".join(fixed), **small)
+        fig.text(0.01, (0.012 + _strip(lines)) / total, _typeset(fixed), **small)
     return fig
+
+
+def _typeset(lines: Sequence[str]) -> str:
+    """Return lines with their norms as the axes have them: ‖g_L‖ with its index set low."""
+    return re.sub(r"‖(\w)_(\w)‖", r"$\\|\1_\2\\|$", "\n".join(lines))
 
 
 def _strip(lines: Sequence[str]) -> float:
@@ -260,6 +266,8 @@ def logarithmic(ax: Axes, which: Literal["x", "y"], label: str, values: Iterable
     held = on_log(values) or [1.0, 10.0]
     first, last = log10(min(held)), log10(max(held))
     room = 0.06 * max(last - first, 1.0)
+    if floor(last + room) - ceil(first - room) < 1:  # a point alone: the decades around it give the axis two ticks
+        first, last = floor(first), max(ceil(last), floor(first) + 1)
     step = max(1, ceil((last - first) / most))
     axis = ax.xaxis if which == "x" else ax.yaxis
     limits = (10 ** (first - room), 10 ** (last + room))

@@ -215,9 +215,12 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
         return Cell(NONE)
     names = ("value", "interval", "parts", "flagged", "reason", "more")
     raw = {name: getattr(finding, name) for name in names}
-    more = "".join(f" (+{n:,} {name})" for name, n in (finding.more or {}).items())
-    more = more or (" (+seeds and samples)" if finding.straddles else "")
-    more = " (among so many)" if among_many(finding) else more
+    least = [f"+{n:,} {name}" for name, n in (finding.more or {}).items()]
+    if among_many(finding):
+        least = ["among so many", *least]
+    elif finding.straddles and not least:
+        least = ["+seeds and samples"]
+    more = "".join(f" ({words})" for words in least)
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
     text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})

@@ -17,8 +17,8 @@ from walkback.verdict.files import read_table
     "Four controls: the gain of trained blocks over each, in pp, ResMLP d=256 L=4 on CIFAR-10, 100 epochs",
     "rule | figures | n | acc | rule stem (primary) | BP stem | re-randomised | linear probe",
     DEPTH,
-    "re-randomised: the trained network with its blocks drawn anew and its readout refitted (outcomes.json); linear "
-    "probe: a linear model of the pixels, the same for all rules",
+    "re-randomised: the trained network with its blocks drawn anew and its readout refitted (from its record, or "
+    "outcomes.json); linear probe: a linear model of the pixels, the same for all rules",
 )
 def controls(t: Draft) -> None:
     """Four controls side by side: frozen blocks under a stem by the rule or by BP, random blocks, the pixels alone."""
@@ -32,8 +32,9 @@ def controls(t: Draft) -> None:
 
 
 def _outcome(j: Judged, labels: dict[str, float]) -> Cell:
-    """Return the outcome over the seeds that have a label, and how many do."""
-    return _pp(stat(labels.get(run.spec.name) for run in j.runs))
+    """Return the outcome over the seeds whose record or label has it, and how many do."""
+    each = (labels.get(run.spec.name) if run.depth is None else run.depth.worth_pp for run in j.runs)
+    return _pp(stat(each))
 
 
 def _pp(value: Stat | None) -> Cell:

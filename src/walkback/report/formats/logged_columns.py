@@ -44,7 +44,7 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
         unused += [column for column in left if column not in unused]
     if not unused:
         return renamed, ()
-    meant = {column: guess for column in unused if (guess := _meant(column))}
+    meant = {column: guess for column in unused if (guess := _meant(column)) and guess != column}
     return renamed, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
 
 

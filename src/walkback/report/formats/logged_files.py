@@ -14,7 +14,7 @@ from typing import Any
 from walkback.errors import FormatError, InputError, shown
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
-from walkback.report.formats.logged_columns import over_sites, site_of, spelled
+from walkback.report.formats.logged_columns import over_sites, site_of, spelled, stands_for
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
 from walkback.verdict.files import read_table
 
@@ -73,7 +73,7 @@ def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
         path = path / "report.json"
     kind, notes = path.suffix.lower(), ()
     if kind not in (".jsonl", ".csv"):
-        table = read_table(path)
+        table = _table(path)
         rows = table if isinstance(table, list) else [table]
     else:
         try:
@@ -95,6 +95,15 @@ def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
         raise FormatError(f"Expected {path} to hold one object, or one per epoch, but it does not.")
     named = [f"{path} row {i + 1}" if len(rows) > 1 else str(path) for i in range(len(rows))]
     return [(row, name) for row, name in zip(rows, named) if isinstance(row, Mapping)], notes
+
+
+def _table(path: Path) -> object:
+    try:
+        return read_table(path)
+    except FormatError:
+        if not path.is_file() or path.suffix.lower() in ("", ".json", ".toml"):
+            raise
+        raise FormatError(f"Expected numbers as .json, .jsonl or .csv, but got {path}. Type a table as .csv.") from None
 
 
 BLANK = b"\r\n\t \0"  # NUL: what a full disk or a lost power supply leaves at the end of a file
@@ -139,6 +148,8 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
     except csv.Error as error:
         raise FormatError(f"Expected {path} to be readable as .csv, but: {error}.") from None
     header = [spelled(column.strip()) for column in table[0][1]] if table else []
+    if "method" in header:  # a table of a paper, whose controls may be columns
+        header = [stands_for(column) or column for column in header]
     if len(header) == 1 and re.search("[;\t]", header[0]):
         raise FormatError(f"Expected commas between the columns of {path}, but its first line is {shown(header[0])}.")
     twice = next((column for i, column in enumerate(header) if column in header[:i]), None)

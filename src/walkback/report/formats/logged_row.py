@@ -264,7 +264,7 @@ def _refuse_unusable(
     if not known and all(row.get(name) is None for names in ACCURACIES.values() for name in names):
         raise InputError(
             f"Expected {where} to hold per_layer.h_norm, per_layer.g_norm, values or accuracies, but found none of "
-            f"them among: {', '.join(map(str, row)) or 'nothing'}."
+            f"them among: {cut(', '.join(map(str, row)), 400) or 'nothing'}."
         )
     sizes = {name: len(values) for name, values in lists.items() if values}
     if len(set(sizes.values())) > 1:

@@ -21,6 +21,7 @@ from walkback.measures.quantities import ENDS, NAME, PER_SITE, SCALARS, Quantity
 from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
+from walkback.report.formats.schema import tidy, whole
 from walkback.verdict.editions import EDITIONS
 from walkback.verdict.findings import ABOUT, DEPTH
 
@@ -303,41 +304,7 @@ def json_schema() -> dict[str, Any]:
     """Return the JSON schema of the format: what `schemas/report-2.json` holds."""
     made = Document.model_json_schema()
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, "title": "A Walkback report"}
-    return {**head, **_whole(Document), "$defs": {"accuracy": _tidy(made["$defs"]["Accuracy"], {})}}
-
-
-def _whole(model: type[BaseModel]) -> dict[str, Any]:
-    made = model.model_json_schema()
-    defs = made.pop("$defs", {})
-    return _tidy(made, defs)
-
-
-def _tidy(node: Any, defs: Mapping[str, Any]) -> Any:
-    """Return a schema as people write it: models in their place, null beside its type, no titles, no defaults."""
-    if isinstance(node, list):
-        return [_tidy(one, defs) for one in node]
-    if not isinstance(node, dict):
-        return node
-    name = str(node.get("$ref", "")).rpartition("/")[2]
-    if name == "Accuracy":
-        return {"$ref": "#/$defs/accuracy"}
-    if name:
-        node = {
-            **{k: v for k, v in defs[name].items() if k != "description"},
-            **{k: v for k, v in node.items() if k != "$ref"},
-        }
-    repeated = {"title": str, "type": str if {"enum", "const"} & set(node) else ()}
-    # Where a title is a schema itself, it is a field of that name.
-    node = {
-        k: _tidy(v, defs)
-        for k, v in node.items()
-        if (k, v) != ("additionalProperties", True) and k != "default" and not isinstance(v, repeated.get(k, ()))
-    }
-    kinds = node.get("anyOf", [])
-    if len(kinds) == 2 and kinds[1] == {"type": "null"}:
-        kind = {**{k: v for k, v in node.items() if k != "anyOf"}, **kinds[0]}
-        return kind | ({"enum": [*kind["enum"], None]} if "enum" in kind else {"type": [kind["type"], "null"]})
-    return node
+    return {**head, **whole(Document), "$defs": {"accuracy": tidy(made["$defs"]["Accuracy"], {})}}
 
 
 # -- reading -------------------------------------------------------------------------------------------------------
@@ -388,7 +355,7 @@ def _complaint(wrong: Any, where: str, model: type[BaseModel], schema: str) -> s
     kinds_of_union = re.compile(r"(constrained|nullable|list|function)[-\[].*")
     *inside, name = [part for part in wrong["loc"] if not kinds_of_union.match(str(part))] or ["the whole"]
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in (*inside, name))[1:]
-    kinds = _whole(model)["properties"].get((*inside, name)[0], {})
+    kinds = whole(model)["properties"].get((*inside, name)[0], {})
     kind = _JSON.get("string" if "enum" in kinds else str(kinds.get("type")))
     missing = wrong["type"] == "missing"
     if wrong["type"] == "extra_forbidden":

@@ -25,7 +25,7 @@ def cadence(every: str | int) -> tuple[str, int]:
     """
     if isinstance(every, int) and not isinstance(every, bool) and every > 0:
         return "step", every
-    if every == "auto":
+    if isinstance(every, str) and every == "auto":
         return "auto", 1
     words = re.fullmatch(r"(?:([1-9]\d*) )?(epoch|step)s?", every) if isinstance(every, str) else None
     if words is None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from operator import length_hint
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.network.values import buffers_of, parameters_of
 from walkback.progress import quietly
+from walkback.registry import true_or_false
 from walkback.report.formats.logged import judge, position
 from walkback.report.report import Report
 from walkback.tracing.trace import Credit
@@ -117,9 +119,13 @@ class Watch:
                 f"Expected eval_batches to be an iterable of batches, but got {type(eval_batches).__name__}. Wrap a "
                 "single batch in a list: [(x, y)]."
             )
+        true_or_false(live=live)
+        if isinstance(to, str) or not isinstance(to, Iterable) or not all(map(callable, to := (*to,))):
+            raise InputError(f"Expected to as a list of functions that take a row, but got {shown(to)}.")
         with undrawn(model):
             self.schedule = planned(every, max_overhead, edition, thresholds, log, clock())
-        self.model, self.edition, self.thresholds = model, edition, thresholds or DiagnosticThresholds()
+        self.model, self.edition = model, edition
+        self.thresholds = DiagnosticThresholds() if thresholds is None else thresholds
         self._how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
         self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
         self._how |= {"sites": sites}
@@ -393,9 +399,10 @@ def planned(
 ) -> Schedule:
     """Return the schedule, after all that can be checked before there is a network; a mistake costs no epoch."""
     schedule = Schedule.of(every, max_overhead, now)
-    decide(Measurements(), Claim(), thresholds or DiagnosticThresholds(), edition)
-    if log is not None and Path(log).suffix.lower() != ".jsonl":
-        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {shown(str(log))}.")
+    decide(Measurements(), Claim(), DiagnosticThresholds() if thresholds is None else thresholds, edition)
+    if log is not None and not (isinstance(log, str | PathLike) and Path(log).suffix.lower() == ".jsonl"):
+        got = shown(str(log) if isinstance(log, PathLike) else log)
+        raise InputError(f"Expected log to end in .jsonl, one row per line, but got {got}.")
     return schedule
 
 
