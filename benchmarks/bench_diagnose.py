@@ -25,6 +25,7 @@ import walkback as wb
 from walkback.measures.formulas import compare, site_norms
 from walkback.network.prints import data_hash, prints_of
 from walkback.selftest import ResidualNet
+from walkback.tracing.trace import Credit
 
 BATCHES = 64  # 8,192 samples: most of a test split
 
@@ -90,7 +91,7 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
 
 
 @torch.no_grad()
-def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: wb.Credit, pass_: float) -> None:
+def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Credit, pass_: float) -> None:
     """Print what the arithmetic of one batch takes that is already in the cache."""
     x, y = batches[0]
     with wb.Tracer(model) as tracer:

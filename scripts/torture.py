@@ -154,7 +154,7 @@ def audits(count: int, draw: random.Random, folder: Path) -> list[str]:
     """Two audits on one store that are killed again and again: every run is finished, once."""
     plan = folder / "plan.toml"
     grid = 'rule = ["bp", "dfa"]\nseed = [1, 2]\nepochs = 2\ndata = "teacher"\nnet_options = {width = 8, depth = 1}\n'
-    plan.write_text(f'name = "torture"\ntitle = "small"\n[[grid]]\n{grid}')
+    plan.write_text(f'about = "small"\n[[grid]]\n{grid}')
     out = folder / "store"
     for _ in range(count):
         both = [started("audit", str(plan), "--out", str(out), "--workers", "1") for _ in range(2)]

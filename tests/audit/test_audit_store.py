@@ -90,6 +90,23 @@ def test_a_finished_run_leaves_its_record_and_nothing_else(whole: Path) -> None:
     assert store.state(whole, OTHER) == store.State("new")
 
 
+def test_a_list_does_not_read_what_fits_its_sums_and_says_the_same_of_everything_else(whole, tmp_path, monkeypatch):
+    folder = shutil.copytree(whole / SPEC.name, tmp_path / SPEC.name)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "read_record", None)
+        patched.setattr(store, "finished", None)
+        assert store.listed(tmp_path, SPEC) == "finished"
+    assert store.listed(tmp_path, OTHER) == "new"
+    sums = (folder / "sums.json").read_bytes()
+    (folder / "sums.json").unlink()
+    assert store.listed(tmp_path, SPEC) == "finished"  # of a version without sums: read
+    (folder / "sums.json").write_bytes(sums)
+    (folder / "report.json").write_bytes((folder / "report.json").read_bytes() + b" ")
+    assert store.listed(tmp_path, SPEC) == "damaged" == store.state(tmp_path, SPEC).kind
+    (folder / "report.json").unlink()
+    assert store.listed(tmp_path, SPEC) == store.state(tmp_path, SPEC).kind != "finished"
+
+
 def test_progress_is_told_after_every_epoch_and_gone_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
 ) -> None:

@@ -247,6 +247,14 @@ def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
     assert call(capsys, "diagnose", f"{mod}:healthy") == (130, "", "stopped\n")
 
 
+def test_a_process_that_ends_does_not_look_through_its_memory(mod, capsys, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(cli.gc, "freeze", lambda: frozen.append(1))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["diagnose", f"{mod}:raises"])
+    assert (ended.value.code, frozen) == (2, [1])
+
+
 def test_the_traceback_is_there_for_those_who_ask(mod, capsys, monkeypatch):
     _, _, err = call(capsys, "diagnose", f"{mod}:crashes")
     assert "Set WALKBACK_TRACEBACK=1 to see where it comes from." in err

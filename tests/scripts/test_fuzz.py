@@ -29,6 +29,7 @@ ONCE = {
     "report:208": "an error with control characters",
     "report:267": "Out of range float values are not JSON compliant: nan",
     "report:2781": "invalid literal for int() with base 10: ''",
+    "record:1145": "surrogates not allowed",
     "judge:1524": "int too large to convert to float",
     "plan:221": "maximum recursion depth exceeded",
     "pickle:1937": "840 MiB for places of objects that are not there",

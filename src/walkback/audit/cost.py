@@ -80,7 +80,7 @@ def costs(plans: Sequence[Plan], out: str | Path = "runs", root: str | Path | No
     """Count and estimate each plan; what is finished in the store `out` costs nothing more."""
     specs = list(dict.fromkeys(spec for plan in plans for spec in plan.specs))
     seconds = calibrate(specs, root)
-    states = {spec: store.state(out, spec).kind for spec in specs}
+    states = {spec: store.listed(out, spec) for spec in specs}
     gone = {spec: _epochs_gone(out, spec, kind) for spec, kind in states.items()}
     found = []
     for plan in plans:
