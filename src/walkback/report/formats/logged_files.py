@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Real
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
 from walkback.errors import FormatError, InputError, shown
@@ -61,7 +62,9 @@ def position(row: Mapping[str, Any], where: str = "") -> tuple[int, int]:
 
 def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
     try:
-        folder = path.is_dir()
+        folder = S_ISDIR(path.stat().st_mode)  # not is_dir(), which from Python 3.14 on has no errors
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        folder = False
     except OSError as error:  # a name that is too long: a text in place of a path
         raise FormatError(f"Expected a file at {shown(str(path))}, but: {error.strerror}.") from None
     if folder:
