@@ -25,14 +25,14 @@ def logits_of(output: Any) -> Tensor:
     Of a dict without "logits" it is the value of one of ANSWERS, or its only tensor.
     """
     logits: Any = output
-    if isinstance(output, Mapping):
-        alone = [v for v in output.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    if isinstance(output, Mapping) and not is_dataclass(output):
+        alone = [v for k, v in output.items() if k != "loss" and isinstance(v, Tensor) and v.is_floating_point()]
         named = [output[key] for key in ANSWERS if key in output]
         logits = named[0] if named else alone[0] if len(alone) == 1 else output
     elif getattr(output, "logits", None) is not None:
         logits = getattr(output, "logits")  # noqa: B009  # of any type
     elif is_dataclass(output):
-        logits = first_tensor(members(output))
+        logits = first_tensor([v for v in members(output) if v is not getattr(output, "loss", None)])
     elif isinstance(output, (tuple, list)) and output:
         logits = output[0]
     if not isinstance(logits, Tensor):
@@ -138,6 +138,8 @@ def several(output: Any) -> str | None:
     if isinstance(output, Tensor):
         return None
     keys = list(output) if isinstance(output, Mapping) else None
+    if is_dataclass(output):  # of transformers' outputs, which are both, the values are those of the fields
+        keys = [field.name for field in fields(output)]
     found = [(i, v) for i, v in enumerate(members(output)) if isinstance(v, Tensor) and v.is_floating_point()]
     if len(found) < 2:
         return None
