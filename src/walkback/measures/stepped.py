@@ -47,12 +47,12 @@ def zeros_beside_steps(credit: Tensor, state: Tensor) -> float | None:
     (False, True)
     """
     a, h = credit.flatten(1), state.flatten(1).abs()
-    samples, features = (a != 0).any(1), (a != 0).any(0)
-    a, h = a[samples][:, features], h[samples][:, features].to(a.device)
-    share = float((a == 0).float().mean()) if a.numel() else 0.0
+    some = a != 0
+    live = int(some.any(1).sum()) * int(some.any(0).sum())
+    share = 1 - int(some.sum()) / live if live else 0.0
     if not ZEROS < share < 1:
         return None
-    sizes, h = widened(a.abs())[a != 0], h[a != 0]
+    sizes, h = widened(a.abs())[some], h.to(a.device)[some]
     coarse = sizes[h >= h.median()]
     if len(coarse) < FEW:
         return None
