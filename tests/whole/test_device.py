@@ -58,7 +58,7 @@ def test_a_report_says_where_it_was_measured(found: dict[str, Any]) -> None:
 
 def test_only_sums_leave_a_device_that_has_float64(found: dict[str, Any]) -> None:
     samples, sites = 256, 3
-    assert 0 < found["float64"]["left"] < 2 * samples + 20 * sites  # a print of each sample, and the answer
+    assert 0 < found["float64"]["left"] < 3 * samples  # a print and a label of each sample, and answers
     assert found["no float64"]["left"] > 2 * samples * sites * 16  # there the states and gradients have to
 
 
