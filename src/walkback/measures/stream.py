@@ -66,9 +66,13 @@ class Samples:
 
     def _distinct(self) -> int:
         if self._distinct_of[0] != self.samples:
-            flat = torch.cat([prints for _, prints in self._prints]).cpu().numpy()
-            flat.sort()  # in place: `unique` would take three times the memory
-            self._distinct_of = self.samples, 1 + int((flat[1:] != flat[:-1]).sum())
+            flat = torch.cat([prints for _, prints in self._prints])
+            if flat.device.type == "cpu":
+                flat.numpy().sort()  # in place: `unique` takes three times the memory
+                distinct = 1 + int((flat[1:] != flat[:-1]).sum())
+            else:
+                distinct = flat.unique().numel()
+            self._distinct_of = self.samples, distinct
         return self._distinct_of[1]
 
     def repeats(self) -> str:
