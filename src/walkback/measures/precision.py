@@ -11,6 +11,10 @@ again with weights and inputs in float64, and per site it is added up
 - `epsilon_share`: the share of a cosine that the ε of `F.cosine_similarity` takes away, at the published scale ÷ 128:
   mean of 1 − (‖g‖/max(‖g‖, ε))·(‖a‖/max(‖a‖, ε)). This one belongs to the tool and moves with the loss's unit.
 - `absorption`: the share of f_l that h + f_l loses to rounding, ‖(h ⊕ f) − h − f‖/‖f‖, in float64 arithmetic.
+- `cosine_error_low`, `cosine_error_high`: the 95 % interval over samples of the largest disagreement or |shift|, by
+  Student's t: the largest lower end and the largest upper end of any of them, as growth's. A disagreement is a mean of
+  errors ≥ 0, few of which may be large, so its interval is on a log scale. A shift may be of either sign, so its own is
+  plain, and that of |shift| ends at 0. A mean of 1 − cos is 2 at most.
 
 The credit of the first batch is computed again as well, where a rule or function can be asked in float64: a credit that
 is a small difference of large states, as EP's can be, is rounding long before the gradient is. A note names the sites,
@@ -26,6 +30,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import exp, sqrt
 from typing import Any
 
 import torch
@@ -36,6 +41,7 @@ from walkback.measures.accumulate import to_float64_device
 from walkback.measures.credit_rounding import CreditRounding
 from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
+from walkback.measures.over_sites import student
 from walkback.measures.rounding import by_largest, least_norm, unit_rows
 from walkback.measures.sums import Directions, some
 from walkback.measures.vectors import WHOLE, readers, site_vectors
@@ -49,6 +55,8 @@ NO_ABSORPTION = {
     False: "blocks return the new state, and float64 is out of reach",
     True: "the layers of a plain network add to no stream",
 }
+# What is added up with its squares, by what it is a mean of.
+SUMMED = {"float64_disagreement": "off", "float64_shift": "shift"}
 FLOAT64, PERTURBED = "float64", "perturbed rounding"
 
 
@@ -99,7 +107,7 @@ class IntrinsicMeter:
         tracer.keep_branches = True
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
-        self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total and count
+        self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total, count and, of some, squares
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a parameter, and what stands for it
         self._given_up = False
         self._absorption = ""
@@ -172,12 +180,18 @@ class IntrinsicMeter:
             # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0.
             off = torch.where(has_g & has_e, 0.5 * (g - e).square().sum(1), 1.0)
             either = has_g | has_e
-            self._sum["off", site] += torch.stack([torch.where(either, off, 0.0).sum(), either.sum()])
+            self._add_squares("off", site, torch.where(either, off, 0.0), either)
             if trace.credits is not None:
                 a, has_a = unit_rows(trace.credits[site], least_norm(torch.float64))
-                for name, v, has in (("reported", g, has_g & has_a), ("exact", e, has_e & has_a)):
+                shift = torch.zeros_like(off)
+                for name, v, has, sign in (("reported", g, has_g & has_a, -1), ("exact", e, has_e & has_a, 1)):
                     cosines = torch.where(has, (a * v).sum(1), 0.0)
                     self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
+                    shift += sign * cosines
+                self._add_squares("shift", site, shift, either & has_a)
+
+    def _add_squares(self, name: str, site: int, values: Tensor, counted: Tensor) -> None:
+        self._sum[name, site] += torch.stack([values.sum(), counted.sum(), values.square().sum()])
 
     def _add_absorption(self, trace: Trace, exact: Trace) -> None:
         if trace.pool == WHOLE:
@@ -249,6 +263,7 @@ class IntrinsicMeter:
                 found.values[name], found.reasons[name] = [], missing
             elif None in values[name == "absorption" :]:
                 found.reasons[name] = "not measured at every site: a value is zero or not finite there"
+        self._interval(found)
         of, why = self._directions, ""
         if of.empty:
             why = f"the batch-mean reference is zero or not finite in {of.empty} groups"
@@ -262,8 +277,35 @@ class IntrinsicMeter:
     def _mean(self, name: str, site: int) -> float | None:
         if (name, site) not in self._sum:
             return None
-        total, n = self._sum[name, site].tolist()
+        total, n, *_ = self._sum[name, site].tolist()
         return some(total / n) if n else None
+
+    def _interval(self, found: Found) -> None:
+        """Give the 95 % interval of cosine_error: the largest lower end and the largest upper end of any site."""
+        names, of = ("cosine_error_low", "cosine_error_high"), ("float64_disagreement", "float64_shift")
+        distinct, samples = (found.conditions.get(name, self.samples) for name in ("distinct_samples", "samples"))
+        known = [(name, site, v) for name in of for site, v in enumerate(found.values[name]) if v is not None]
+        ends = [self._ends(name, site, abs(value), distinct / samples) for name, site, value in known]
+        found.values |= dict.fromkeys(names)
+        if ends and None not in ends:
+            low, high = (max(end) for end in zip(*filter(None, ends)))
+            found.values |= {"cosine_error_low": low, "cosine_error_high": high}
+        else:
+            why = "needs at least 2 samples with a direction at every site"
+            found.reasons |= dict.fromkeys(names, why if ends else found.reasons["float64_disagreement"])
+
+    def _ends(self, name: str, site: int, value: float, distinct: float) -> tuple[float, float] | None:
+        """Return the 95 % interval of a disagreement or |shift|; `distinct`: the share of samples that occur once."""
+        total, n, squares = self._sum[SUMMED[name], site].tolist()
+        if n < 2:
+            return None
+        # A sample that occurs twice says nothing new.
+        once = max(2.0, n * distinct)
+        half = student(once - 1) * sqrt(max(0.0, squares - total**2 / n) / (n - 1) / once)
+        if name == "float64_shift" or not value:
+            return max(0.0, value - half), min(2.0, value + half)
+        times = exp(min(half / value, 700.0))
+        return value / times, min(2.0, value * times)
 
     def _shift(self, site: int) -> float | None:
         exact, reported = self._mean("exact", site), self._mean("reported", site)

@@ -114,6 +114,9 @@ _QUANTITIES = (
     _scalar("gamma_concentration", "gamma", 0.0, 1.0, form="share", in_rows=True, required=True),
     _scalar("deep_cosine", "gamma", -1.0, 1.0, form="signed", in_rows=True, required=True),
     _scalar("cosine_error", "judged", 0.0),
+    # Its 95 % interval over samples: see precision.py.
+    _scalar("cosine_error_low", "precision", 0.0),
+    _scalar("cosine_error_high", "precision", 0.0),
     _scalar("stability_distinct", "precision", -1.0, 1.0, form="signed"),
     # The means of the probes over the deep sites.
     _scalar("deep_perturbation", "judged", -1.0, 1.0, form="signed", required=True),

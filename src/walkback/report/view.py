@@ -138,6 +138,7 @@ def _exact(report: Report) -> str:
     rounded = [str(note.site) for note in coded(report.notes, "rounded-credit")]
     if report.credit_exact is False and rounded:
         return f"{word} (the credit is rounding at site{'s' * (len(rounded) > 1)} {', '.join(rounded)})"
+    word = "undecided" if report.unclamped_exact is None else word
     alone = "of the gradient alone, " if report.unclamped_exact and report.credit_exact is None else ""
     return f"{word} ({alone}off float64 by {off:.1g})"
 

@@ -112,7 +112,8 @@ def reference_precision(check: str, m: Measurements, t: DiagnosticThresholds, _:
     if flagged is None:
         why = m.reasons.get("float64_disagreement", "the reference was not computed again in float64")
         cause = "not-measured"
-    return Finding(check, "reference precision", error, limit, f"> {limit:g}", flagged, why, cause=cause)
+    found = Finding(check, "reference precision", error, limit, f"> {limit:g}", flagged, why, cause=cause)
+    return found if cause else in_doubt(found, m, "cosine_error")
 
 
 def direction_stability(check: str, m: Measurements, t: DiagnosticThresholds, _: Claim | None = None) -> Finding:

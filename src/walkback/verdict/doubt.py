@@ -1,10 +1,9 @@
-"""Findings of norms with their intervals: undecided where one straddles its limit, or judged on the value alone."""
+"""Findings of norms and of rounding with their intervals: undecided where one straddles its limit, or judged on the value alone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import log
 from typing import Any
 
 from walkback.measures.measurements import Measurements
@@ -13,17 +12,17 @@ from walkback.verdict.statistics import of_norms
 
 
 def in_doubt(found: Finding, m: Measurements, name: str, unit: str = "") -> Finding:
-    """Return a finding of "growth" or "g_norm_deepest" with its interval on a log scale, over samples or over seeds.
+    """Return a finding of "growth", "g_norm_deepest" or "cosine_error" with its interval, over samples or over seeds.
 
     It is undecided where the interval straddles the limit. Without an interval it is returned as it is.
     """
     of = of_norms(m, name, found.value)
     if of is None:
         return found
-    found = replace(found, interval=of.interval, parts=of.logs.parts or None)
+    found = replace(found, interval=of.interval, parts=of.parts or None)
     if not of.straddles(found.limit):
         return found
-    why, more = of.undecided(found.limit, unit), of.logs.more(log(found.limit))
+    why, more = of.undecided(found.limit, unit), of.more(found.limit)
     return replace(found, flagged=None, reason=why, cause="straddles", more=more)
 
 

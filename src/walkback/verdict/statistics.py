@@ -8,7 +8,7 @@ given beside every interval.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil, exp, inf, log, sqrt
+from math import ceil, exp, isclose, log, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -325,6 +325,15 @@ class Ratio(NamedTuple):
         """Return whether the limit lies inside the interval."""
         return self.interval[0] < limit <= self.interval[1]
 
+    @property
+    def parts(self) -> dict[str, float]:
+        """The standard errors of its logarithm."""
+        return self.logs.parts
+
+    def more(self, limit: float) -> dict[str, int]:
+        """Return how many more would decide, as of an Estimate."""
+        return self.logs.more(log(limit))
+
     def undecided(self, limit: float, unit: str = "") -> str:
         """Say so, and what would decide it."""
         low, high = self.interval
@@ -332,17 +341,25 @@ class Ratio(NamedTuple):
         return f"{text} ({self.logs.what_decides(log(limit))})"
 
 
-def of_norms(m: Measurements, name: str, value: float | None) -> Ratio | None:
-    """Return the interval that was measured of "growth" or "g_norm_deepest", None where none was."""
+def of_norms(m: Measurements, name: str, value: float | None) -> Ratio | Estimate | None:
+    """Return the interval that was measured of "growth", "g_norm_deepest" or "cosine_error", None where none was.
+
+    One that begins at 0, and one of a shift, which is no mean of positive numbers, is taken as it is and not on a log
+    scale.
+    """
     low, high = getattr(m, f"{name}_low"), getattr(m, f"{name}_high")
     if not value or low is None or not high:
         return None
+    plain = not low or (name == "cosine_error" and not isclose(low * high, value**2, rel_tol=1e-4))
     known = (m.conditions.get("log_errors") or {}).get(name)
     if known is None:  # of one network: all of it comes from the samples
         n = int(m.conditions.get("samples") or 0)
-        known = {"samples": [log(high / low) / 2 / student(n - 1), n]} if n > 1 and low > 0 else {}
+        half = high - value if plain else log(high / low) / 2
+        known = {"samples": [half / student(n - 1), n]} if n > 1 else {}
     parts, counts = ({k: v[i] for k, v in known.items()} for i in (0, 1))
-    return Ratio((low, high), Estimate(log(value), (log(low) if low else -inf, log(high)), parts, counts))
+    if plain:
+        return Estimate(value, (low, high), parts, counts)
+    return Ratio((low, high), Estimate(log(value), (log(low), log(high)), parts, counts))
 
 
 def mean_ratio(values: Sequence[float], intervals: Sequence[tuple[float, float, int] | None]) -> tuple[float, Estimate]:
