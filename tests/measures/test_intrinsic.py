@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import Tensor, nn
 
 import walkback as wb
@@ -23,8 +25,10 @@ from nets import SmoothNet, batched, cos, rows
 from walkback import cli
 from walkback.measures.accumulate import Measurements
 from walkback.measures.formulas import cosine_error
+from walkback.measures.precision import mean_ends
 from walkback.notes import coded
 from walkback.training.loop import probe_batches
+from walkback.verdict.editions import decide
 
 quick = settings(max_examples=12)
 
@@ -121,6 +125,100 @@ def test_the_share_of_epsilon_is_what_torch_takes_away():
     assert without.epsilon_share[4] < m.epsilon_share[4], "without a credit only the reference is clamped"
     assert without.float64_shift == []
     assert without.reasons["float64_shift"] == "no credit was given"
+
+
+def both_directions(net: nn.Module, batches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By site and sample, in NumPy: the cosine of g with its float64 twin, and of the credit `roll` with either."""
+    found = []
+    for twin, cast in ((net, lambda x: x), (copy.deepcopy(net).double(), torch.Tensor.double)):
+        with wb.Tracer(twin) as tracer:
+            traces = [tracer.trace(cast(x), y) for x, y in batches]
+        grads = [np.concatenate([rows(t.grads[site].double().numpy()) for t in traces]) for site in range(5)]
+        credits = [np.concatenate([rows(roll(t)[site].double().numpy()) for t in traces]) for site in range(5)]
+        found.append((grads, credits))
+    (low, credit), (high, _) = found
+    pairs = ((low, high), (credit, low), (credit, high))
+    with_twin, with_low, with_high = (
+        np.array([[cos(u, v) for u, v in zip(*site)] for site in zip(a, b)]) for a, b in pairs
+    )
+    return with_twin, with_low, with_high
+
+
+@pytest.mark.parametrize("name", ["absorbing", "healthy"])
+def test_the_interval_of_the_error_is_numpys(name: str):
+    """Of the first network the disagreement is what is worst, of the second the shift."""
+    net, batches = getattr(wb.selftest, name)(), wb.selftest.batches(2)
+    m = wb.measure(net, batches, credit=roll, probes=("intrinsic",))
+    with_twin, with_low, with_high = both_directions(net, batches)
+    ends = []
+    for off, shift in zip(1 - with_twin, with_high - with_low):
+        t = stats.t.ppf(0.975, len(off) - 1)
+        ends.append(off.mean() * np.exp(np.array([-1, 1]) * t * stats.sem(off) / off.mean()))
+        ends.append(np.maximum(0, abs(shift.mean()) + np.array([-1, 1]) * t * stats.sem(shift)))
+    low, high = np.max(ends, axis=0)
+    assert m.cosine_error_low == pytest.approx(low, rel=1e-6, abs=1e-14)  # NumPy's 1 - cos is off by 1e-16 itself
+    assert m.cosine_error_high == pytest.approx(high, rel=1e-5)
+    error, _ = cosine_error(m.float64_disagreement, m.float64_shift)
+    assert m.cosine_error_low < error < m.cosine_error_high
+    repeated = wb.measure(net, [*batches, *batches], credit=roll, probes=("intrinsic",))
+    assert repeated.cosine_error_high == pytest.approx(m.cosine_error_high, rel=1e-2), "repeated data say nothing new"
+
+
+def test_the_interval_of_a_mean_in_closed_form():
+    """Of 1, 2, 3, 4: mean 2.5, standard error √(5/12), t of 3 degrees of freedom 3.182446."""
+    sums, half = torch.tensor([10.0, 4.0, 30.0]) / torch.tensor([10.0, 1.0, 100.0]), 0.1 * 3.182446 * (5 / 12) ** 0.5
+    times = np.exp(half / 0.25)
+    assert mean_ends(sums.double(), 0.25) == pytest.approx((0.25 / times, 0.25 * times), rel=1e-6)
+    assert mean_ends(sums.double(), 0.25, plain=True) == pytest.approx((0.25 - half, 0.25 + half), rel=1e-6)
+    assert mean_ends(sums.double(), 0.1, plain=True) == pytest.approx((0.0, 0.1 + half), rel=1e-6)
+    assert mean_ends(torch.tensor([0.5, 1.0, 0.25]), 0.5) is None
+    assert mean_ends(torch.tensor([0.0, 4.0, 0.0]), 0.0) == (0.0, 0.0)
+    spread = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)  # 0 and 1: t of one degree of freedom is 12.7
+    assert mean_ends(spread, 0.5)[1] == 2.0, "a mean of 1 - cos is 2 at most"
+
+
+def test_one_sample_gives_the_error_no_interval():
+    x, y = wb.selftest.batches(1)[0]
+    report = intrinsic(wb.selftest.absorbing(), [(x[:1], y[:1])])
+    assert report.values["cosine_error"] is not None
+    assert report.values["cosine_error_low"] is report.values["cosine_error_high"] is None
+    assert "at least 2 samples" in report.reasons["cosine_error_low"]
+    assert report.findings[1]["interval"] is None
+    assert report.findings[1]["flagged"] is not None
+
+
+def test_an_error_whose_interval_has_the_limit_inside_is_undecided():
+    clear = intrinsic(wb.selftest.absorbing(), wb.selftest.batches(2), headline_acc=0.6, frozen_baseline_acc=0.3)
+    assert (clear.verdict, clear.findings[1]["flagged"]) == ("walked back", True)
+    ends = [clear.values[f"cosine_error_{end}"] for end in ("low", "high")]
+    assert clear.findings[1]["interval"] == ends
+    limit = wb.DiagnosticThresholds(cosine_error_limit=0.99 * clear.values["cosine_error"])
+    report = wb.judge(clear, "intrinsic", limit)
+    found = report.findings[1]
+    assert (report.verdict, report.measurement_valid, found["flagged"]) == ("undecided", None, None)
+    assert (found["cause"], found["interval"]) == ("straddles", ends)
+    n = 256
+    factor = (np.log(ends[1] / ends[0]) / 2 / abs(np.log(0.99))) ** 2
+    assert found["more"] == {"samples": pytest.approx(n * (factor - 1), rel=0.03)}
+    assert "more samples would decide it" in found["reason"]
+    assert "unclamped cosine exact: undecided" in str(report)
+    for again in (wb.Report.from_dict(json.loads(report.to_json())), wb.judge(report, "intrinsic", limit)):
+        assert again.findings[1] == found
+        assert again.values == report.values
+    old = report.to_dict()
+    del old["values"]["cosine_error_low"], old["values"]["cosine_error_high"]
+    assert wb.judge(old, "intrinsic", limit).failed == ("D2",), "a report without the interval is judged on the value"
+
+
+def test_a_shift_that_may_be_none_at_all_says_on_a_plain_scale_what_would_decide():
+    m = Measurements(float64_disagreement=[1e-4], float64_shift=[-0.04], cosine_error_low=0.0, cosine_error_high=0.06,
+                     conditions={"samples": 1000})  # fmt: skip
+    for low in (0.0, 1e-4):  # where the disagreement's own interval is the one that ends above 0
+        found = decide(replace(m, cosine_error_low=low), wb.Claim(), wb.DiagnosticThresholds(), "intrinsic")["D2"]
+        assert found.straddles
+        assert found.more == {"samples": pytest.approx(3000, rel=0.02)}, "0.02 has to become 0.01"
+    sure = decide(replace(m, cosine_error_high=0.049), wb.Claim(), wb.DiagnosticThresholds(), "intrinsic")["D2"]
+    assert (sure.flagged, sure.interval) == (False, (0.0, 0.049))
 
 
 @pytest.mark.parametrize("returns", ["branch", "state", "inplace"])

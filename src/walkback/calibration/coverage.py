@@ -14,6 +14,7 @@ from tabulate import tabulate
 
 from walkback.measures.depth import _worth
 from walkback.measures.nulls import student
+from walkback.measures.precision import mean_ends
 from walkback.measures.stream import LogErrors
 from walkback.measures.worth import Depth
 from walkback.verdict.statistics import mean_ratio, mean_worth, paired_margin
@@ -79,6 +80,32 @@ def norm(draw: Draw, samples: int, sigma: float) -> Interval:
     return log(values.mean()) - half, log(values.mean()) + half
 
 
+def rounding(draw: Draw, samples: int, sites: int = 1, rare: bool = False) -> Interval:
+    """Return the interval over samples of the largest of `sites` mean disagreements that are all 0.05 in truth.
+
+    Errors are log-normal, half of their spread the samples' own at every site; or, `rare`, 1 and mostly 0.
+    """
+    off = (draw.rand(sites, samples) < 0.05).astype(float)
+    if not rare:
+        shared, own = draw.normal(0, 1, samples), draw.normal(0, 1, (sites, samples))
+        off = 0.05 * np.exp((shared + own) * sqrt(0.5) - 0.5)
+    ends = [mean_ends(_sums(row), float(row.mean())) for row in off]
+    low, high = (max(end) for end in zip(*filter(None, ends)))
+    return low, high
+
+
+def shift(draw: Draw, samples: int, mean: float) -> Interval:
+    """Return the interval over samples of |shift|, for shifts of a standard deviation of 0.3."""
+    of = draw.normal(mean, 0.3, samples)
+    ends = mean_ends(_sums(of), abs(float(of.mean())), plain=True)
+    assert ends is not None
+    return ends
+
+
+def _sums(values: np.ndarray) -> torch.Tensor:
+    return torch.tensor([values.sum(), len(values), np.square(values).sum()], dtype=torch.float64)
+
+
 def worth(draw: Draw, draws: int, spread: float, samples: int = 1000) -> Interval:
     """Return the interval of D3-outcome for blocks that are worth 20 pp, over draws that differ by `spread`."""
     easy = draw.uniform(-0.3, 0.3, samples)
@@ -138,6 +165,13 @@ WORLDS: dict[tuple[str, str], tuple[Callable[[Draw], Interval], float]] = {
     ("D1, over samples", "1,024 log-normal norms, σ = 0.5"): (lambda d: ratio(d, 1024, 0.5), log(2)),
     ("D1, over samples", "256 log-normal norms, σ = 1"): (lambda d: ratio(d, 256, 1.0), log(2)),
     ("D2, over samples", "1,024 log-normal norms, σ = 1"): (lambda d: norm(d, 1024, 1.0), 0.0),
+    ("D2 intrinsic, over samples", "1,024 log-normal errors, σ = 1"): (lambda d: rounding(d, 1024), 0.05),
+    ("D2 intrinsic, over samples", "5 % of 256 samples lost, the others exact"): (
+        lambda d: rounding(d, 256, rare=True),
+        0.05,
+    ),
+    ("D2 intrinsic, over samples", "the worst of 5 sites that are alike"): (lambda d: rounding(d, 1024, 5), 0.05),
+    ("D2 intrinsic, over samples", "256 shifts of either sign"): (lambda d: shift(d, 256, 0.04), 0.04),
     ("D1, D2, 3 seeds", "they differ by a factor of about 2"): (lambda d: over_seeds(d, 3, 0.7, 0.02), 0.0),
     ("D1, D2, 3 seeds", "they differ as little as samples do"): (lambda d: over_seeds(d, 3, 0.02, 0.02), 0.0),
 }

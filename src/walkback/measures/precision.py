@@ -285,7 +285,10 @@ class IntrinsicMeter:
         names, of = ("cosine_error_low", "cosine_error_high"), ("float64_disagreement", "float64_shift")
         distinct, samples = (found.conditions.get(name, self.samples) for name in ("distinct_samples", "samples"))
         known = [(name, site, v) for name in of for site, v in enumerate(found.values[name]) if v is not None]
-        ends = [self._ends(name, site, abs(value), distinct / samples) for name, site, value in known]
+        ends = [
+            mean_ends(self._sum[SUMMED[name], site], abs(value), distinct / samples, plain=name == "float64_shift")
+            for name, site, value in known
+        ]
         found.values |= dict.fromkeys(names)
         if ends and None not in ends:
             low, high = (max(end) for end in zip(*filter(None, ends)))
@@ -293,19 +296,6 @@ class IntrinsicMeter:
         else:
             why = "needs at least 2 samples with a direction at every site"
             found.reasons |= dict.fromkeys(names, why if ends else found.reasons["float64_disagreement"])
-
-    def _ends(self, name: str, site: int, value: float, distinct: float) -> tuple[float, float] | None:
-        """Return the 95 % interval of a disagreement or |shift|; `distinct`: the share of samples that occur once."""
-        total, n, squares = self._sum[SUMMED[name], site].tolist()
-        if n < 2:
-            return None
-        # A sample that occurs twice says nothing new.
-        once = max(2.0, n * distinct)
-        half = student(once - 1) * sqrt(max(0.0, squares - total**2 / n) / (n - 1) / once)
-        if name == "float64_shift" or not value:
-            return max(0.0, value - half), min(2.0, value + half)
-        times = exp(min(half / value, 700.0))
-        return value / times, min(2.0, value * times)
 
     def _shift(self, site: int) -> float | None:
         exact, reported = self._mean("exact", site), self._mean("reported", site)
@@ -316,6 +306,28 @@ class IntrinsicMeter:
 
 
 # -- small helpers -----------------------------------------------------------------------------------------
+
+
+def mean_ends(sums: Tensor, value: float, distinct: float = 1.0, plain: bool = False) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean of 1 − cos, or where `plain` of the absolute value of a mean.
+
+    Args:
+        sums: over samples, of the values, of the samples that count, and of the squares.
+        value: the mean, or its absolute value.
+        distinct: the share of different samples: one that occurs twice says nothing new.
+
+    >>> mean_ends(torch.tensor([4.0, 4.0, 4.0]), 1.0)  # four samples that agree
+    (1.0, 1.0)
+    """
+    total, n, squares = sums.tolist()
+    if n < 2:
+        return None
+    once = max(2.0, n * distinct)
+    half = student(once - 1) * sqrt(max(0.0, squares - total**2 / n) / (n - 1) / once)
+    if plain or not value:
+        return max(0.0, value - half), min(2.0, value + half)
+    times = exp(min(half / value, 700.0))
+    return value / times, min(2.0, value * times)
 
 
 def _float64(t: Tensor) -> Tensor:

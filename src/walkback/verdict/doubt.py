@@ -1,4 +1,4 @@
-"""Findings of norms and of rounding with their intervals: undecided where one straddles its limit, or judged on the value alone."""
+"""Findings with their intervals: undecided where one straddles its limit, or judged on the value alone."""
 
 from __future__ import annotations
 
