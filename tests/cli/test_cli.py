@@ -17,6 +17,7 @@ import pytest
 import walkback as wb
 from patience import PATIENCE
 from walkback import cli, selftest
+from walkback.__main__ import Interrupt
 from walkback.registry import call_entry, is_entry
 
 SOURCE = """
@@ -245,6 +246,23 @@ def test_an_interrupt_is_no_traceback(mod, capsys, monkeypatch):
 
     monkeypatch.setattr(sys.modules["walkback.api"], "measure", interrupt)
     assert call(capsys, "diagnose", f"{mod}:healthy") == (130, "", "stopped\n")
+
+
+def test_an_interrupt_that_an_import_swallowed_is_heard(capsys, monkeypatch):
+    """torch's C++ tries to import NumPy and drops whatever is raised; the next import of it is an ImportError."""
+    handler = Interrupt()
+    monkeypatch.setattr(cli.signal, "getsignal", lambda number: handler)
+
+    def swallows(*args, **kwargs):
+        with contextlib.suppress(KeyboardInterrupt):
+            handler(2, None)
+        raise ImportError("cannot load module more than once per process")
+
+    monkeypatch.setattr(cli, "app", swallows)
+    assert call(capsys, "demo") == (130, "", "stopped\n")
+    handler.heard = False
+    monkeypatch.setattr(cli, "app", lambda *args, **kwargs: exec("raise ImportError('missing')"))
+    assert call(capsys, "demo")[0] == 2
 
 
 def test_a_process_that_ends_does_not_look_through_its_memory(mod, capsys, monkeypatch):

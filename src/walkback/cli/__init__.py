@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -51,6 +52,9 @@ def run(tokens: Sequence[str]) -> int:
         print("stopped", file=sys.stderr)
         return 130
     except Exception as error:
+        if getattr(signal.getsignal(signal.SIGINT), "heard", False):  # an import that was cut short fails when repeated
+            print("stopped", file=sys.stderr)
+            return 130
         if os.environ.get("WALKBACK_TRACEBACK"):
             raise
         text = str(error) if isinstance(error, WalkbackError) else f"{type(error).__name__}: {error}"

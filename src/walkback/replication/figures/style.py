@@ -77,7 +77,7 @@ class Drawing:
             return fig if notes else _without_note(fig)
 
 
-SIZES, FREE, LIFTED = (7.0, 6.5, 6.0), 15.0, 12.5  # points: headings, what a letter needs, a heading over letters
+SIZES, FREE, LIFTED = (7.0, 6.5, 6.0), 20.0, 12.5  # points: headings, what a letter needs, a heading over letters
 # Where a panel's letter may stand: above its left edge, beside it, inside its corner; the first that is free.
 _PLACES = (((-3.5, 2.5), "right", "bottom"), ((-3.5, 0.0), "right", "top"), ((2.5, -2.5), "left", "top"))
 
