@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -37,7 +38,7 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)
         worth = f"{rows[0]['D3-outcome pp']['mean']:+.1f} pp".replace("-", "−")
-        st.heading(ax, f"{heading}: blocks {worth}")
+        st.heading(ax, f"{textwrap.fill(heading, 26)}:\nblocks {worth}")
     for ax in panels[len(groups) :]:
         ax.set_visible(False)
     for ax in panels[::across]:
