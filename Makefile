@@ -86,6 +86,7 @@ corpus: $(STAMP)
 
 evidence: $(STAMP)
 	$(BIN)/walkback evidence all --from results --out results/tables
+	$(BIN)/walkback evidence feedback-draws --from evidence/draws --out evidence/feedback-draws.md
 	$(BIN)/python scripts/draw_results.py
 	$(BIN)/python scripts/tries.py
 	$(BIN)/python scripts/replication_page.py

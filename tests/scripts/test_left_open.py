@@ -425,3 +425,10 @@ def test_the_page_on_replication_says_what_the_records_say() -> None:
     ):
         assert words.replace("−", "-") in page.replace("−", "-"), words
     assert max(abs(c) for c in m["unit"].cosine[1:]) < 0.02, "nothing deeper"
+
+
+def test_the_shares_of_draws_are_those_of_their_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    made = evidence("feedback-draws", read_records(ROOT / "evidence/draws"))
+    assert (ROOT / "evidence/feedback-draws.md").read_text(encoding="utf-8").strip() == made.to_markdown().strip()
+    assert {row["n"] for row in made.data} == {18}
