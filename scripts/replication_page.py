@@ -13,6 +13,7 @@ import numpy as np
 from walkback.audit.as_published import choices_markdown
 from walkback.audit.plans import plan
 from walkback.audit.records import Record, Records, read_records
+from walkback.audit.settings import RULES
 from walkback.replication.decoded import PLANS, decoded
 from walkback.replication.decoded_networks import signed
 from walkback.replication.published import figures
@@ -228,8 +229,11 @@ def _control(f: Figures) -> str:
 def _networks(f: Figures) -> str:
     off = [error for run in f.own if (error := run.report.values.get("cosine_error")) is not None]
     worth = [(run, run.depth) for run in f.own if run.spec.scope == "all" and run.depth is not None]
-    said = "; ".join(f"{run.spec.rule} {run.spec.data} seed {run.spec.seed} {d.worth_pp:+.1f} pp" for run, d in worth)
-    told = f"What blocks are worth, where the weights were kept: {said}."
+    by_rule: dict[str, list[float]] = {}
+    for run, d in worth:
+        by_rule.setdefault(f"{RULES[run.spec.rule]} on {run.spec.data}", []).append(d.worth_pp)
+    said = "; ".join(f"{rule} {', '.join(f'{v:+.1f}' for v in values)} pp" for rule, values in by_rule.items())
+    told = f"What blocks are worth, seed by seed: {said}."
     if not worth:
         told = "No weights of these runs were kept, so what their blocks are worth is not measured."
     return (
