@@ -302,7 +302,7 @@ def _missing(evidence: Records) -> str:
         lines.append(f"`{name}` {there} of {len(specs)}")
     return (
         "## What is still to be trained\n\n"
-        f"Of the three plans there are, controls included: {', '.join(lines)} runs. The table lists the others' "
+        f"Of three plans, controls included: {', '.join(lines)} runs. The table lists the others' "
         "commands."
     )
 
