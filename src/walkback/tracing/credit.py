@@ -20,7 +20,6 @@ from walkback.tracing.trace import Credit, Trace
 from walkback.tracing.untouched import AsFound, Unstepped
 
 LOOKS = 2  # calls after which weights are compared by value whatever their version counter says
-LATER = 8  # calls after those, in which every tensor of a trace is compared by value once
 CHANGED = (
     "Expected credit(trace) to leave the network as it is, but it changed its weights. They were put back. Leave "
     "updates out of it, or make them on a copy of the network."
@@ -113,8 +112,7 @@ class Asked:
     def _ask(self, credit: Credit, trace: Trace) -> Sequence[Tensor]:
         """Call the credit, and see that it changed nothing it was shown; what it changed is put back.
 
-        The user's data are compared by value with copies that last as long as the call, and so are weights. What the
-        trace holds is compared by value in the first calls, and then a part of it, in turn. Where
+        The user's data are compared by value with copies that last as long as the call, and so are weights. Where
         nothing but the credit runs between batches (`alone`), one copy of them lasts as long as the session. It is
         looked at after the first calls, later where a version counter has moved, and by `finish`, which finds what was
         written past it.
@@ -131,8 +129,7 @@ class Asked:
         shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
         counted = [(t, t._version) for t in ours if not t.is_inference()]
         # `.data` and numpy write past the counter. A recorded credit (`trusted`) does not show the trace to anyone.
-        some = counted if self._calls <= LOOKS + 1 else counted[self._calls % LATER :: LATER]
-        prints = [] if trusted else [(t, fingerprints(t)) for t, _ in some]
+        prints = [] if trusted else [(t, fingerprints(t)) for t, _ in counted]
         versions = [t._version for t in weights]
         buffers = [b for m in self._modules for _, b in m._buffers.items() if b is not None]
         sharded = self.found is not None and self.found.reach.sharded
