@@ -13,7 +13,7 @@ from walkback.errors import CreditError
 from walkback.network.batch import tensors
 from walkback.network.prints import fingerprints
 from walkback.network.values import modules_of
-from walkback.tracing.kept import Kept, differ, unwritten
+from walkback.tracing.kept import Kept, differ, imprint, shows, unwritten
 from walkback.tracing.reach import REGISTERED
 from walkback.tracing.restore import is_same, put_dict
 from walkback.tracing.trace import Credit, Trace
@@ -129,7 +129,7 @@ class Asked:
         shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
         counted = [(t, t._version) for t in ours if not t.is_inference()]
         # `.data` and numpy write past the counter. A recorded credit (`trusted`) does not show the trace to anyone.
-        prints = [] if trusted else [(t, fingerprints(t)) for t, _ in counted]
+        before = [] if trusted else [(t, imprint(t)) for t, _ in counted]
         versions = [t._version for t in weights]
         buffers = [b for m in self._modules for _, b in m._buffers.items() if b is not None]
         sharded = self.found is not None and self.found.reach.sharded
@@ -152,7 +152,7 @@ class Asked:
         if (
             any(t._version != version for t, version in counted)
             or any(id(t) in changed for t in shown)
-            or not all(torch.equal(fingerprints(t), before) for t, before in prints)
+            or any(shows(was, t) for t, was in before)
         ):
             raise CreditError(
                 "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place. Work on a "

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from walkback.network.prints import fingerprints
 from walkback.network.values import inner
 
 
@@ -118,6 +119,28 @@ def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
         for i, answer in zip(there, torch.stack([torch.as_tensor(answers[i]) for i in there]).tolist()):
             answers[i] = answer
     return [bool(answer) for answer in answers]
+
+
+SMALL = 2**20  # bytes of a tensor that are kept as they are, since that is the fastest
+
+
+def imprint(t: Tensor) -> bytes | Tensor:
+    """Return what a later write to a tensor shows in: its bytes, or a number of each sample of a large one.
+
+    >>> a = torch.zeros(2, 3)
+    >>> before = imprint(a)
+    >>> a.data[0, 1] = -0.0
+    >>> shows(before, a)
+    True
+    """
+    near = type(t) is Tensor and t.device.type in AT_ONCE and t.layout == torch.strided
+    return _bits(t)[0].numpy().tobytes() if near and t.nbytes <= SMALL else fingerprints(t)
+
+
+def shows(before: bytes | Tensor, t: Tensor) -> bool:
+    """Return whether a tensor was written since `imprint`."""
+    now = imprint(t)
+    return now != before if isinstance(now, bytes) or isinstance(before, bytes) else not torch.equal(now, before)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
