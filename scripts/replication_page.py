@@ -116,7 +116,8 @@ HOW = """## How to see it yourself
 
 ```console
 $ walkback audit as-published --out runs
-$ walkback evidence primary --from evidence/runs
+$ walkback evidence decoded --from runs
+$ walkback evidence primary --as-published --from runs
 ```
 
 [Every published figure in one table](../results/tables/decoded.md) has five documents' figures beside ours, twice:

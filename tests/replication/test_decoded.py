@@ -25,6 +25,7 @@ from walkback.replication.conventions import as_published
 from walkback.replication.decoded import EXPLAINED, PLANS, decoded
 from walkback.replication.decoded_networks import networks
 from walkback.replication.published import FIGURES, Figure, figures
+from walkback.replication.summaries import others, summary
 from walkback.replication.tables import audits
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
@@ -185,6 +186,30 @@ def test_the_frozen_control_is_that_of_the_dfa_stem(
     assert row(table, "primary", "frozen", "accuracy")["as-published, ours"] == "0.349 (n=1)"
 
 
+def test_published_gains_are_over_one_control_for_all_rules_and_widths(tmp_path: Path) -> None:
+    """BP's is over the control with a DFA-trained stem on CIFAR-10, that of DFA over BP's on CIFAR-100."""
+    wide = {"net_options": {"width": 512, "depth": 2}}
+    accuracies = {
+        RunSpec(augment=True): 0.61,
+        control_spec(RunSpec(augment=True)): 0.42,  # BP's own control: not the one
+        control_spec(DFA): 0.35,
+        RunSpec(augment=True, **wide): 0.60,
+        RunSpec(augment=True, data="cifar100", **AS_PUBLISHED["dfa"]): 0.09,
+        RunSpec(augment=True, data="cifar100", scope="frozen", **AS_PUBLISHED["dfa"]): 0.12,
+        RunSpec(augment=True, data="cifar100", scope="frozen"): 0.18,
+    }
+    for spec, acc in accuracies.items():
+        write_run(tmp_path, spec, acc, **HEALTHY)
+    table = decoded(read_records(tmp_path), read_records(tmp_path))
+    for where, rule, gain in (("primary", "BP", 26.0), ("wide-shallow", "BP", 25.0), ("cifar100", "DFA", -9.0)):
+        cell = row(table, where, rule, "over frozen, pp")
+        assert cell["as-published, ours"] == f"{gain:+.1f} (n=1)"
+        assert cell["agrees?"] == "yes"
+    assert row(table, "primary", "BP", "over frozen, pp")["our default"].startswith("+19.0")
+    assert row(table, "cifar100", "frozen", "accuracy")["as-published, ours"] == "0.180 (n=1)"
+    assert row(table, "primary", "DFA", "over frozen, pp")["as-published, ours"] == "–", "no run of it"
+
+
 @pytest.fixture(scope="module")
 def made():
     """The records that are shipped, and the table of all published figures beside them."""
@@ -227,6 +252,39 @@ def test_each_explanation_fits_a_published_figure_first() -> None:
     first = {next((i for i, (pattern, *_) in enumerate(EXPLAINED) if fnmatch(n, pattern)), None) for n in names}
     assert first >= set(range(len(EXPLAINED))), "one that is never told"
     assert {known for _, known, _ in EXPLAINED} <= {"tested", "bounded search", "open"}
+
+
+# -- the papers' way in every table --------------------------------------------------------------------------------
+
+
+def test_a_table_shows_the_papers_way_when_it_is_asked_for(tmp_path: Path) -> None:
+    """The command of the page on replication must show the runs that the command before it trained."""
+    write_run(tmp_path, DFA, 0.31, **EXPLODED)
+    write_run(tmp_path, RunSpec(rule="dfa", augment=True), 0.40, **HEALTHY)
+    records = read_records(tmp_path)
+
+    def shown(table) -> str:
+        rows = [dict(zip(table.columns, r)) for r in table.rows]
+        return next(r["acc"] for r in rows if (r["rule"], r["figures"]) == ("DFA", "ours, augmented"))
+
+    assert shown(summary("primary", records)) == "0.400"
+    theirs = summary("primary", records, papers_way=True)
+    assert shown(theirs) == "0.310"
+    assert "papers' conventions" in theirs.notes[0]
+    assert theirs.missing[0] == f"walkback audit as-published --out {tmp_path}   # 107 of its 108 runs"
+    assert others(records) == 1
+
+
+def test_both_readings_of_one_store_stand_side_by_side(tmp_path: Path) -> None:
+    write_run(tmp_path, DFA, 0.31, **EXPLODED)
+    write_run(tmp_path, RunSpec(rule="dfa", augment=True), 0.40, **HEALTHY)
+    acc = row(summary("decoded", read_records(tmp_path)), "primary", "DFA", "accuracy")
+    assert (acc["as-published, ours"], acc["our default"]) == ("0.310 (n=1)", "0.400 (n=1)")
+
+
+def test_an_unknown_table_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(wb.WalkbackError, match="Did you mean 'decoded'"):
+        summary("decode", Records(tmp_path))
 
 
 # -- agreement -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from walkback.audit.settings import Setting, judged, lacking
 from walkback.errors import InputError
 from walkback.replication.agree import agrees, agrees_any
 from walkback.replication.published import figures
+from walkback.replication.summaries import SUMMARIES
 from walkback.replication.tables import TABLES, evidence, front_page
 from walkback.replication.tables.courses import first_epochs, useless_from
 from walkback.replication.tables.decisions import hold
@@ -795,7 +796,7 @@ def test_json_and_list(few, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["name"], found["problems"]) == ("capacity", [])
     assert cli.run(["evidence", "--list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(TABLES)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*TABLES, *SUMMARIES]
 
 
 @pytest.mark.parametrize(

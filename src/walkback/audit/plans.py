@@ -122,13 +122,14 @@ PLANS: dict[str, dict[str, Any]] = {
     },
     "as-published-networks": {
         "about": "BP, FA, DFA under the papers' conventions on ViT-Mini and SmallCNN in pre-activation form (30 epochs "
-        "each) and on ResMLP without terminal LN",
+        "each), on ResMLP without terminal LN, and on StudentNet with its linear teacher",
         "grid": [
             {**fields, **AS_PUBLISHED[rule]}
             for fields in (
                 {**SHORT, "net": "vit-mini"},
                 {**IMAGES, "net_options": {"terminal_norm": False}},
                 {**SHORT, "net": "small-cnn", "net_options": NETWORKS["small-cnn"]},
+                {"seed": SEEDS, "net": "student", "data": "teacher-linear"},
             )
             for rule in THREE_RULES
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from walkback import data
 from walkback.audit import executors, store
 from walkback.audit.cost import kind
 from walkback.audit.executors import Event, Job, clipped, reason
-from walkback.audit.plans import Plan, counted
+from walkback.audit.plans import Plan, counted, names
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError, WalkbackError, visible
 from walkback.training.setup import build, usable
@@ -75,6 +76,9 @@ class Outcome:
             lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]
         if any(failure.tried for failure in self.failed):
             lines += ["", "The same command tries what failed again."]
+        if self.plan.name in names() and self.finished:
+            table = f"walkback evidence decoded --from {shlex.quote(str(self.store))}"
+            lines += ["", f"The published figures beside these runs: {table}"]
         return "\n".join(lines)
 
 

@@ -27,6 +27,7 @@ def evidence(
     list: Flag = False,
     root: Path | None = None,
     data: str | None = None,
+    as_published: Flag = False,
     json: Flag = False,
 ) -> int:
     """Tables of the papers' evidence from finished runs, beside the published figures.
@@ -38,19 +39,21 @@ def evidence(
         list: Name the tables.
         root: Only for linear-probe: train it on the data set found there, and record it in the folder of the runs.
         data: Only for linear-probe: train it on this data set (cifar10 by default).
+        as_published: Show runs under the papers' conventions (walkback audit as-published), read in the papers' way.
         json: Print as JSON.
     """
     from walkback.audit.records import read_records
-    from walkback.replication.tables import TABLES, describe, front_page
-    from walkback.replication.tables import evidence as table_of
+    from walkback.replication.summaries import names as names_of
+    from walkback.replication.summaries import others, summary
+    from walkback.replication.tables import TABLES, front_page
 
+    names = names_of()
     if list:
-        names = {table: describe(table) for table in TABLES}
         width = max(len(table) for table in names)
         print_json(names) if json else print_text("\n".join(f"{n:{width}}  {text}" for n, text in names.items()))
         return 0
     if name is None:
-        raise InputError(f"Expected a table to show: one of {', '.join(TABLES)}, or all.")
+        raise InputError(f"Expected a table to show: one of {', '.join(names)}, or all.")
     _check(out, name)
     if root is not None or data is not None:
         if name != "linear-probe":
@@ -61,9 +64,12 @@ def evidence(
 
         train_linear_probe(data or "cifar10", root, folder)
     records = read_records(folder)
-    tables = [table_of(one, records) for one in (TABLES if name == "all" else [name])]
+    every = names if as_published else TABLES
+    tables = [summary(one, records, as_published) for one in (every if name == "all" else [name])]
     for problem in records.problems:
         warn(f"not used: {problem.path}: {problem.reason}")
+    if not as_published and name in (*TABLES, "all") and (hidden := others(records)):
+        warn(f"{hidden} of {len(records)} runs are under the papers' conventions: --as-published shows them")
     if not records:
         warn(f"no finished runs under {folder}: what would train them is listed under Missing")
     if out is not None and out.suffix:
