@@ -102,7 +102,7 @@ def test_every_choice_of_the_preset_is_an_option_and_says_why() -> None:
     assert all(choice.reason and choice.source for choice in CHOICES)
     assert READING["pairing"] == "site"
     assert SHIFTED == ("fa",)
-    assert choices_markdown() in (ROOT / "docs/replication.md").read_text(encoding="utf-8")
+    assert choices_markdown() in (ROOT / "docs/audit.md").read_text(encoding="utf-8")
 
 
 # -- how they are read ---------------------------------------------------------------------------------------------
