@@ -50,7 +50,7 @@ NAMES = {
 
 ASIDE = "tested, not in the preset"
 _NO_SCALE = "blocks whose LayerNorm has no scale give it, but then not the end of training"
-# Where, rule, quantity and perhaps @epoch (patterns), how it is known, what explains the difference. The first that fits
+# Where, rule, quantity, perhaps @epoch (patterns), how it is known, what explains the difference. The first that fits
 # is told.
 EXPLAINED = (
     ("mechanism dfa g_norm @[1-4]", ASIDE, _NO_SCALE),
