@@ -36,6 +36,7 @@ LIBRARIES = (
     "of_others",
     "fifth_libraries",
     "sixth",
+    "seventh",
 )
 
 
