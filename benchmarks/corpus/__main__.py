@@ -37,6 +37,7 @@ LIBRARIES = (
     "fifth_libraries",
     "sixth",
     "seventh",
+    "eighth",
 )
 
 
