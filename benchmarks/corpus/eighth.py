@@ -1,11 +1,10 @@
 """A sixth unseen set, after the mends of the fifth; sites were written before a first reading."""
 
-# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
+# ruff: noqa: D101, E731  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
 import importlib
-
 
 import case as by_hand
 import torch
@@ -396,7 +395,7 @@ def _small():
         ),
         pictures(16),
         sites,
-    )  # noqa: E731
+    )
     yield cv(
         "sepreresnet_cifar",
         "CIFARSEPreResNet",
@@ -445,7 +444,7 @@ def _small():
     yield of(
         "torch_geometric.nn", lambda m: m.GIN(6, 12, 3, C, jk="cat"), _graph, ("convs.0", "convs.1", "convs.2"), None
     )
-    vision = lambda m: m.mnasnet.MNASNet(0.35, num_classes=C)  # noqa: E731
+    vision = lambda m: m.mnasnet.MNASNet(0.35, num_classes=C)
     paths = [f"layers.{i}.{j}" for i, n in zip(range(8, 14), (3, 3, 3, 2, 4, 1)) for j in range(n)]
     yield of("torchvision.models", vision, pictures(32), (f"in:{paths[0]}", *paths), None)
 

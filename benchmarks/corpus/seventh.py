@@ -1,6 +1,6 @@
 """A fifth unseen set, half of it of libraries that were not tried before; sites were written before a first reading."""
 
-# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
+# ruff: noqa: D101, D106, E731  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import case as by_hand
 import torch
 import torch.nn.functional as F
 from case import Case, mark, next_token, outputs
-from small import Att, C, D, Mlp, Pre, Tok, collector, generator, img, labels, ser, stacker, vec, words
+from small import Att, C, D, Mlp, Pre, collector, generator, img, labels, ser, stacker, vec, words
 from torch import nn
 
 SET = "fifth set"
@@ -173,7 +173,7 @@ class FaCnn(nn.Module):
 class NormFirst(nn.Module):
     def __init__(s):
         super().__init__()
-        part = lambda a, b: nn.Sequential(nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b))  # noqa: E731
+        part = lambda a, b: nn.Sequential(nn.BatchNorm1d(a), nn.ReLU(), nn.Linear(a, b))
         s.net = nn.Sequential(nn.Linear(6, 12), part(12, 12), part(12, 10), part(10, C))
 
     def forward(s, x):
@@ -210,11 +210,7 @@ class Separable(nn.Module):
         return s.fc(x.view(-1, 8))
 
 
-@case(
-    "gated convolutions over text",
-    words,
-    lambda h: h.norm(dim=1).mean(1) if h.shape[-1] == 7 else h.norm(dim=2).mean(1),
-)
+@case("gated convolutions over text", words)
 class GatedText(nn.Module):
     def __init__(s):
         super().__init__()
@@ -678,7 +674,7 @@ class Rotary(nn.Module):
 
     def forward(s, x, start_pos, freqs_cis, mask):
         z = s.n(x)
-        turn = lambda q: torch.view_as_real(torch.view_as_complex(q.unflatten(-1, (-1, 2))) * freqs_cis).flatten(-2)  # noqa: E731
+        turn = lambda q: torch.view_as_real(torch.view_as_complex(q.unflatten(-1, (-1, 2))) * freqs_cis).flatten(-2)
         scores = turn(s.wq(z)) @ turn(s.wk(z)).transpose(1, 2) / D**0.5 + mask
         h = x + s.wo(scores.softmax(-1) @ s.wv(z))
         return h + s.mlp(h)
@@ -730,7 +726,7 @@ class Layer(nn.Module):
         s.downsample = nn.Linear(4 * d, 2 * d) if down else None
 
     def forward(s, x, H, W):
-        for i, b in enumerate(s.blocks):
+        for b in s.blocks:
             x = b(x, H, W)
             mark(x)
         if s.downsample is None:
@@ -777,6 +773,7 @@ class GreedyResidual(nn.Module):
 @case(
     "8 time series: every block two dilated convolutions and a 1x1 skip, Sequential of Sequentials",
     lambda: (torch.randn(6, 3, 10, generator=generator(41), dtype=torch.float64), labels()),
+    lambda h: h.norm(dim=1).mean(1),
 )
 class Series(nn.Module):
     class Part(nn.Module):
@@ -863,7 +860,7 @@ def _pytorchcv():
     def of(module, name, sites, size=16, **config):
         make = lambda: getattr(importlib.import_module(f"pytorchcv.models.{module}"), name)(
             num_classes=C, in_size=(size, size), **config
-        )  # noqa: E731
+        )
         return Case(f"pytorchcv {name}", SET, make, pictures(size), sites)
 
     stages, deep = [[8, 8], [12, 12]], {"init_block_channels": 8, "bottleneck": False}
@@ -1013,7 +1010,7 @@ def _small():
     )
     config = lambda: importlib.import_module("mambapy.mamba").MambaConfig(
         d_model=16, n_layers=3, d_state=4, pscan=False
-    )  # noqa: E731
+    )
     yield of("mambapy.mamba", lambda m: Pooled(m.Mamba(config())), series(), outputs("body.layers", 3))
     yield of(
         "siren_pytorch",
@@ -1101,7 +1098,7 @@ def _small():
         "segmentation_models_pytorch",
         lambda m: m.Unet("resnet18", encoder_weights=None, classes=C, decoder_channels=(16, 16, 8, 8, 8)),
         pictures(32),
-        (),
+        ("in:encoder.layer1.0", *(f"encoder.layer{i}.{j}" for i in (1, 2, 3, 4) for j in (0, 1))),
         None,
         lambda out, y: F.cross_entropy(out, y[:, None, None].expand(-1, 32, 32), reduction="none").mean((1, 2)),
     )

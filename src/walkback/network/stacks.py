@@ -178,6 +178,7 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
             rows = [_children(p, m) for p, m in children]
             columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
             groups += columns
+    groups += _in_siblings(model)
     single = [paths for paths in dict.fromkeys(groups) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
         equal = [
@@ -191,6 +192,21 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
         paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single
     }
     return sorted(single, key=lambda paths: -weights[paths])
+
+
+def _in_siblings(model: nn.Module) -> list[tuple[str, ...]]:
+    """Return the blocks inside of siblings that hold nothing else, as one stack: block1.layer.0 … block3.layer.1."""
+    groups: list[tuple[str, ...]] = []
+    for prefix, parent in named_modules_of(model):
+        kinds: dict[object, list[tuple[str, nn.Module]]] = {}
+        for path, child in _children(prefix, parent):
+            if type(child) not in CONTAINERS and _may_be_block(child):
+                kinds.setdefault(_kind(child), []).append((path, child))
+        for members in kinds.values():
+            inside = [_children(path, m) for path, m in members]
+            if len(members) > 1 and all(len(parts) == 1 and type(parts[0][1]) in CONTAINERS for parts in inside):
+                groups.append(tuple(path for parts in inside for path, _ in _children(*parts[0])))
+    return groups
 
 
 def keyword_of(paths: tuple[str, ...]) -> str:
