@@ -178,7 +178,6 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
             rows = [_children(p, m) for p, m in children]
             columns = [tuple(row[k][0] for row in rows) for k in range(min(map(len, rows)))]
             groups += columns
-    groups += _in_siblings(model)
     single = [paths for paths in dict.fromkeys(groups) if all(_has_weights(model.get_submodule(p)) for p in paths)]
     for length in {len(paths) for paths in single} - {1}:
         equal = [
@@ -192,21 +191,6 @@ def candidates(model: nn.Module) -> list[tuple[str, ...]]:
         paths: sum(p.numel() for path in paths for p in parameters_of(model.get_submodule(path))) for paths in single
     }
     return sorted(single, key=lambda paths: -weights[paths])
-
-
-def _in_siblings(model: nn.Module) -> list[tuple[str, ...]]:
-    """Return the blocks inside of siblings that hold nothing else, as one stack: block1.layer.0 … block3.layer.1."""
-    groups: list[tuple[str, ...]] = []
-    for prefix, parent in named_modules_of(model):
-        kinds: dict[object, list[tuple[str, nn.Module]]] = {}
-        for path, child in _children(prefix, parent):
-            if type(child) not in CONTAINERS and _may_be_block(child):
-                kinds.setdefault(_kind(child), []).append((path, child))
-        for members in kinds.values():
-            inside = [_children(path, m) for path, m in members]
-            if len(members) > 1 and all(len(parts) == 1 and type(parts[0][1]) in CONTAINERS for parts in inside):
-                groups.append(tuple(path for parts in inside for path, _ in _children(*parts[0])))
-    return groups
 
 
 def keyword_of(paths: tuple[str, ...]) -> str:
@@ -298,6 +282,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
             yield from _in_lists(prefix, parent)
             yield from _in_stages(prefix, parent)
         for members in groups.values():
+            yield from _in_siblings(parent, members)
             unfolded = [block for path, module in members for block in _unfolded(path, module)]
             blocks = [m for _, m in unfolded]
             if len(unfolded) > 1 and all(_may_be_block(m) for m in blocks):
@@ -338,6 +323,19 @@ def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
     only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
     if only and all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
         yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
+
+
+def _in_siblings(parent: nn.Module, siblings: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
+    """Yield blocks of stages that are attributes and hold nothing else, as in wide ResNets: block1.layer.0, …"""
+    if isinstance(parent, CONTAINERS) or len(siblings) < 2 or any(type(m) in CONTAINERS for _, m in siblings):
+        return
+    inside = [_children(path, m) for path, m in siblings]
+    if not all(len(parts) == 1 and type(parts[0][1]) in (nn.Sequential, nn.ModuleList) for parts in inside):
+        return
+    rows = [_children(*parts[0]) for parts in inside]
+    blocks = [m for row in rows for _, m in row]
+    if all(len(row) > 1 for row in rows) and len(set(map(_kind, blocks))) == 1 and all(map(_may_be_block, blocks)):
+        yield Stack(tuple(path for row in rows for path, _ in row), _kinds(blocks), "", True)
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -69,6 +69,8 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
+    summed = seen.summed() if layers.refusal else None
+    tracer.notes += [Note("layers-summed", None, {"layers": summed})] if summed is not None else []
 
 
 UNREACHED = "the loss does not depend on it"
@@ -166,6 +168,16 @@ class _Seen:
             for run in self.layers:
                 if self._bit[run] & nearest and self._under(run) & nearest:
                     return run.call.name
+        return None
+
+    def summed(self) -> list[str] | None:
+        """Return layers whose outputs are added before the next layer reads them; None where there are none."""
+        for run in self.layers if self.joins else ():
+            for edge in run.edges.values():
+                nearest = self._below.nearest(edge.node)
+                met = [other.call.name for other in self.layers if self._bit[other] & nearest]
+                if len(met) > 1 and self.read(run):
+                    return met
         return None
 
 
