@@ -456,7 +456,7 @@ def _graph():
 def cases():
     """Yield the networks; those of libraries where they are installed."""
     yield from ALL
-    for library, found in (("transformers", _transformers), ("pytorchcv", _small)):
+    for library, found in (("timm", _transformers), ("pytorchcv", _small)):
         try:
             importlib.import_module(library)
         except ImportError:

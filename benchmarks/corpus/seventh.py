@@ -1186,7 +1186,7 @@ def _jelly(module):
 def cases():
     """Yield the networks; those of libraries where they are installed."""
     yield from ALL
-    for library, found in (("transformers", _more), ("pytorchcv", _pytorchcv), ("mambapy", _small)):
+    for library, found in (("timm", _more), ("pytorchcv", _pytorchcv), ("mambapy", _small)):
         try:
             importlib.import_module(library)
         except ImportError:
