@@ -143,10 +143,10 @@ as they came out:
 | after the mends: 13 of libraries | 11 | 0 | 0 | 0 | 2 | 0 |
 
 So 79% of the 62 were right (49), and 86% of the 29 (25). Of the five disagreements in the first set none was a fault of
-the reading, as judged afterwards by those who wrote both. Two networks have a backward pass of their own:
-the report says that every g_l is altered and to measure with `reference="derived"`, which is right. The table now counts
-what that gives. Two cases were written wrongly (norms over all steps of a sequence, or their mean). One is a U-net, for
-which no site was written: it is read at its encoder, with a note that the decoder reads earlier sites too. The one
+the reading, as judged afterwards by those who wrote both. Two networks have a backward pass of their own: the report
+says that every g_l is altered and to measure with `reference="derived"`, which is right. The table counts what that
+gives now. Two cases were written wrongly (norms over all steps of a sequence, or their mean). One is a U-net, for which
+no site was written: it is read at its encoder, with a note that the decoder reads earlier sites too. The one
 disagreement of the second set was without a word: steps whose skip has a weight of its own, relu(f(h)) + p(h), in two
 lists of plain layers, are read at the outputs of both layers. A note says so now (`layers-summed`), and it counts as
 said.
