@@ -77,7 +77,10 @@ bench: $(STAMP)
 # without what they ask for: they would pull another torch.
 CORPUS := vit-pytorch x-transformers timm torchvision monai torch-geometric einops einx frozendict loguru torch-einops-utils rotary-embedding-torch \
           mlp-mixer-pytorch g-mlp-pytorch conformer performer-pytorch linformer reformer-pytorch perceiver-pytorch pytorch-tcn \
-          rtdl_revisiting_models diffusers axial-positional-embedding local-attention product-key-memory colt5-attention hyper-connections
+          rtdl_revisiting_models diffusers axial-positional-embedding local-attention product-key-memory colt5-attention hyper-connections \
+          nystrom-attention gateloop-transformer mambapy siren-pytorch linear-attention-transformer res-mlp-pytorch timesformer-pytorch \
+          fair-esm efficientnet_pytorch clip-anytorch open-clip-torch ftfy regex wcwidth segformer-pytorch graph-transformer-pytorch \
+          egnn-pytorch axial-attention spikingjelly segmentation-models-pytorch nflows minGRU-pytorch pytorchcv
 corpus: $(STAMP)
 	$(PYTHON) -m venv --system-site-packages $(VENV)/corpus
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(VENV)/corpus/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"

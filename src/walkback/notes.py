@@ -320,6 +320,10 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "a way leads past {layer}, so this network has a residual stream or skips: sites are the outputs of its "
         "layers, not the stream, and each g_l is that of one layer's output"
     ),
+    "layers-summed": lambda note: (
+        f"outputs of {' and '.join(note.values['layers'])} meet before another layer reads them, in a network with "
+        "sums: sites are the outputs of layers. If one of these layers is a skip with a weight, the stream is their sum"
+    ),
     "uncalled-blocks": lambda note: f"never called, so no blocks here: {', '.join(note.values['blocks'])}",
     "blocks-left-out": "the anatomy that was given names {named} of {of} blocks: the others are not measured",
     # of the credit

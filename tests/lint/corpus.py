@@ -13,6 +13,7 @@ HERE = Path(__file__).parent / "corpus.txt"
 FRESH = Path(__file__).parent / "fresh.txt"  # labelled before lint was run on it
 SECOND = Path(__file__).parent / "fresh_second.txt"  # likewise, later
 THIRD = Path(__file__).parent / "fresh_third.txt"  # likewise, later still
+FOURTH = Path(__file__).parent / "fresh_fourth.txt"  # likewise, the last
 MARK = re.compile(r"[ ]*#! (P\d\d)$")
 
 

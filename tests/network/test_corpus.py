@@ -18,6 +18,7 @@ import of_the_field
 import of_transformers
 import plain
 import plain_more
+import seventh
 import sixth
 from case import Case, run
 
@@ -31,6 +32,7 @@ MODULES = (
     plain_more,
     of_transformers,
     sixth,
+    seventh,
 )
 
 READ = {
@@ -48,12 +50,16 @@ READ = {
         "3 dict of state and mask; the mean over a mask that differs by sample",
         "8 norm, attention, norm, MLP in one flat list",
     ),
+    "forward-forward: lengths removed between layers, all but the first read by a linear classifier",
+    "6 wide ResNet: groups of blocks as attributes, the activation shared with the shortcut",
+    "DRTP: blocks of layer, activation and an injected error, forward(x, labels)",
     "squeeze and excite between two convolutions",
     "8 list with norm first: [norm, block, norm, block], called in pairs",
     "2 a load-balancing loss handed along, and not used by the loss",
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
 REFUSED = {
+    "deep supervision: a head at every layer, all of them in the loss",
     *("cross network: x0 * w(x) + b + x", "highway layers"),
     *("a scale between widths", "dense blocks", "parallel towers", "h + down(up(h)) in one list"),
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),

@@ -738,6 +738,53 @@ def test_a_sum_over_samples_is_refused_on_the_first_batch_that_shows_it():
             tracer.trace(x, y)
 
 
+def test_a_loss_that_wants_more_than_the_logits_is_told_what_it_is_given():
+    class Heads(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.one, self.two = (torch.nn.Linear(6, n) for n in (6, 6, 4, 4))
+
+        def forward(self, x):
+            h = self.a(x).relu()
+            return [self.one(h), self.two(self.b(h).relu())]
+
+    x, y = torch.randn(8, 6), torch.randint(4, (8,))
+    every = lambda out, t: sum(F.cross_entropy(o, t, reduction="none") for o in out)  # noqa: E731
+    with pytest.raises(
+        wb.InputError, match=r"logits of shape \(8, 4\), but it raised ValueError.*given the logits alone"
+    ):
+        wb.measure(Heads(), [(x, y)], loss=every)
+
+
+def test_parts_of_each_step_are_not_offered_as_blocks():
+    class Gate(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj = torch.nn.Linear(12, 1)
+
+        def forward(self, branch, h):
+            gate = self.proj(torch.cat([branch, h], -1)).sigmoid()
+            return gate * branch + (1 - gate) * h
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            part = lambda: torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh(), torch.nn.Linear(6, 6))  # noqa: E731
+            pair = lambda: torch.nn.ModuleList([part(), Gate()])  # noqa: E731
+            self.layers = torch.nn.ModuleList([torch.nn.ModuleList([pair(), pair()]) for _ in range(3)])
+            self.head = torch.nn.Linear(6, 4)
+
+        def forward(self, h):
+            for first, second in self.layers:
+                h = first[1](first[0](h), h)
+                h = second[1](second[0](h), h)
+            return self.head(h)
+
+    with pytest.raises(wb.AnatomyError) as refused:
+        wb.measure(Net(), [(torch.randn(8, 6), torch.randint(4, (8,)))])
+    assert "layers.0.0.0', 'layers.0.1.0'" not in str(refused.value)
+
+
 def test_how_a_session_reads_its_network_is_one_frozen_value():
     first, second = wb.selftest.batches(2)
     with wb.Tracer(wb.selftest.healthy()) as tracer:

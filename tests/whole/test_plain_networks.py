@@ -342,6 +342,20 @@ def test_a_network_with_a_residual_stream_is_not_read_as_a_plain_one():
     assert [note.values["layer"] for note in report.notes if note.code == "layers-passed"] == ["b"]
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_layers_whose_outputs_are_added_are_said(skips):
+    def forward(self, x):
+        h = self.inp(x)
+        for layer, skip in zip(self.layers, self.skips, strict=True):
+            h = layer(h).relu() + skip(h) if skips else layer(h).relu()
+        return self.out(h)
+
+    lists = {name: nn.ModuleList([lin(9, 7), lin(7, 8)]) for name in ("layers", "skips")}
+    notes = wb.diagnose(Net(forward, inp=lin(6, 9), out=lin(8, 4), **lists), batches(1)).notes
+    said = [note.values["layers"] for note in notes if note.code == "layers-summed"]
+    assert said == ([["layers.0", "skips.0"]] if skips else [])
+
+
 def test_sites_and_anatomy_exclude_each_other(net):
     with pytest.raises(wb.WalkbackError, match="Expected sites= or anatomy=, but got both"):
         wb.diagnose(net, batches(1), sites="layers", anatomy={"blocks": ["0"]})

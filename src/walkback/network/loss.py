@@ -143,7 +143,15 @@ class SampleLoss:
             next_token = self.next_token and y.ndim == 2 and logits.ndim == 3
             self.name = "cross-entropy of the next token" if next_token else "cross-entropy"
             return next_token_loss(logits, y) if next_token else cross_entropy(logits, y)
-        loss = self.custom(logits, y)
+        try:
+            loss = self.custom(logits, y)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise InputError(
+                f"Expected loss(logits, labels) to take logits of shape {tuple(logits.shape)}, but it raised "
+                f"{type(error).__name__}: {error}. It is given the logits alone: of a network that returns more (heads "
+                "in a list, a tuple, a dict), the first tensor. To use all of them, wrap the network in a module that "
+                "returns torch.cat of them, and split that in the loss."
+            ) from error
         batch = y.shape[0]
         if not isinstance(loss, Tensor) or loss.shape not in ((), (batch,)):
             shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -282,6 +282,7 @@ def _runs(model: nn.Module) -> Iterator[Stack]:
             yield from _in_lists(prefix, parent)
             yield from _in_stages(prefix, parent)
         for members in groups.values():
+            yield from _in_siblings(parent, members)
             unfolded = [block for path, module in members for block in _unfolded(path, module)]
             blocks = [m for _, m in unfolded]
             if len(unfolded) > 1 and all(_may_be_block(m) for m in blocks):
@@ -322,6 +323,19 @@ def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
     only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
     if only and all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
         yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
+
+
+def _in_siblings(parent: nn.Module, siblings: list[tuple[str, nn.Module]]) -> Iterator[Stack]:
+    """Yield blocks of stages that are attributes and hold nothing else, as in wide ResNets: block1.layer.0, …"""
+    if isinstance(parent, CONTAINERS) or len(siblings) < 2 or any(type(m) in CONTAINERS for _, m in siblings):
+        return
+    inside = [_children(path, m) for path, m in siblings]
+    if not all(len(parts) == 1 and type(parts[0][1]) in (nn.Sequential, nn.ModuleList) for parts in inside):
+        return
+    rows = [_children(*parts[0]) for parts in inside]
+    blocks = [m for row in rows for _, m in row]
+    if all(len(row) > 1 for row in rows) and len(set(map(_kind, blocks))) == 1 and all(map(_may_be_block, blocks)):
+        yield Stack(tuple(path for row in rows for path, _ in row), _kinds(blocks), "", True)
 
 
 def _children(prefix: str, parent: nn.Module) -> list[tuple[str, nn.Module]]:

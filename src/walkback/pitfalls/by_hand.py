@@ -44,6 +44,8 @@ def held_up(script: Script) -> Iterator[tuple[ast.expr, float]]:
 def value_of(script: Script, node: ast.AST | None) -> float | int | None:
     """Return a number that is written down, or that a name got as a constant or as the default of a parameter."""
     known = number(node)
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+        return _kept(script, node)
     if known is not None or not isinstance(node, ast.Name):
         return known
     scope = script.scope(node)
@@ -58,6 +60,18 @@ def value_of(script: Script, node: ast.AST | None) -> float | int | None:
             if node.id in given or node.id in {a.arg for a in names}:
                 return number(given.get(node.id))
     return None
+
+
+def _kept(script: Script, node: ast.Attribute) -> float | int | None:
+    """Return the number that an attribute of an object is set to, once, in a method of its class."""
+    owner = next((up for up in script.above(node) if isinstance(up, ast.ClassDef)), None)
+    inside = [] if owner is None else [n for n in ast.walk(owner) if isinstance(n, ast.Assign)]
+    made = [
+        n
+        for n in inside
+        if any(isinstance(t, ast.Attribute) and ast.unparse(t) == ast.unparse(node) for t in n.targets)
+    ]
+    return value_of(script, made[0].value) if len(made) == 1 and not isinstance(made[0].value, ast.Attribute) else None
 
 
 def follow(script: Script, node: ast.AST) -> ast.AST:

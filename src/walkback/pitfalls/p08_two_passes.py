@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import cosine
@@ -19,7 +20,7 @@ def detect(script: Script) -> Found:
     """Find two batches drawn in a function that compares directions."""
     for _, nodes in script.scopes():
         drawn = [n for n in nodes if isinstance(n, ast.Call) and _draws(script, n)]
-        if len(drawn) > 1 and any(script.is_cosine_call(n) for n in nodes):
+        if len(drawn) > 1 and any(script.is_cosine_call(n) or _by_hand(script, n) for n in nodes):
             yield (
                 sorted(drawn, key=lambda call: call.lineno)[1],
                 "a second batch is drawn: credit and reference of a cosine must come from the same pass",
@@ -28,9 +29,17 @@ def detect(script: Script) -> Found:
 
 
 def _draws(script: Script, call: ast.Call) -> bool:
-    """Return whether it is next(iter(…))."""
-    inner = call.args[0] if call.args and script.name(call.func) == "next" else None
+    """Return whether it is next(iter(…)), or next of a name that iter(…) was assigned to."""
+    inner = follow(script, call.args[0]) if call.args and script.name(call.func) == "next" else None
     return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
+
+
+def _by_hand(script: Script, node: ast.AST) -> bool:
+    """Return whether gradients are divided by the product of two norms."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+        return False
+    vectors = [v for call in script.calls(node.right) if (v := script.norm_of(call)) is not None]
+    return len(vectors) == 2 and any(map(script.is_gradient, vectors))
 
 
 def with_dropout(seed: int, p: float = 0.5, gain: float = 1.0) -> nn.Module:

@@ -28,6 +28,7 @@ def detect(script: Script) -> Found:
         return
     made = script.has_call("load_state_dict") or any(map(_builds_model, script.of(ast.Assign)))
     imported = _imported_models(script)
+    made = made or any(method(call) == "train" and not call.args and not call.keywords for call in script.calls())
     if not made and not imported:
         return
     updates = script.has_call("step", "zero_grad")
@@ -37,7 +38,7 @@ def detect(script: Script) -> Found:
         if not made:  # a function may be given another network
             passes = [c for c in passes if scope is script.tree and getattr(c.func, "id", "") in imported]
         learns = ("step", "zero_grad") if scope is script.tree and not updates else ("step", "zero_grad", "backward")
-        trains = any(method(call) in learns for call in calls)
+        trains = any(method(call) in (*learns, "train") for call in calls)  # `_told_to_train` looks at the last
         trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
         if passes and not trains and (_accuracy(script, nodes) or _compares(script, nodes)):
             yield (

@@ -34,7 +34,7 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     capture, _, losses = heard_pass(tracer, every, x, y, weights)
     seen = _Seen(capture.counted(), weighted, losses)
     passed = seen.skip()
-    if layers.refusal and passed is not None:
+    if layers.refusal and passed is not None and (seen.joins or seen.skip(hidden=True) is not None):
         raise AnatomyError(layers.refusal)
     axes = _Axes(tracer, every, x, y, weights, seen.runs)
     sites: list[Site] = []
@@ -69,6 +69,8 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
+    summed = seen.summed() if layers.refusal else None
+    tracer.notes += [Note("layers-summed", None, {"layers": summed})] if summed is not None else []
 
 
 UNREACHED = "the loss does not depend on it"
@@ -149,17 +151,33 @@ class _Seen:
         same = [run for run in others if any((e.node, e.output_nr) in made for e in run.edges.values())]
         return last + [run for run in others if run in same or self._under(run) & above]
 
-    def skip(self) -> str | None:
-        """Return a layer that a way leads past, as a residual stream does; None where there is none."""
+    def skip(self, hidden: bool = False) -> str | None:
+        """Return a layer that a way leads past, as a residual stream does; None where there is none.
+
+        Args:
+            hidden: only ways to another hidden layer; output layers may read several (a classifier of all features).
+        """
+        above = [run for run in self.layers if self.read(run) and not (hidden and run in self.readers)]
+        ends = [] if hidden and self.readers else [None]
         for run in self.layers:
             own = type(run.call.module).__module__.startswith("torch.nn.modules")
             if not own and goes_past_weights((edge.node for edge in run.edges.values()), run.given):
                 return run.call.name
-        for node in [None, *(edge.node for run in self.layers for edge in run.edges.values() if self.read(run))]:
+        for node in [*ends, *(edge.node for run in above for edge in run.edges.values())]:
             nearest = self._below.nearest(node)
             for run in self.layers:
                 if self._bit[run] & nearest and self._under(run) & nearest:
                     return run.call.name
+        return None
+
+    def summed(self) -> list[str] | None:
+        """Return layers whose outputs are added before the next layer reads them; None where there are none."""
+        for run in self.layers if self.joins else ():
+            for edge in run.edges.values():
+                nearest = self._below.nearest(edge.node)
+                met = [other.call.name for other in self.layers if self._bit[other] & nearest]
+                if len(met) > 1 and self.read(run):
+                    return met
         return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -74,10 +75,16 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
         failed.append(
             f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after"
         )
-    lines = [] if whole else [line for r in readings if (line := _line(tracer, r, x, y))]
+    lines = [] if whole else [line for r in _unlike(readings) if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
     raise _told(error, lines, failed, layers) from None
+
+
+def _unlike(readings: list[Candidate]) -> list[Candidate]:
+    """Return the readings but those at the same place in several steps of a list: each is a part of a step alone."""
+    places = [tuple(re.sub(r"\d+", "*", path) for path in reading.paths) for reading in readings]
+    return [reading for reading, place in zip(readings, places) if places.count(place) == 1]
 
 
 def _names(anatomy: Anatomy) -> tuple[str, ...]:
