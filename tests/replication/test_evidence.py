@@ -15,7 +15,8 @@ from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Records, read_records
-from walkback.audit.settings import Setting, judged, lacking
+from walkback.audit.settings import Setting, judged
+from walkback.audit.wording import lacking
 from walkback.errors import InputError
 from walkback.replication.agree import agrees, agrees_any
 from walkback.replication.published import figures

@@ -13,7 +13,8 @@ from made_runs import EXPLODED, HEALTHY, right, write_run
 from walkback.audit.discoveries import held
 from walkback.audit.plans import RULE_OPTIONS, plan
 from walkback.audit.records import read_records
-from walkback.audit.settings import Judged, Setting, commands, judged, lacking, left_out, select, setting_of
+from walkback.audit.settings import Judged, Setting, judged, left_out, select, setting_of
+from walkback.audit.wording import commands, lacking
 from walkback.errors import InputError
 from walkback.measures.worth import Depth
 from walkback.replication.page import page_data, render

@@ -14,7 +14,8 @@ import torch
 
 from walkback.api import diagnose
 from walkback.audit.records import read_beside
-from walkback.audit.settings import claimed, command
+from walkback.audit.settings import claimed
+from walkback.audit.wording import command
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown

@@ -14,7 +14,8 @@ from typing import Any
 from walkback.audit.as_published import CONTROL, CONTROLS
 from walkback.audit.plans import plan, unique
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, select
+from walkback.audit.settings import RULES, Setting, select
+from walkback.audit.wording import commands
 from walkback.replication.agree import FORMER, agrees_any, published
 from walkback.replication.agree import RULES as AGREES_WHEN
 from walkback.replication.conventions import as_published

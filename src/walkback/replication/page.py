@@ -19,7 +19,8 @@ from markupsafe import Markup
 from walkback.audit.discoveries import held
 from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import alike, commands, judged_runs, last
+from walkback.audit.settings import alike, judged_runs, last
+from walkback.audit.wording import commands
 from walkback.errors import InputError
 from walkback.files import encoded
 from walkback.replication.page_pair import pair_picture

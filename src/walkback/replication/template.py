@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from walkback.audit.records import Record, Records, net_options
-from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
+from walkback.audit.settings import RULES, Judged, alike, judged_runs
+from walkback.audit.wording import how_long, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.files import write_whole
 from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from walkback.audit.discoveries import held
 from walkback.audit.records import Records
-from walkback.audit.settings import LABELS, alike, how_long, judged_runs, other_optimiser, penalty_words, worded
+from walkback.audit.settings import LABELS, alike, judged_runs
+from walkback.audit.wording import how_long, other_optimiser, penalty_words, worded
 from walkback.replication.figures import style as st
 from walkback.replication.tables.build import accuracies, depth_cell, failed_words, verdict_cell
 from walkback.report.table import spread

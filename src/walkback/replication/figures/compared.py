@@ -10,17 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import (
-    RULES,
-    Setting,
-    alike,
-    commands,
-    how_long,
-    lacking,
-    penalty_words,
-    setting_words,
-    worded,
-)
+from walkback.audit.settings import RULES, Setting, alike
+from walkback.audit.wording import commands, how_long, lacking, penalty_words, setting_words, worded
 from walkback.replication.agree import agrees_any
 from walkback.replication.figures import style as st
 from walkback.replication.published import figures

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, judged, lacking, select
+from walkback.audit.settings import RULES, Setting, judged, select
+from walkback.audit.wording import commands, lacking
 from walkback.replication.figures import style as st
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import VECTORS

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from walkback.audit.discoveries import held
 from walkback.audit.records import Record, Records
 from walkback.audit.seeds import RULE
-from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, select, shorter
+from walkback.audit.settings import RULES, Judged, Setting, judged, select, shorter
+from walkback.audit.wording import commands, lacking
 from walkback.replication.agree import ANY, agrees_any, answer, published
 from walkback.replication.agree import RULES as AGREES_WHEN
 from walkback.replication.published import Figure

@@ -8,7 +8,8 @@ from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, lacking, last, select
+from walkback.audit.settings import RULES, Setting, last, select
+from walkback.audit.wording import lacking
 from walkback.measures.over_sites import deep_sites
 from walkback.replication.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.replication.tables.audits import networks
