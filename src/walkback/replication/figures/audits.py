@@ -14,6 +14,7 @@ from walkback.audit.records import Records
 from walkback.audit.settings import LABELS, alike, judged_runs
 from walkback.audit.wording import how_long, other_optimiser, penalty_words, worded
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, not_measured, nothing, off_axis, told_apart
 from walkback.replication.tables.build import accuracies, depth_cell, failed_words, verdict_cell
 from walkback.report.table import spread
 
@@ -78,12 +79,12 @@ def reporting_pair(records: Records, width: st.Width) -> Figure:
         says, own = _own_settings(records)
         groups, absent = (own, []) if own else (groups, absent)
     if not groups:
-        raise st.nothing("the reporting pair", st.numbers(PAIR[0][0], records).missing)
+        raise nothing("the reporting pair", st.numbers(PAIR[0][0], records).missing)
     drawn = [(label, row) for label, rows in groups for row in rows]
     wide, heights = width == "double", [len(rows) for _, rows in groups]
-    without = st.not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
+    without = not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
     seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
-    note = st.missing_note(absent, seeds, without)
+    note = missing_note(absent, seeds, without)
     says = " ".join(filter(None, (says, _untested(row for _, row in drawn))))
     fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.19 * n + 0.36 for n in heights), note, says)
     shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
@@ -171,7 +172,7 @@ def _own_settings(records: Records, most: int = 3) -> tuple[str, list[Group]]:
     if not several:
         return "", []
     rules = list(dict.fromkeys(name for _, rows in several for name, _ in rows))
-    says, names = st.told_apart(rules)
+    says, names = told_apart(rules)
     named = dict(zip(rules, names))
     groups = [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
     return says, groups
@@ -207,15 +208,15 @@ def per_layer(records: Records, width: st.Width) -> Figure:
     table = st.numbers("per-layer", records)
     rows = st.ours(table)
     if not rows:
-        raise st.nothing("the state of every layer", table.missing)
+        raise nothing("the state of every layer", table.missing)
     shown, rules = st.variants(rows), sorted({r["rule"] for r in rows}, key=st.rule_order)
     absent = [(st.variant(r), r["rule"]) for r in table.data if not r["n"]]
     norms = [(st.variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
     ratios = [(st.variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
     part = [r for r in rows if r["cos"] and r["cos"]["n"] < r["n"]]
     some = "; ".join(dict.fromkeys(f"{st.variant(r)}: {r['rule']} ({r['cos']['n']} of {r['n']})" for r in part))
-    off = (st.off_axis("‖g_l‖", norms), st.off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
-    note = st.missing_note(absent, dict.fromkeys((st.variant(r), r["rule"], r["n"]) for r in rows), *off)
+    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
+    note = missing_note(absent, dict.fromkeys((st.variant(r), r["rule"], r["n"]) for r in rows), *off)
     wide = width == "double"
     fig = st.canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
     shape = (len(shown), 3) if wide else (3, len(shown))
@@ -268,7 +269,7 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     table = st.numbers("cross-arch", records)
     rows = [r for r in st.ours(table) if not _is_control(r)]
     if not rows:
-        raise st.nothing("the networks side by side", table.missing)
+        raise nothing("the networks side by side", table.missing)
     groups: dict[str, list[Row]] = {}
     empty: list[tuple[str, str, str]] = []
     for row in table.data:
@@ -282,8 +283,8 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     absent = [(limits, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, limits, rule in empty]
     drawn = [(name, row) for name, members in groups.items() for row in members]
     ratios, norms = ([(name, row["rule"], _mean(row[what])) for name, row in drawn] for what in ("ρ", "‖g_L‖"))
-    off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms))
-    note = st.missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
+    off = (off_axis("ρ", ratios), off_axis("‖g_L‖", norms))
+    note = missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
     lines: list[tuple[float, Row]] = []
     heads: list[tuple[float, str]] = []
     y = 0.0

@@ -14,6 +14,7 @@ from walkback.audit.settings import RULES, Setting, alike
 from walkback.audit.wording import commands, how_long, lacking, penalty_words, setting_words, worded
 from walkback.replication.agree import agrees_any
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, told_apart
 from walkback.replication.published import figures
 from walkback.report.table import stat
 from walkback.training.spec import RunSpec
@@ -36,7 +37,7 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     rows = [(name, row) for name, table in tables.items() for row in st.ours(table)]
     points = {column: _pairs(rows, column) for column in COMPARED}
     if not any(points.values()):
-        raise st.nothing("published against ours", tables[SETTINGS[0]].missing)
+        raise nothing("published against ours", tables[SETTINGS[0]].missing)
     wide = width == "double"
     count = sum(len(compared) for compared in points.values())
     agree = sum(point[-1] for compared in points.values() for point in compared)
@@ -52,7 +53,7 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     seeds = [
         (f"{name}, {st.variant(row)}", row["rule"], row["n"]) for name, row in rows if row["rule"] in RULES.values()
     ]
-    fig = st.canvas(width, 1.95 if wide else 3.6, st.missing_note(absent, seeds), says)
+    fig = st.canvas(width, 1.95 if wide else 3.6, missing_note(absent, seeds), says)
     shape = (1, 4) if wide else (2, 2)
     panels = [ax for row in st.grid(fig, *shape) for ax in row]
     for ax, (column, (_, label, log)) in zip(panels, COMPARED.items()):
@@ -126,15 +127,15 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
     settings = {spec: known[spec] for spec in order}
     if not settings:
         missing = commands(lacking(records, Setting("dfa"), controls=False), records.store)
-        raise st.nothing("the cosine with neighbouring sites (older records do not have it)", missing)
+        raise nothing("the cosine with neighbouring sites (older records do not have it)", missing)
     names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in settings]
-    says, headings = st.told_apart(names[:MOST])
+    says, headings = told_apart(names[:MOST])
     drawn = list(zip(settings.values(), headings))
     across = min(len(drawn), {"single": 2, "double": 3}[width])
     lines = -(-len(drawn) // across)
     seeds = [(heading, "", len(runs)) for runs, heading in drawn]
     more = f"{len(settings) - MOST} more settings are not drawn." if len(settings) > MOST else ""
-    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note((), seeds, more), says)
+    fig = st.canvas(width, 0.4 + 1.5 * lines, missing_note((), seeds, more), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, (runs, heading) in zip(panels, drawn):
         for name, look in PAIRINGS.items():

@@ -15,6 +15,7 @@ from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Setting, judged, select
 from walkback.audit.wording import commands, lacking
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, off_axis
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import VECTORS
 from walkback.replication.tables.courses import Moment, course, first_epochs
@@ -78,7 +79,7 @@ def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
             absent.append((name, ""))
     if not groups:
         missing = commands(lacking(records, Setting("dfa", augment=augment), controls=False), records.store)
-        raise st.nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
+        raise nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
     wide = width == "double"
     seeds = [(label, rule, len(runs)) for label, here in groups for rule, runs in here]
     moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
@@ -86,9 +87,9 @@ def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
         what: [(*at, min((v.mean for m in ms if (v := getattr(m, what))), default=None)) for at, ms in moments.items()]
         for what in ("h_norm", "g_norm")
     }
-    off = (st.off_axis("‖h_L‖", means["h_norm"]), st.off_axis("‖g_L‖", means["g_norm"]))
+    off = (off_axis("‖h_L‖", means["h_norm"]), off_axis("‖g_L‖", means["g_norm"]))
     says = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
-    note = st.missing_note(absent, seeds, *off)
+    note = missing_note(absent, seeds, *off)
     fig = st.canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note, says)
     panels = st.grid(fig, len(groups), 3, sharey="col")
     norms = {
@@ -147,16 +148,14 @@ def penalty(records: Records, width: st.Width) -> Figure:
     sweep, fresh = st.numbers("lambda-sweep", records), st.numbers("fresh-feedback", records)
     rows = st.ours(sweep)
     if not rows:
-        raise st.nothing("the penalty intervention", sweep.missing)
+        raise nothing("the penalty intervention", sweep.missing)
     shown = st.variants(rows)
     absent = [
         (st.variant(r), f"{r['rule']} λ={r['λ']}") for r in sweep.data if r["figures"] != "published" and not r["n"]
     ]
     seeds = [(st.variant(r), f"{r['rule']} λ={r['λ']}", r["n"]) for r in rows]
     wide = width == "double"
-    fig = st.canvas(
-        width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), st.missing_note(absent, seeds)
-    )
+    fig = st.canvas(width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), missing_note(absent, seeds))
     panels = st.grid(fig, len(shown), 3) if wide else st.grid(fig, 3 * len(shown), 1)
     if not wide:
         flat = [row[0] for row in panels]

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES, Setting, select
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, off_axis
 from walkback.replication.tables.decisions import THRESHOLDS, Threshold, threshold_points
 from walkback.report.table import number
 
@@ -55,7 +56,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     rows = sorted(st.ours(three), key=st.variant)
     rows_four = [r for r in st.ours(four) if r["rule"] in RULES.values()]
     if not rows:
-        raise st.nothing("decision utility", three.missing)
+        raise nothing("decision utility", three.missing)
     heads = ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")
     shown = st.variants(rows)
     left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
@@ -70,7 +71,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     ]
     seeds = [(f"{r['network']}, {st.variant(r)}", r["rule"], r["n"]) for r in rows]
     wide, tall = width == "double", 0.155
-    note = st.missing_note(absent, seeds)
+    note = missing_note(absent, seeds)
     lines = max(len(left), len(right))
     if wide:
         fig = st.canvas(width, 0.75 + tall * lines, note, STRATEGIES)
@@ -126,7 +127,7 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
     rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
     shown = [v for v in st.variants(rows) if any(st.variant(r) == v for r in rows)]
     if not rows:
-        raise st.nothing("threshold sensitivity", table.missing)
+        raise nothing("threshold sensitivity", table.missing)
     panels_of = [(v, t) for v in shown for t in THRESHOLDS if t.edition == "four-diagnostic"]
     at = {v: [Setting(rule, augment=v == "augmented") for rule in RULES] for v in shown}
     found = {(v, t.key): threshold_points(records, at[v], t) for v, t in panels_of}
@@ -144,8 +145,8 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
         ]
         for key in ("growth", "g_norm")
     }
-    off = (st.off_axis("ρ", lowest["growth"]), st.off_axis("‖g_L‖", lowest["g_norm"]))
-    fig = st.canvas(width, height, st.missing_note(absent, seeds, *off), SAID)
+    off = (off_axis("ρ", lowest["growth"]), off_axis("‖g_L‖", lowest["g_norm"]))
+    fig = st.canvas(width, height, missing_note(absent, seeds, *off), SAID)
     flat = [ax for row in st.grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
