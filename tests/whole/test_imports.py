@@ -15,7 +15,7 @@ SOURCE = ROOT / "src"
 
 # From the first to the last; what stands in one line may not import each other.
 ORDER = (
-    ("errors", "version", "files"),
+    ("errors", "version", "files", "sentences"),
     ("notes", "registry", "progress"),
     ("network",),
     ("tracing",),

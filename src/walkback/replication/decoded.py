@@ -149,8 +149,8 @@ def _over_one_control(found: dict[tuple[Any, ...], Against], records: Records) -
         elif figure.what in GAINS:
             of = found.get((figure.where, figure.rule, GAINS[figure.what], *key[3:]))
             said = [replace(f, unlike="") for f in FIGURES if _key(f) == key]
-            known = of is not None and isinstance(of.value, float) and control is not None
-            value = 100 * (of.value - control.mean) if known else None
+            ours = None if of is None else of.value
+            value = 100 * (ours - control.mean) if isinstance(ours, float) and control is not None else None
             out[key] = Against(
                 "", Cell(NONE if value is None else number(value, "pp"), value), value, said, of.n if of else 0
             )

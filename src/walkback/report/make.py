@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.measurements import Measurements, deep_of
 from walkback.measures.over_sites import cosine_error, mean
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
 from walkback.measures.worth import Depth
 from walkback.notes import Note
+from walkback.registry import texts
 from walkback.report.numbers import NOT_MEASURED
 from walkback.report.report import Report
 from walkback.verdict.checks import DiagnosticThresholds
@@ -74,6 +75,14 @@ def make_report(
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
+
+
+def named(method: str, method_name: str, notes: str) -> str:
+    """Return what a report calls the method, by either of its keywords; both at once are an InputError."""
+    texts(method=method, method_name=method_name, notes=notes)
+    if method and method_name:
+        raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
+    return method or method_name
 
 
 def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:

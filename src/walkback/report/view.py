@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from walkback.measures.measurements import by_layer, comparable
 from walkback.measures.over_sites import block_growth
 from walkback.measures.quantities import PER_SITE, Quantity
-from walkback.notes import Note, coded, held
+from walkback.notes import Note, coded
 from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, figure
+from walkback.sentences import held
 from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from walkback.audit.settings import SEEDS
+from walkback.audit.plans import SEEDS
 from walkback.errors import InputError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from walkback.audit.plans import SEEDS
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import LABELS, RULES, SEEDS, VALUES, Setting, known_settings, select
+from walkback.audit.settings import LABELS, RULES, VALUES, Setting, known_settings, select
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.build import (
     AGREES,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from walkback.audit.plans import SEEDS
 from walkback.audit.records import Record
-from walkback.audit.settings import RULES, SEEDS, VALUES, Setting
+from walkback.audit.settings import RULES, VALUES, Setting
 from walkback.measures.measurements import Measurements
 from walkback.measures.over_sites import deep_sites, mean
 from walkback.replication.agree import answer, published
