@@ -16,7 +16,7 @@ def calibrate(
     seed: Whole = 0,
     nets: Words = (),
     dtypes: Words = (),
-    train: int = 0,
+    train: Whole = 0,
     part: str = "",
     results: Path | None = None,
     thresholds: Path | None = None,
@@ -42,10 +42,6 @@ def calibrate(
     """
     from walkback import calibration
 
-    if count < 0 or count + train < 1:
-        raise InputError(f"Expected count to be at least 1, or 0 with --train, but got {count}.")
-    if train < 0:
-        raise InputError(f"Expected train to be at least 0, but got {train}.")
     if part and out is None:
         raise InputError("Expected --out with --part: the folder where the networks' rows are kept.")
     chosen: dict[str, Any] = {"nets": nets or tuple(calibration.NETS), "dtypes": dtypes or calibration.DTYPES}

@@ -19,6 +19,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from walkback.errors import FormatError, InputError, WalkbackError, shown
+from walkback.files import write_whole
 from walkback.report.formats import report_2
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, templates
@@ -196,6 +197,29 @@ def make_entry(
     entry = {"schema": SCHEMA, "rule": rule, "network": network, "data": data, "data_fingerprint": digest}
     entry |= {"spec": dict(spec), "code": code, **{k: v for k, v in more.items() if v}, "report": report.to_dict()}
     return json.loads(json.dumps(entry))
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """Read everything that decides a training from a JSON or TOML file, in any form but a list."""
+    found = read_table(path)
+    if not isinstance(found, dict):
+        raise InputError(f"Expected {path} to hold a table of what was trained, but it holds a {type(found).__name__}.")
+    return found
+
+
+def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
+    """Write an entry into a new file; one that `read_entry` refuses is not kept."""
+    if path.exists():
+        raise InputError(f"Expected a new name for the entry, but {path} is there already.")
+    try:
+        write_whole(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise InputError(f"Expected to write {path}, but: {error}.") from None
+    try:
+        read_entry(path)
+    except FormatError:
+        path.unlink()
+        raise
 
 
 # -- the page ------------------------------------------------------------------------------------------------------
