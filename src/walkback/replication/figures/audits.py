@@ -9,14 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from walkback.audit.discoveries import held
 from walkback.audit.records import Records
-from walkback.audit.settings import LABELS, alike, judged_runs
-from walkback.audit.wording import how_long, other_optimiser, penalty_words, worded
+from walkback.replication.drawn import own_tasks
 from walkback.replication.figures import style as st
 from walkback.replication.figures.remarks import missing_note, not_measured, nothing, off_axis, told_apart
-from walkback.replication.tables.build import accuracies, depth_cell, failed_words, verdict_cell
-from walkback.report.table import spread
+from walkback.replication.tables.build import failed_words
 
 Row = dict[str, Any]
 PAIR = (("primary", "ResMLP d=256 L=4"), ("wide-shallow", "ResMLP d=512 L=2"))
@@ -86,7 +83,7 @@ def reporting_pair(records: Records, width: st.Width) -> Figure:
     seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
     note = missing_note(absent, seeds, without)
     says = " ".join(filter(None, (says, _untested(row for _, row in drawn))))
-    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.19 * n + 0.36 for n in heights), note, says)
+    fig = st.canvas(width, (0.65 if wide else 1.05) + 0.19 * len(drawn) + 0.36 * len(groups), note, says)
     shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
     panels = st.grid(fig, len(groups), 3, sharey="row", sharex="col", **shares)
     limits = _gain_limits([row[c] for _, row in drawn for c in ("D3 pp", "D3 pp, BP stem")])
@@ -146,36 +143,15 @@ def _published_settings(records: Records) -> tuple[list[Group], list[tuple[str, 
     return groups, absent
 
 
-def _own_settings(records: Records, most: int = 3) -> tuple[str, list[Group]]:
-    """Return what the rules' names leave out, in words, and the tasks of a store on which several rules have a control.
-
-    A task is all but the rule, its options and its conventions. Those with the most rules, then those without a
-    penalty, then those with the most runs come first.
-    """
-    tasks: dict[str, list[tuple[tuple[str, tuple[str, ...]], Row]]] = {}
-    claims = {spec: judged_runs(records, runs) for spec, runs in alike(records).items() if spec.scope == "all"}
-    for spec, j in held(claims)[0].items():  # as the page of a store has them
-        runs = j.runs
-        if j.depth is None or j.depth.value is None:  # a rule without a control
-            continue
-        same = [spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *other_optimiser(spec)]
-        name = LABELS.get(spec.rule, spec.rule), (*worded(spec.rule_options), *spec.conventions)
-        kept = [[c for run in runs if (c := records.control(run, stem)) is not None] for stem in ("rule", "bp")]
-        row = {"rule": name[0], "n": len(runs), "controls": [c and c.mean for c in map(accuracies, kept)]}
-        row |= {"acc": spread(j.stat("acc"), "acc").raw, "Γ": spread(j.stat("gamma"), "cos").raw}
-        row |= {"D3 pp": depth_cell(j).raw, "D3 pp, BP stem": depth_cell(j, "bp").raw}
-        row |= {"three-check": verdict_cell(j, "three-check").raw}
-        tasks.setdefault(", ".join([*same, *how_long(spec)]), []).append((name, row))
-    several = [(task, rows) for task, rows in tasks.items() if len(rows) > 1]
-    several.sort(key=lambda kv: (-len(kv[1]), "λ" in kv[0], -sum(row["n"] for _, row in kv[1])))
-    several = several[:most]
+def _own_settings(records: Records) -> tuple[str, list[Group]]:
+    """Return what the rules' names leave out, in words, and the tasks of a store, each with a row per rule."""
+    several = own_tasks(records)
     if not several:
         return "", []
     rules = list(dict.fromkeys(name for _, rows in several for name, _ in rows))
     says, names = told_apart(rules)
     named = dict(zip(rules, names))
-    groups = [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
-    return says, groups
+    return says, [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
 
 
 _PAIR_LABELS = {

@@ -212,7 +212,7 @@ def _strip(
         unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""
         text = f"{number(row['gap'], 'norm' if t.kind == 'norm' else 'pp' if t.kind == 'pp' else 'acc')}{unit}"
         text = text.lstrip("+") if row["gap"] > (1 if t.kind == "norm" else 0) else f"overlap {text}"
-        middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else sum(ends) / 2
+        middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else (ends[0] + ends[1]) / 2
         style = {"ha": "center", "va": "bottom", "fontsize": 5.2, "bbox": st.white(0.5)}
         st.words(ax, text, (middle, bottom), (0, 1.5), **style)
     bars = [bottom + 1.0, bottom + 1.9]
