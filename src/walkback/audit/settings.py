@@ -49,7 +49,7 @@ OWN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a row of a table asks for: the fields of a spec but the seed.
+    """What a row of a table asks for: many fields, since they are those of a spec but the seed.
 
     With `any_epochs` the longest runs there are; `epochs` is then what the command for a missing one says.
     """

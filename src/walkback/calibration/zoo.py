@@ -60,7 +60,7 @@ class Strength:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A network with a claim, and what is true of it.
+    """A network with a claim, and what is true of it: many fields, since every check has a truth of its own.
 
     Args:
         batches: eight probe batches of 128.

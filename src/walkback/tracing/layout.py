@@ -29,7 +29,7 @@ _FEW = 16  # samples that show what blocks return
 
 @dataclass(frozen=True)
 class Layout:
-    """How a network is read."""
+    """How a network is read: many fields, since all that the first batch decides stands here."""
 
     # True when blocks return the residual branch, False when the new state, None while it is not known
     branch: bool | None = None

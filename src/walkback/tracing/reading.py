@@ -31,6 +31,7 @@ class NetworkReading:
     hidden: str | None  # how forward takes `return_hidden`, see `return_hidden`
     suspect: bool = False  # something in the forward pass could make the backward pass another function's
     reader: str = ""  # the part that is handed the last site
+    branches: bool = False  # traces keep the branches too: they are as large as the states
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:

@@ -75,7 +75,6 @@ class Tracer:
         self.device = next((t.device for t in weights.values()), None)
         self.reading = begin(self.model, anatomy, sites, isinstance(reference, nn.Module))
         self.notes: list[Note] = self.reading.notes()
-        self.keep_branches = False  # in traces, where someone asks for them: they are as large as the states
         self.asked = Asked(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)

@@ -34,6 +34,7 @@ class Optimiser(_Frozen):
     batch_size: int = Field(default=128, ge=1)
 
 
+# Many fields, since all that decides a training is in its digest.
 class RunSpec(_Frozen):
     """One training run.
 

@@ -21,6 +21,7 @@ ABOUT = {
 DEPTH = ("depth", "outcome")  # the two checks of depth
 
 
+# Many fields, since they are what a report keeps of a check.
 @dataclass(frozen=True)
 class Finding:
     """One check's answer. `flagged` is None when it could not be decided; then `cause` says why as a code (CAUSES),

@@ -115,6 +115,7 @@ class _Step(_Exact):
     holds: bool | None
 
 
+# Many fields, since the format has them; so do the depth and the document below.
 class _Checked(_Exact):
     model_config = ConfigDict(
         json_schema_extra={
@@ -168,6 +169,7 @@ class _Run(_Open):
     ] = {}
 
 
+# Many fields, since they are those of `measures.worth.Depth`.
 class _Depth(_Exact):
     worth_pp: float
     interval: Annotated[Many[float], Field(min_length=2, max_length=2)]
@@ -222,6 +224,7 @@ def _told(text: str, **more: Any) -> Any:
     return Field(description=text, **more)
 
 
+# Many fields, since they are those of `Report`.
 class Document(_Exact):
     """A whole report."""
 
