@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from walkback.report.markdown import grid
+
 # Credit of one length per sample, given to the block that reads its site.
 ONE_LENGTH = {"credit_site": "reader", "credit_length": "rms"}
 
@@ -115,5 +117,5 @@ CHOICES = (
 
 def choices_markdown() -> str:
     """Return the table of the preset, as the documentation shows it."""
-    rows = [f"| {c.convention} (`{c.option}`) | {c.choice} | {c.source}: {c.reason} |" for c in CHOICES]
-    return "\n".join(["| convention (option) | choice | source and reason |", "|---|---|---|", *rows])
+    rows = [(c.convention, c.option, c.choice, f"{c.source}: {c.reason}") for c in CHOICES]
+    return grid(("convention", "option", "choice", "source and reason"), rows)

@@ -88,21 +88,6 @@ class Specimen:
     gain: float
     drifts: bool
 
-    @property
-    def unusable(self) -> bool:
-        """The reference can't be compared with."""
-        return not self.off <= OFF
-
-    @property
-    def lost(self) -> bool:
-        """Rounding alone has made the reference another one."""
-        return not self.rounded <= OFF
-
-    @property
-    def unused(self) -> bool:
-        """Trained blocks are worth no more than random ones."""
-        return self.gain < GAIN
-
 
 Drawn = tuple[str, str, Strength, int]  # family, dtype, strength, seed
 

@@ -123,11 +123,11 @@ def temporal(t: Draft) -> None:
                     t.row(name, RULES[rule], OURS[flag], *replay)
 
 
-def useless_from(run: Record, control: Record | None, thresholds: DiagnosticThresholds | None = None) -> int | None:
+def useless_from(run: Record, control: Record | None) -> int | None:
     """Return the first epoch from which the gain over the control's same epoch stays under the margin, or None."""
     if control is None:
         return None
-    margin = (thresholds or DiagnosticThresholds()).frozen_acc_margin_pp
+    margin = DiagnosticThresholds().frozen_acc_margin_pp
     theirs = {epoch: acc for epoch, acc, _ in control.epochs}
     first = None
     for epoch, acc, _ in reversed(run.epochs):
