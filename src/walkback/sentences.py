@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from walkback.notes import Note
 
 
-def held(what: str, inside: float | None, outside: Sequence[str], shown: int = 8) -> str:
+def share_held(what: str, inside: float | None, outside: Sequence[str], shown: int = 8) -> str:
     """Return what share of the weights these modules hold, and which hold the rest, in words."""
     if inside is None:
         return f"{what} hold no weights: the network has none"

@@ -332,7 +332,7 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
             def tell(event: Event | None) -> None:
                 board.look()
                 if event is not None:
-                    console.print(_told(board, event), markup=False)
+                    console.print(_event_line(board, event), markup=False)
                 elif not waits and board.count("waiting") and not board.count("running"):
                     waits.append(f"{counted(board.count('waiting'), 'run')} to wait for: another process trains there")
                     console.print(waits[0], markup=False)
@@ -347,7 +347,7 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
         raise
 
 
-def _told(board: _Board, event: Event) -> str:
+def _event_line(board: _Board, event: Event) -> str:
     line = board.lines[event.spec]
     numbers = "  ".join(f"{k} {v}" for k, v in zip(_HEADS, _numbers(line)) if v)
     why = f": {event.detail.splitlines()[0]}" if event.detail else ""

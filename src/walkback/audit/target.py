@@ -117,7 +117,7 @@ def _script(target: str) -> str:
     return f" Name a function of it that returns (model, batches): {path.stem}:{function}{whose}."
 
 
-def kept(target: str, report: Report, trust: Sequence[str] = ()) -> None:
+def keep_measured_depth(target: str, report: Report, trust: Sequence[str] = ()) -> None:
     """Keep what the blocks of a run are worth, which `report` has, in the record of the run."""
     bundle = load_bundle(target, trust)
     before = bundle.report()

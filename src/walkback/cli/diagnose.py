@@ -60,7 +60,7 @@ def diagnose(
         trust: For a run or bundle: modules that its spec may name and that you trust; nothing else is imported.
     """
     from walkback.api import diagnose as measured
-    from walkback.audit.target import diagnosed, kept
+    from walkback.audit.target import diagnosed, keep_measured_depth
 
     check_report_out(reporting.out)
     if save and not depth:
@@ -83,5 +83,5 @@ def diagnose(
         samples = claiming.test_samples
         report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe, samples))
         if save:
-            kept(target, report, trust)
+            keep_measured_depth(target, report, trust)
     return finish(report, reporting)

@@ -85,7 +85,7 @@ def decoded(published_way: Records, own_way: Records) -> Table:
     True
     """
     view = as_published(published_way)
-    found = [_over_one_control(_found(view), view), _found(own_way)]
+    found = [_over_one_control(_ours_by_figure(view), view), _ours_by_figure(own_way)]
     groups: dict[tuple[Any, ...], list[Figure]] = {}
     for figure in FIGURES:
         groups.setdefault(_key(figure), []).append(figure)
@@ -123,7 +123,7 @@ def _key(figure: Figure) -> tuple[Any, ...]:
     return tuple(getattr(figure, name) for name in _KEY)
 
 
-def _found(records: Records) -> dict[tuple[Any, ...], Against]:
+def _ours_by_figure(records: Records) -> dict[tuple[Any, ...], Against]:
     """Return figure -> what our runs have beside it: the first variant that has any, of controls that of DFA's stem."""
     out: dict[tuple[Any, ...], Against] = {}
     for pair in (*(p for each in TABLES.values() for p in each.compared(records)), *_beside_no_table(records)):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from walkback.audit.discoveries import held
+from walkback.audit.discoveries import with_discovery_rate
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import LABELS, RULES, Setting, alike, judged, judged_runs
 from walkback.audit.wording import how_long, other_optimiser, penalty_words, worded
@@ -29,7 +29,7 @@ def own_tasks(records: Records, most: int = 3) -> list[tuple[str, list[tuple[Rul
     """
     tasks: dict[str, list[tuple[Rule, Row]]] = {}
     claims = {spec: judged_runs(records, runs) for spec, runs in alike(records).items() if spec.scope == "all"}
-    for spec, j in held(claims)[0].items():  # as the page of a store has them
+    for spec, j in with_discovery_rate(claims)[0].items():  # as the page of a store has them
         runs = j.runs
         if j.depth is None or j.depth.value is None:  # a rule without a control
             continue

@@ -71,7 +71,7 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
-        depth=None if claim.depth is None else _one(claim.depth).to_dict(),
+        depth=None if claim.depth is None else _depth_of_one(claim.depth).to_dict(),
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
@@ -121,7 +121,7 @@ def _counts(claim: Claim) -> Any:
     return each[0] if seeds == 1 else each
 
 
-def _one(depth: Depth | tuple[Depth, ...]) -> Depth:
+def _depth_of_one(depth: Depth | tuple[Depth, ...]) -> Depth:
     """Return the depth of the one network that a report is of."""
     if isinstance(depth, Depth):
         return depth

@@ -69,7 +69,7 @@ class Paper:
             ["Why", *(_wrap(line, "  ", "    ") for line in whys)] if whys else [],
             ["What could not be judged", *(_wrap(line, "  ", "    ") for line in unjudged)] if unjudged else [],
             [_wrap(f"note: {text}", "", "  ") for text in unread],
-            ["Ask the authors", *(_asked(i, *one) for i, one in enumerate(self.questions(), 1))],
+            ["Ask the authors", *(_question_line(i, *one) for i, one in enumerate(self.questions(), 1))],
             [_wrap("One method in full: --method NAME. Three-check: walked back if (D1 and D2) or D3.")],
         ]
         return "\n\n".join("\n".join(part) for part in parts if part)
@@ -118,7 +118,7 @@ def _lacks(r: Report, what: str) -> bool:
     return any(f["value"] is None and f["flagged"] is None for f in dv.deciding(r) if about(f) in asked[what])
 
 
-def _asked(place: int, question: str, methods: Sequence[str]) -> str:
+def _question_line(place: int, question: str, methods: Sequence[str]) -> str:
     whom = f"(not in the table for {', '.join(methods)})" if methods else "(in the table)"
     return _wrap(f"{place}. {question} {whom}", "  ", "     ")
 

@@ -63,7 +63,7 @@ def details_text(report: Report) -> str:
 
 def _chain(report: Report, width: int) -> list[str]:
     return [
-        _wrap(f"{step['step']}. {view.asked(step['title'])} {step['text']}.", "  ", "     ", width)
+        _wrap(f"{step['step']}. {view.as_question(step['title'])} {step['text']}.", "  ", "     ", width)
         for step in report.chain
     ]
 

@@ -77,7 +77,7 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     lines = [] if whole else [line for r in readings if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
-    raise _told(error, lines, failed, layers) from None
+    raise _with_tried(error, lines, failed, layers) from None
 
 
 def _names(anatomy: Anatomy) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ def _layers_read(tracer: Tracer, x: Inputs, y: Tensor) -> bool:
     return True
 
 
-def _told(error: AnatomyError, readings: list[str], failed: list[str], layers: bool) -> AnatomyError:
+def _with_tried(error: AnatomyError, readings: list[str], failed: list[str], layers: bool) -> AnatomyError:
     """Return the error with what was tried on the batch, and the lines that worked."""
     lines = [str(error)]
     if readings:

@@ -127,7 +127,7 @@ def _check_locks(folder: Path) -> None:
     )
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether some process is training there right now."""
     if not (folder / LOCK).exists():
         return False

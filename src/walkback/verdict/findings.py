@@ -77,7 +77,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One step of the walk-back chain: a question, its answer, and whether the claim survives it."""
 
     step: int
@@ -101,7 +101,7 @@ class Verdict:
     depth_used: bool | None
     submode: str | None
     findings: tuple[Finding, ...]
-    chain: tuple[Step, ...]
+    chain: tuple[ChainStep, ...]
     names: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Finding:

@@ -24,7 +24,7 @@ from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
 from walkback.audit.worker import BUSY, DONE, MORE, SPEAKS, tail
 from walkback.files import append_to
-from walkback.training.folder import held
+from walkback.training.folder import is_locked
 
 TICK = 0.5  # seconds between two looks that find nothing new
 LOOK = 0.05  # seconds between two looks
@@ -67,14 +67,14 @@ def _begun(
     for job in list(waiting):
         if len(running) >= room:
             return
-        if held(job.folder):
+        if is_locked(job.folder):
             continue
         waiting.remove(job)
         if state(job.store, job.spec).kind == "finished":
             yield Event(job.spec, "finished", "trained by another process")
             continue
         try:
-            running[job] = _given(idle.pop(), job) if idle else _start(job, more=idle is not None)
+            running[job] = _send_job(idle.pop(), job) if idle else _start(job, more=idle is not None)
         except OSError as error:
             yield Event(job.spec, "failed", f"Expected to start a worker that logs to {job.log}, but: {error}.")
             continue
@@ -137,10 +137,10 @@ def _start(job: Job, more: bool) -> subprocess.Popen[str]:
             env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": importable()},
         )
     # With our path: what we could import to look at a plan, it can import to train it.
-    return _given(process, job, f"{json.dumps(sys.path)}\n")
+    return _send_job(process, job, f"{json.dumps(sys.path)}\n")
 
 
-def _given(process: subprocess.Popen[str], job: Job, before: str = "") -> subprocess.Popen[str]:
+def _send_job(process: subprocess.Popen[str], job: Job, before: str = "") -> subprocess.Popen[str]:
     """Return the worker that was given a job, after what else it is told."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has died; its log says why

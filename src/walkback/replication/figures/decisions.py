@@ -62,7 +62,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
     names = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
     words = {True: "walked back", False: "passes", None: "undecided"}
-    right = [(f"{r['rule']}{_said(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
+    right = [(f"{r['rule']}{_variant_suffix(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
     known = {r["network"] for r in rows}
     absent = [
         (f"{r['network']}, {st.variant(r)}", r["rule"]) if r["network"] in known else (r["network"], "")
@@ -91,12 +91,12 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     return fig
 
 
-def _said(row: dict[str, Any], shown: Sequence[str]) -> str:
+def _variant_suffix(row: dict[str, Any], shown: Sequence[str]) -> str:
     return f", {st.variant(row)}" if len(shown) > 1 else ""
 
 
 def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
-    return f"{row['rule']}, {row['network'].removeprefix('ResMLP ')}{_said(row, shown)}"
+    return f"{row['rule']}, {row['network'].removeprefix('ResMLP ')}{_variant_suffix(row, shown)}"
 
 
 def _mark(text: str) -> str:

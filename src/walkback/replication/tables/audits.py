@@ -14,8 +14,8 @@ from walkback.replication.tables.build import (
     OURS,
     THREE,
     Against,
+    AuditRow,
     Draft,
-    Entry,
     against,
     among,
     audit,
@@ -51,15 +51,15 @@ def _frozen(where: str, rule: str) -> tuple[Figure, ...]:
     return (() if rule == "bp" else figures(where, "frozen")) + figures(where, f"frozen-{rule}")
 
 
-def _entries(where: str, base: Setting, trained: Sequence[str] = THREE) -> list[Entry]:
+def _entries(where: str, base: Setting, trained: Sequence[str] = THREE) -> list[AuditRow]:
     """Return the entries of rules on one network, then of their frozen controls."""
-    entries = [Entry((RULES[rule],), replace(base, rule=rule), figures(where, rule)) for rule in trained]
+    entries = [AuditRow((RULES[rule],), replace(base, rule=rule), figures(where, rule)) for rule in trained]
     return entries + [_control((), where, replace(base, rule=rule)) for rule in trained]
 
 
-def _control(labels: tuple[str, ...], where: str, setting: Setting) -> Entry:
+def _control(labels: tuple[str, ...], where: str, setting: Setting) -> AuditRow:
     label = f"frozen, {RULES[setting.rule]} stem"
-    return Entry((*labels, label), replace(setting, scope="frozen"), _frozen(where, setting.rule))
+    return AuditRow((*labels, label), replace(setting, scope="frozen"), _frozen(where, setting.rule))
 
 
 @evidence_table(
@@ -77,7 +77,7 @@ def primary(t: Draft) -> None:
     base = Setting("bp")
     others = {s.rule for s in known_settings(t.records) if replace(s, rule="bp", augment=False) == base} - set(RULES)
     entries = _entries("primary", base, tuple(RULES))
-    entries[len(RULES) : len(RULES)] = [Entry((LABELS.get(rule, rule),), Setting(rule)) for rule in sorted(others)]
+    entries[len(RULES) : len(RULES)] = [AuditRow((LABELS.get(rule, rule),), Setting(rule)) for rule in sorted(others)]
     t.notes[1:1] = _without_gamma(t.records)
     audit(t, entries, augment=(True, False))
 
@@ -162,7 +162,7 @@ def cross_arch(t: Draft) -> None:
     for label, base, norm, where in networks(t.records):
         name = label if base.net != "student" else f"{label} on {base.data}"
         for rule in RULES if base.net == "small-cnn" else THREE:
-            entries.append(Entry((name, norm, RULES[rule]), replace(base, rule=rule), figures(where, rule)))
+            entries.append(AuditRow((name, norm, RULES[rule]), replace(base, rule=rule), figures(where, rule)))
         controls = [_control((name, norm), where, replace(base, rule=rule)) for rule in ("bp", "dfa")]
         entries += [entry for entry in controls if entry.figures or figures(where, "frozen")]
     audit(t, entries)
@@ -195,7 +195,7 @@ def credit_site(t: Draft) -> None:
     epochs = max((s.epochs for s in reader), default=100)
     t.title = t.title.format(epochs=epochs)
     cells = [(rule, site) for rule in ("fa", "dfa") for site in ("writer", "reader")]
-    audit(t, [Entry((RULES[r], site), Setting(r, credit_site=site, epochs=epochs)) for r, site in cells])
+    audit(t, [AuditRow((RULES[r], site), Setting(r, credit_site=site, epochs=epochs)) for r, site in cells])
 
 
 @evidence_table(
@@ -211,9 +211,9 @@ def unit_credit(t: Draft) -> None:
     """Two things the documents leave open, chosen otherwise: do FA and DFA come out as published?"""
     unit = {rule: Setting(rule, credit_site="reader", unit=True) for rule in ("fa", "dfa")}
     frozen, penalised = figures("primary", "frozen"), replace(unit["dfa"], penalty=1e-2, epochs=30)
-    entries = [Entry((RULES[rule],), setting, figures("primary", rule)) for rule, setting in unit.items()]
-    entries += [Entry((f"frozen, {RULES[r]} stem",), Setting(r, scope="frozen", unit=True), frozen) for r in unit]
-    entries.append(Entry(("DFA, λ 0.01, 30 epochs",), penalised, figures("lambda-sweep", "dfa", penalty=1e-2)))
+    entries = [AuditRow((RULES[rule],), setting, figures("primary", rule)) for rule, setting in unit.items()]
+    entries += [AuditRow((f"frozen, {RULES[r]} stem",), Setting(r, scope="frozen", unit=True), frozen) for r in unit]
+    entries.append(AuditRow(("DFA, λ 0.01, 30 epochs",), penalised, figures("lambda-sweep", "dfa", penalty=1e-2)))
     audit(t, entries)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from walkback.audit.discoveries import held
+from walkback.audit.discoveries import with_discovery_rate
 from walkback.audit.records import Record, Records
 from walkback.audit.seeds import RULE
 from walkback.audit.settings import RULES, Judged, Setting, judged, select, shorter
@@ -137,7 +137,7 @@ class Draft:
     def table(self, name: str) -> Table:
         """Return the finished table."""
         notes = [text for note in self.notes for text in (rules(self.kinds) if note == AGREES else [note])]
-        notes += filter(None, [held(self.alone)[1]])
+        notes += filter(None, [with_discovery_rate(self.alone)[1]])
         missing = [*self.missing, *commands(self.specs, self.records.store)]
         return table(name, self.title, self.columns, self.rows, notes, missing)
 
@@ -164,7 +164,7 @@ class Evidence:
 
     def _filled(self, records: Records) -> Draft:
         draft = self._draft(records, {})
-        beside, _ = held(draft.alone)
+        beside, _ = with_discovery_rate(draft.alone)
         return draft if beside == draft.alone else self._draft(records, beside)
 
     def _draft(self, records: Records, beside: dict[Setting, Judged]) -> Draft:
@@ -333,7 +333,7 @@ COLUMNS = {
 }
 
 
-class Entry(NamedTuple):
+class AuditRow(NamedTuple):
     """One group of rows: a setting under its labels, and what is published of it."""
 
     labels: tuple[str, ...]
@@ -341,7 +341,7 @@ class Entry(NamedTuple):
     figures: tuple[Figure, ...] = ()
 
 
-def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = None) -> None:
+def audit(t: Draft, entries: Sequence[AuditRow], augment: Sequence[bool] | None = None) -> None:
     """Fill a table of judged settings, whose columns after "n" are heads of COLUMNS.
 
     Args:

@@ -123,7 +123,7 @@ def temporal(t: Draft) -> None:
                     t.row(name, RULES[rule], OURS[flag], *replay)
 
 
-def useless_from(run: Record, control: Record | None) -> int | None:
+def no_gain_from(run: Record, control: Record | None) -> int | None:
     """Return the first epoch from which the gain over the control's same epoch stays under the margin, or None."""
     if control is None:
         return None
@@ -167,7 +167,7 @@ def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) ->
         Against("(b)", _span(at["large"]), _typical(at["large"]), among(said, "fired.b")),
         _span(at["both"]),
         _span([_drift(run) for run in runs]),
-        _span([useless_from(run, control) for run, control in pairs]),
+        _span([no_gain_from(run, control) for run, control in pairs]),
         Against("acc", spread(then, "acc"), alike and alike.mean, among(said, "acc")),
         spread(accuracies(runs), "acc"),
         Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(said, "saved")),

@@ -18,8 +18,8 @@ from walkback.replication.tables.build import (
     AGREES,
     OURS,
     Against,
+    AuditRow,
     Draft,
-    Entry,
     accuracies,
     against,
     among,
@@ -52,7 +52,7 @@ def penalised(rule: str, penalty: float = RESCUE, augment: bool = False) -> Sett
 def lambda_sweep(t: Draft) -> None:
     """The per-block penalty at growing strength on DFA, FA and BP."""
     cells = [(rule, λ) for rule, penalties in SWEEP.items() for λ in penalties]
-    audit(t, [Entry((RULES[r], f"{λ:g}"), penalised(r, λ), figures("lambda-sweep", r, penalty=λ)) for r, λ in cells])
+    audit(t, [AuditRow((RULES[r], f"{λ:g}"), penalised(r, λ), figures("lambda-sweep", r, penalty=λ)) for r, λ in cells])
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> Stat | None:

@@ -15,7 +15,14 @@ from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_columns import of_method, read_columns
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
-from walkback.report.formats.logged_files import BLANK, Named, count, jsonl_rows, named_rows, position, standing
+from walkback.report.formats.logged_files import (
+    BLANK,
+    Named,
+    count,
+    jsonl_rows,
+    named_rows,
+    position,
+)
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
@@ -25,8 +32,8 @@ from walkback.verdict.editions import decide
 from walkback.verdict.notes import earlier_epoch
 
 # Kept importable from here: what rows are read with.
-__all__ = ["BLANK", "WATCH_SCHEMA", "culprit", "fired", "jsonl_rows", "judge", "measurements", "plain", "position"]
-__all__ += ["replay", "standing"]
+__all__ = ["BLANK", "WATCH_SCHEMA", "culprit", "fired", "jsonl_rows", "judge", "measurements", "plain", "position",
+           "replay"]  # fmt: skip
 
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 

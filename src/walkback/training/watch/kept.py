@@ -16,7 +16,7 @@ from walkback.training.watch.ranks import together
 from walkback.verdict.claim import accuracies
 
 
-class Kept:
+class WatchRows:
     """All rows so far, what they are judged to show, and the numbers that wait for the next row.
 
     Args:

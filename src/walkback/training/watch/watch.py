@@ -32,7 +32,7 @@ from walkback.tracing.untouched import undrawn
 from walkback.training.watch import history
 from walkback.training.watch.gauge import Gauge
 from walkback.training.watch.history import Fired, History, Lost, Row
-from walkback.training.watch.kept import Kept
+from walkback.training.watch.kept import WatchRows
 from walkback.training.watch.ranks import sharded, together
 from walkback.training.watch.schedule import Schedule
 from walkback.verdict.checks import DiagnosticThresholds
@@ -127,7 +127,7 @@ class Watch:
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
         self._everyone = sharded(model)
         path = None if log is None else Path(log)
-        self._kept = kept = Kept((self.thresholds, edition), path, to, live)
+        self._kept = kept = WatchRows((self.thresholds, edition), path, to, live)
         with undrawn(model):  # loaders, and loggers later on, draw from the random state
             self._gauge = Gauge(model, eval_batches, {**how, "sites": sites}, clock)
             before, whole = ([], None) if path is None else together(partial(history.reopen, path))
