@@ -28,7 +28,7 @@ def registry(
     by: str = "",
     json: Flag = False,
 ) -> int:
-    """A public record of audits: check a folder of entries, make its page, or add a report to it.
+    """Keep a public record of audits: check a folder of entries, make its page, or add a report to it.
 
     Args:
         action: check: every entry against its schema, its data and its own numbers, exit 1 where one does not hold;
