@@ -282,11 +282,11 @@ class _Batch:
             rest["mask"] = rest["mask"].bool()
         error = given.get("backward_error")
         errors = None if error is None else [float(e) for e in np.asarray(error, dtype=float).ravel()]
-        said = given.get("reduction")
-        if said is not None:
-            one_of(REDUCTIONS, reduction=said)
+        reduction = given.get("reduction")
+        if reduction is not None:
+            one_of(REDUCTIONS, reduction=reduction)
         batch = _Batch(
-            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said
+            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=reduction
         )
         batch._refuse_shapes(index)
         return batch

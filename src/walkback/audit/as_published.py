@@ -117,5 +117,5 @@ CHOICES = (
 
 def choices_markdown() -> str:
     """Return the table of the preset, as the documentation shows it."""
-    rows = [(c.convention, c.option, c.choice, f"{c.source}: {c.reason}") for c in CHOICES]
-    return grid(("convention", "option", "choice", "source and reason"), rows)
+    rows = [(f"{c.convention} ({c.option})", c.choice, f"{c.source}: {c.reason}") for c in CHOICES]
+    return grid(("convention (option)", "choice", "source and reason"), rows)

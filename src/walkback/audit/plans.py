@@ -341,5 +341,5 @@ def _refuse_unknown(given: Mapping[str, Any], known: Iterable[str], expected: st
     known = list(known)
     for key in given:
         if key not in known:
-            told = ", ".join(prefix + name for name in known) or "no options"
-            raise InputError(f"{expected} {told}, but got {prefix}{key}.{closest(key, known)}")
+            names = ", ".join(prefix + name for name in known) or "no options"
+            raise InputError(f"{expected} {names}, but got {prefix}{key}.{closest(key, known)}")

@@ -266,8 +266,8 @@ class _Board:
 
     def summary(self) -> str:
         left = self.seconds_left()
-        told = [f"{self.count(status)} {status}" for status in ("finished", "running", "waiting", "failed")]
-        return ", ".join(told) + ("" if left is None else f"; about {duration(left)} left")
+        counts = [f"{self.count(status)} {status}" for status in ("finished", "running", "waiting", "failed")]
+        return ", ".join(counts) + ("" if left is None else f"; about {duration(left)} left")
 
 
 def duration(seconds: float) -> str:
@@ -292,7 +292,7 @@ def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
 def _parts(spec: RunSpec) -> list[str]:
     o = spec.optimiser.model_dump(exclude_defaults=True)
     options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options, o) for k, v in given.items()]
-    said = [
+    parts = [
         "frozen" if spec.scope == "frozen" else "",
         f"s{spec.seed}",
         f"λ{spec.penalty:g}" if spec.penalty else "",
@@ -303,7 +303,7 @@ def _parts(spec: RunSpec) -> list[str]:
         "augmented" if spec.augment else "",
         f"{spec.epochs} epochs",
     ]
-    return list(filter(None, said))
+    return list(filter(None, parts))
 
 
 def _short(name: str) -> str:

@@ -44,8 +44,8 @@ def describe(spec: RunSpec) -> str:
 
 def setting_words(spec: RunSpec, *rule: str) -> list[str]:
     """Return everything but rule, scope and seed of a spec in words, `rule` after the data."""
-    said = [spec.net, *worded(spec.net_options), spec.data, *rule, *penalty_words(spec), *spec.conventions]
-    return [*said, *other_optimiser(spec), *how_long(spec)]
+    words = [spec.net, *worded(spec.net_options), spec.data, *rule, *penalty_words(spec), *spec.conventions]
+    return [*words, *other_optimiser(spec), *how_long(spec)]
 
 
 def worded(options: Mapping[str, Any]) -> list[str]:

@@ -130,13 +130,13 @@ class Anatomy:
         paths = stacks[0].paths
         outer = around(core, paths)
         named = before is not None and after
-        said = tuple(
+        guesses = tuple(
             text
             for text in (guess(stacks, beside(core, stacks[0])), "" if named or not any(outer) else BY_ORDER)
             if text
         )
         found_stem = outer[0] if len(outer[0]) > 1 else outer[0][0] if outer[0] else None
-        return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=said).resolve(model)
+        return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=guesses).resolve(model)
 
     def resolve(self, model: nn.Module) -> Anatomy:
         """Return the same anatomy with every dotted path looked up in `model`."""

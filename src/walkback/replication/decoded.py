@@ -90,16 +90,16 @@ def decoded(published_way: Records, own_way: Records) -> Table:
     for figure in FIGURES:
         groups.setdefault(_key(figure), []).append(figure)
     rows, answers = [], []
-    for key, said in groups.items():
+    for key, printed in groups.items():
         theirs, ours = (by.get(key) for by in found)
-        marks = [None if cell is None else _agrees(cell, said) for cell in (theirs, ours)]
+        marks = [None if cell is None else _agrees(cell, printed) for cell in (theirs, ours)]
         rows.append(
             [
-                *_labels(said[0]),
-                published(said),
+                *_labels(printed[0]),
+                published(printed),
                 *(_cell(cell) for cell in (theirs, ours)),
                 *(_yes(mark and mark[0]) for mark in marks),
-                _explained(said[0], marks),
+                _explained(printed[0], marks),
             ]
         )
         answers.append(marks)
@@ -127,7 +127,7 @@ def _ours_by_figure(records: Records) -> dict[tuple[Any, ...], Against]:
     """Return figure -> what our runs have beside it: the first variant that has any, of controls that of DFA's stem."""
     out: dict[tuple[Any, ...], Against] = {}
     for pair in (*(p for each in TABLES.values() for p in each.compared(records)), *_beside_no_table(records)):
-        for key in {_key(f) for f in pair.said}:
+        for key in {_key(f) for f in pair.printed}:
             known = out.get(key)
             better = known is None or known.value is None or (key[1] == "frozen" and pair.rule == "dfa" != known.rule)
             if better and (pair.value is not None or known is None):
@@ -148,11 +148,11 @@ def _over_one_control(found: dict[tuple[Any, ...], Against], records: Records) -
             out[key] = against("", control, "acc", [figure])
         elif figure.what in GAINS:
             of = found.get((figure.where, figure.rule, GAINS[figure.what], *key[3:]))
-            said = [replace(f, unlike="") for f in FIGURES if _key(f) == key]
+            printed = [replace(f, unlike="") for f in FIGURES if _key(f) == key]
             ours = None if of is None else of.value
             value = 100 * (ours - control.mean) if isinstance(ours, float) and control is not None else None
             out[key] = Against(
-                "", Cell(NONE if value is None else number(value, "pp"), value), value, said, of.n if of else 0
+                "", Cell(NONE if value is None else number(value, "pp"), value), value, printed, of.n if of else 0
             )
     return out
 
@@ -184,9 +184,9 @@ def _largest(run: Record) -> float | None:
     return max((c for c in run.measurements.cosine if c is not None), key=abs, default=None)
 
 
-def _agrees(pair: Against, said: Sequence[Figure]) -> tuple[bool | None, bool | None]:
+def _agrees(pair: Against, printed: Sequence[Figure]) -> tuple[bool | None, bool | None]:
     """Return whether ours agrees, by the rule as it is and by the former one."""
-    as_compared = [f for f in pair.said if _key(f) == _key(said[0])] or said
+    as_compared = [f for f in pair.printed if _key(f) == _key(printed[0])] or printed
     return agrees_any(pair.value, as_compared), agrees_any(pair.value, as_compared, FORMER)
 
 
@@ -202,7 +202,7 @@ def _cell(pair: Against | None) -> Cell | str:
         return NONE
     cell = pair.cell if isinstance(pair.cell, Cell) else Cell(pair.cell, pair.cell)
     if cell.text == NONE and isinstance(pair.value, float):  # a table that shows it in another column
-        cell = Cell(number(pair.value, pair.said[0].kind), pair.value)
+        cell = Cell(number(pair.value, pair.printed[0].kind), pair.value)
     return cell if cell.text == NONE or not pair.n else Cell(f"{cell.text} (n={pair.n})", cell.raw)
 
 

@@ -94,8 +94,8 @@ def _rows(records: Records, runs: Sequence[Record]) -> list[tuple[str, tuple[Rec
 
 def _name(spec: RunSpec) -> str:
     rule = RULES.get(spec.rule, spec.rule)
-    said = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
-    return ", ".join([*said, *worded(spec.rule_options), *penalty_words(spec), *spec.conventions])
+    words = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
+    return ", ".join([*words, *worded(spec.rule_options), *penalty_words(spec), *spec.conventions])
 
 
 # -- results --------------------------------------------------------------------------------------------------------
@@ -164,11 +164,11 @@ def _body(results: Table) -> str:
 
 def findings(records: Records, runs: Sequence[Record]) -> str:
     """Return one sentence per rule: the claim, then what the checks leave of it."""
-    said = []
+    sentences = []
     for name, found in _rows(records, runs):
         if _trained(found):
-            said.append(_finding(name, judged_runs(records, found)))
-    return " ".join(said) or f"{MISSING}: there are only runs with frozen blocks in this setting."
+            sentences.append(_finding(name, judged_runs(records, found)))
+    return " ".join(sentences) or f"{MISSING}: there are only runs with frozen blocks in this setting."
 
 
 def _finding(name: str, j: Judged) -> str:

@@ -56,7 +56,7 @@ class Paper:
 
     def __str__(self) -> str:
         counts = [(sum(r.verdict == word for r in self.reports), word) for word in (WALKED_BACK, UNDECIDED, PASSES)]
-        told = ", ".join(f"{n} {word}" for n, word in counts if n)
+        counted = ", ".join(f"{n} {word}" for n, word in counts if n)
         rows = [[r.method, *_claim(r), r.verdict, ", ".join(r.failed)] for r in self.reports]
         head = ["method", "accuracy", "Γ", "frozen", "verdict", "by"]
         align = ("left", "right", "right", "right", "left", "left")
@@ -64,7 +64,7 @@ class Paper:
         unjudged = [f"{r.method}: {'; '.join(_open(r))}" for r in self.reports if _open(r)]
         unread = dict.fromkeys(note.text for r in self.reports for note in r.notes if note.code == "unused-columns")
         parts = [
-            [_wrap(f"{self.name}: {len(self.reports)} method{'s' * (len(self.reports) != 1)}: {told}")],
+            [_wrap(f"{self.name}: {len(self.reports)} method{'s' * (len(self.reports) != 1)}: {counted}")],
             [tabulate(rows, head, "simple", colalign=align, disable_numparse=True)],
             ["Why", *(_wrap(line, "  ", "    ") for line in whys)] if whys else [],
             ["What could not be judged", *(_wrap(line, "  ", "    ") for line in unjudged)] if unjudged else [],

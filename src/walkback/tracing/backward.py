@@ -219,9 +219,9 @@ class _Check:
 
     def answer(self) -> BackwardCheck:
         """Return the answer; raise Untold where it can't be told."""
-        told = check_loss(self.tracer, self.point, self.dtype)
-        if told is not None:
-            return self._check_of(told, "loss")
+        of_loss = check_loss(self.tracer, self.point, self.dtype)
+        if of_loss is not None:
+            return self._check_of(of_loss, "loss")
         here = self._read(self.point, {}, FINE[self.dtype])
         if here.answer == "agrees":
             return self._check_of(here)

@@ -88,8 +88,8 @@ def _names(anatomy: Anatomy) -> tuple[str, ...]:
 def _taken(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor, what: str) -> Anatomy:
     """Return the anatomy of a reading, with what was guessed, and the line that names it."""
     line = _line(tracer, reading, x, y)
-    said = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
-    return replace(reading.anatomy, guesses=(said, BY_ORDER))
+    guess = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
+    return replace(reading.anatomy, guesses=(guess, BY_ORDER))
 
 
 def _line(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor) -> str:
@@ -151,7 +151,7 @@ def _with_tried(error: AnatomyError, readings: list[str], failed: list[str], lay
         lines += [f"  and {len(failed) - 3} more"] if len(failed) > 3 else []
     if layers:
         lines.append('The outputs of its layers can be read: walkback.diagnose(model, batches, sites="layers").')
-    told = AnatomyError("\n".join(lines))
+    full = AnatomyError("\n".join(lines))
     for note in getattr(error, "__notes__", ()):
-        told.add_note(note)
-    return told
+        full.add_note(note)
+    return full

@@ -158,9 +158,9 @@ def _checkpoint(run: setup.Run, folder: Path, epoch: int) -> None:
 def _progress(run: setup.Run, folder: Path, pace: float) -> None:
     """Write how far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
     row = run.rows[-1]
-    told = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
-    told |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
-    write(folder / PROGRESS, json.dumps(told))
+    progress = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
+    progress |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
+    write(folder / PROGRESS, json.dumps(progress))
 
 
 def _resume(run: setup.Run, folder: Path) -> int:

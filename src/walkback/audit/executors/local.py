@@ -45,15 +45,15 @@ def run(
     waiting, running, idle = list(jobs), dict[Job, subprocess.Popen[str]](), list[subprocess.Popen[str]]()
     deaths: Counter[Job] = Counter()
     room, reuse = workers or cores(), reuse and os.name == "posix"  # elsewhere a pipe can't be asked without waiting
-    told = time.monotonic()
+    heard_at = time.monotonic()
     try:
         while waiting or running:
             events = list(_let_go(running, idle)) if reuse else []
             events += _ended(running, waiting, deaths, retries)
             events += _begun(running, waiting, idle if reuse else None, room)
-            if events or time.monotonic() - told > TICK:
+            if events or time.monotonic() - heard_at > TICK:
                 yield from events or [None]
-                told = time.monotonic()
+                heard_at = time.monotonic()
             elif running or waiting:
                 time.sleep(LOOK)
     finally:
@@ -93,9 +93,9 @@ def _is_done(process: subprocess.Popen[str]) -> bool:
     """Return whether a worker has said that it is done; what it says of a failure is left to `_last_words`."""
     assert process.stdout is not None
     while select.select([process.stdout], [], [], 0)[0]:
-        said = os.read(process.stdout.fileno(), 1).decode(errors="replace")
-        if said in ("", DONE, SPEAKS):
-            return said == DONE
+        letter = os.read(process.stdout.fileno(), 1).decode(errors="replace")
+        if letter in ("", DONE, SPEAKS):
+            return letter == DONE
     return False
 
 
@@ -107,10 +107,12 @@ def _ended(
         if process.poll() is None:
             continue
         del running[job]
-        said = _last_words(process)
+        last_words = _last_words(process)
         if state(job.store, job.spec).kind == "finished":
             lacks = job.depth is not None and process.returncode
-            yield Event(job.spec, "finished", f"what its blocks are worth was not measured: {said}" if lacks else "")
+            yield Event(
+                job.spec, "finished", f"what its blocks are worth was not measured: {last_words}" if lacks else ""
+            )
             continue
         if process.returncode == BUSY:
             waiting.append(job)
@@ -120,7 +122,7 @@ def _ended(
         again = deaths[job] <= retries
         if again:
             waiting.insert(0, job)
-        yield Event(job.spec, "retried" if again else "failed", f"{said}\n{tail(job)}")
+        yield Event(job.spec, "retried" if again else "failed", f"{last_words}\n{tail(job)}")
 
 
 def _start(job: Job, more: bool) -> subprocess.Popen[str]:
@@ -158,14 +160,14 @@ def importable() -> str:
 def _last_words(process: subprocess.Popen[str]) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
-    said = process.stdout.read().rpartition(SPEAKS)[2].strip()
+    last_words = process.stdout.read().rpartition(SPEAKS)[2].strip()
     process.stdout.close()
     with suppress(BrokenPipeError):
         process.stdin.close()
     if process.returncode < 0:
         names = {s.value: s.name for s in signal.Signals}  # real-time signals have none
         return f"killed by {names.get(-process.returncode, f'signal {-process.returncode}')}"
-    return said or f"ended with exit code {process.returncode}, and the run is not finished"
+    return last_words or f"ended with exit code {process.returncode}, and the run is not finished"
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:

@@ -20,7 +20,7 @@ def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, s
     >>> missing_note([("plain", "EP"), ("plain", "FA")], [("plain", "DFA", 2), ("plain", "BP", 3)])
     'No runs yet: plain: EP, FA. Fewer than 3 seeds: plain: DFA (2).'
     """
-    said = [text for text in first if text]
+    sentences = [text for text in first if text]
     known: dict[str, dict[str, int]] = {}
     for where, rule, n in seeds:
         known.setdefault(where, {})[rule] = n
@@ -29,7 +29,7 @@ def missing_note(absent: Iterable[tuple[str, str]], seeds: Iterable[tuple[str, s
         "No runs yet": _grouped(absent),
         f"Fewer than {len(SEEDS)} seeds": [_seeds(where, by, known[where]) for where, by in few.items() if by],
     }
-    return " ".join([*said, *(f"{head}: {'; '.join(items)}." for head, items in lists.items() if items)])
+    return " ".join([*sentences, *(f"{head}: {'; '.join(items)}." for head, items in lists.items() if items)])
 
 
 def told_apart(settings: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, list[str]]:
@@ -63,8 +63,8 @@ def off_axis(what: str, found: Iterable[tuple[str, str, float | None]]) -> str:
     """
     found = list(found)
     zero = [(where, rule) for where, rule, v in found if v is not None and v <= 0]
-    said = [f"{what} is 0, which a log axis does not show: {'; '.join(_grouped(zero))}."] if zero else []
-    return " ".join([*said, not_measured(what, found)]).strip()
+    sentences = [f"{what} is 0, which a log axis does not show: {'; '.join(_grouped(zero))}."] if zero else []
+    return " ".join([*sentences, not_measured(what, found)]).strip()
 
 
 def not_measured(what: str, found: Iterable[tuple[str, str, Any]]) -> str:

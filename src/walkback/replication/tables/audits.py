@@ -118,7 +118,7 @@ def per_layer(t: Draft) -> None:
     for flag, name, setting in t.primary():
         runs = t.runs(setting)
         for site in range(max((len(r.measurements.h_norm) for r in runs), default=5)):
-            said = figures("per-layer", setting.rule, site=site)
+            printed = figures("per-layer", setting.rule, site=site)
             at = {
                 what: stat(_site(r, what, site) for r in runs)
                 for what in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", "perturbation")
@@ -126,8 +126,8 @@ def per_layer(t: Draft) -> None:
             t.row(
                 *(name, OURS[flag], count(len(runs)), count(site), spread(at["h_norm"], "norm")),
                 spread(stat(_growth(r, site) for r in runs), "norm"),
-                against("‖g‖", at["g_norm"], "norm", among(said, "g_norm")),
-                against("cos", at["cosine"], "cos", among(said, "cosine")),
+                against("‖g‖", at["g_norm"], "norm", among(printed, "g_norm")),
+                against("cos", at["cosine"], "cos", among(printed, "cosine")),
                 spread(at["cosine_clamped"], "cos"),
                 spread(at["below_eps"], "acc"),
                 spread(at["perturbation"], "cos"),
@@ -231,7 +231,7 @@ def sub_modes(t: Draft) -> None:
         j = t.judged(setting, controls=False)
         verdicts = {r.spec.seed: v for r, v in zip(j.runs, j.verdicts["four-diagnostic"])}
         for seed in sorted({*SEEDS, *verdicts}):
-            verdict, said = verdicts.get(seed), figures("sub-modes", setting.rule, seed=seed)
+            verdict, printed = verdicts.get(seed), figures("sub-modes", setting.rule, seed=seed)
             flags = [verdict and verdict[name].flagged for name in ("growth", "reference")]
             submode = None
             if verdict and verdict.measurement_valid is not None:
@@ -239,6 +239,8 @@ def sub_modes(t: Draft) -> None:
             t.row(
                 *(name, OURS[flag], count(seed)),
                 *({True: "flags", False: "ok", None: NONE}[flag] for flag in flags),
-                against("stability", stat([verdict and verdict["stability"].value]), "cos", among(said, "stability")),
-                Against("sub-mode", submode or NONE, submode, among(said, "flag.submode")),
+                against(
+                    "stability", stat([verdict and verdict["stability"].value]), "cos", among(printed, "stability")
+                ),
+                Against("sub-mode", submode or NONE, submode, among(printed, "flag.submode")),
             )

@@ -55,19 +55,19 @@ class Against(NamedTuple):
     name: str
     cell: Cell | str
     value: float | str | None
-    said: Sequence[Figure]
+    printed: Sequence[Figure]
     n: int = 0
     rule: str = ""
 
 
-def against(name: str, ours: Stat | None, kind: str, said: Sequence[Figure]) -> Against:
+def against(name: str, ours: Stat | None, kind: str, printed: Sequence[Figure]) -> Against:
     """Set mean ± std of ours beside what is published."""
-    return Against(name, spread(ours, kind), ours and ours.mean, said, ours.n if ours else 0)
+    return Against(name, spread(ours, kind), ours and ours.mean, printed, ours.n if ours else 0)
 
 
-def among(said: Iterable[Figure], what: str) -> list[Figure]:
+def among(printed: Iterable[Figure], what: str) -> list[Figure]:
     """Return the figures of one quantity."""
-    return [f for f in said if f.what == what]
+    return [f for f in printed if f.what == what]
 
 
 def count(n: int) -> Cell:
@@ -95,7 +95,7 @@ class Draft:
         """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
         filled: list[Cell | str] = []
         for cell in cells:
-            filled += [cell.cell, published(cell.said)] if isinstance(cell, Against) else [cell]
+            filled += [cell.cell, published(cell.printed)] if isinstance(cell, Against) else [cell]
         if len(filled) < len(self.columns):
             filled.append(answer(self.agreeing(cell for cell in cells if isinstance(cell, Against))))
         self.rows.append(filled)
@@ -104,10 +104,10 @@ class Draft:
         """Return whether each of ours agrees, and remember which kinds of quantities were compared."""
         found = {}
         for pair in pairs:
-            self.kinds |= {f.kind for f in pair.said}
-            self.compared += [pair] if pair.said else []
+            self.kinds |= {f.kind for f in pair.printed}
+            self.compared += [pair] if pair.printed else []
             if pair.name:
-                found[pair.name] = agrees_any(pair.value, pair.said)
+                found[pair.name] = agrees_any(pair.value, pair.printed)
         return found
 
     def lack(self, setting: Setting, controls: bool = True) -> None:
@@ -192,10 +192,10 @@ def evidence_table(place: int, title: str, columns: str, *notes: str) -> Callabl
 def rules(kinds: Iterable[str]) -> list[str]:
     """Return the notes that say what "agrees?" means for these kinds of quantities."""
     known = set(kinds)
-    said = [text for kind, text in AGREES_WHEN.items() if kind in known]
-    if not said:
+    sentences = [text for kind, text in AGREES_WHEN.items() if kind in known]
+    if not sentences:
         return ["nothing is published to compare with"]
-    return [f"agrees?: {'; '.join(said)}; {ANY}", *([DAGGER] if "norm" in known else [])]
+    return [f"agrees?: {'; '.join(sentences)}; {ANY}", *([DAGGER] if "norm" in known else [])]
 
 
 def variants(records: Records, settings: Iterable[Setting]) -> list[bool]:
@@ -355,15 +355,15 @@ def audit(t: Draft, entries: Sequence[AuditRow], augment: Sequence[bool] | None 
         for flag in augment if augment is not None else t.variants(alike):
             setting = replace(entry.setting, augment=flag)
             j = t.judged(setting, controls=bool({"D3 pp", "three-check"} & chosen.keys()))
-            said = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
+            printed = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
             cells = [c.cell(j) for c in chosen.values()]
             found = t.agreeing(
-                Against(h, cell, c.value(j), said[h], len(j.runs), setting.rule)
+                Against(h, cell, c.value(j), printed[h], len(j.runs), setting.rule)
                 for (h, c), cell in zip(chosen.items(), cells)
                 if c.what
             )
             t.row(*entry.labels, OURS[flag], count(len(j.runs)), *cells, answer(found))
-            shown = said if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
+            shown = printed if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
         same = after is not None and after.figures == entry.figures
         if any(theirs.values()) and not same:
             labels = (*entry.labels[:-1], "frozen") if entry.setting.scope == "frozen" else entry.labels
@@ -371,11 +371,11 @@ def audit(t: Draft, entries: Sequence[AuditRow], augment: Sequence[bool] | None 
     t.notes += [*dict.fromkeys(c.note for c in chosen.values() if c.note), AGREES]
 
 
-def of_length(said: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
+def of_length(printed: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
     """Mark what is published of a longer training than these runs had, so that it is shown and not compared."""
     if not shorter(setting, runs):
-        return tuple(said)
-    return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in said)
+        return tuple(printed)
+    return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in printed)
 
 
 def _network(setting: Setting) -> tuple[object, ...]:

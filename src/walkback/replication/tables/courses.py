@@ -115,11 +115,11 @@ def temporal(t: Draft) -> None:
         name += f" on {base.data}" if base.net == "student" else ""
         for flag in t.variants(replace(base, rule=rule) for rule in RULES):
             for rule in RULES:
-                setting, said = replace(base, rule=rule, augment=flag), figures(where, rule)
+                setting, printed = replace(base, rule=rule, augment=flag), figures(where, rule)
                 runs = select(t.records, setting)
-                if runs or said or network == "resmlp" or rule in THREE:
+                if runs or printed or network == "resmlp" or rule in THREE:
                     t.lack(setting)
-                    replay = _replay(t.records, runs, of_length(said, setting, runs))
+                    replay = _replay(t.records, runs, of_length(printed, setting, runs))
                     t.row(name, RULES[rule], OURS[flag], *replay)
 
 
@@ -147,7 +147,7 @@ def _drift(run: Record) -> int | None:
     return None
 
 
-def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) -> list[Cell | str | Against]:
+def _replay(records: Records, runs: Sequence[Record], printed: Sequence[Figure]) -> list[Cell | str | Against]:
     first, large = ([first_epochs(run, limits) for run in runs] for limits in (None, _LARGE))
     at = {name: [f[name] for f in first] for name in ("a", "b", "either", "both")}
     at |= {"large": [f["b"] for f in large], "either, large": [f["either"] for f in large]}
@@ -162,15 +162,15 @@ def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) ->
     return [
         count(len(runs)),
         ", ".join(map(str, sorted({run.spec.epochs for run in runs}))) or NONE,
-        Against("(a)", _span(at["a"]), _typical(at["a"]), among(said, "fired.a")),
+        Against("(a)", _span(at["a"]), _typical(at["a"]), among(printed, "fired.a")),
         _span(at["b"]),
-        Against("(b)", _span(at["large"]), _typical(at["large"]), among(said, "fired.b")),
+        Against("(b)", _span(at["large"]), _typical(at["large"]), among(printed, "fired.b")),
         _span(at["both"]),
         _span([_drift(run) for run in runs]),
         _span([no_gain_from(run, control) for run, control in pairs]),
-        Against("acc", spread(then, "acc"), alike and alike.mean, among(said, "acc")),
+        Against("acc", spread(then, "acc"), alike and alike.mean, among(printed, "acc")),
         spread(accuracies(runs), "acc"),
-        Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(said, "saved")),
+        Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(printed, "saved")),
         spread(saved.get("both"), "acc"),
     ]
 

@@ -93,9 +93,9 @@ def judge(
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
     numbers = numbers.to_dict() if isinstance(numbers, Report) else numbers
     with _shallow(numbers):
-        rows, told = named_rows(numbers)
+        rows, torn = named_rows(numbers)
         rows, unused = read_columns(of_method(rows, method_name))
-        return _judge_rows(rows, (*told, *unused), edition, thresholds, given, method_name, notes)
+        return _judge_rows(rows, (*torn, *unused), edition, thresholds, given, method_name, notes)
 
 
 def _judge_rows(
@@ -122,8 +122,8 @@ def _judge_rows(
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
     if len(rows) > 1:
         named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
-        told = earlier_epoch(claim.accuracy, named, [_logged_accuracy(row) for row, _ in rows])
-        m = m if told is None else replace(m, notes=(*m.notes, told))
+        from_earlier = earlier_epoch(claim.accuracy, named, [_logged_accuracy(row) for row, _ in rows])
+        m = m if from_earlier is None else replace(m, notes=(*m.notes, from_earlier))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or _remark(last), run)
 

@@ -276,8 +276,8 @@ class Watch:
             *(self._kept.rows[-1]["advisories"] if self._kept.rows else ()),
             *filter(None, [self.schedule.unheard()]),
         ]
-        told = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
-        return "\n".join([str(self.history), *told, f"measuring took {self.overhead:.1%} of the time"])
+        lines = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
+        return "\n".join([str(self.history), *lines, f"measuring took {self.overhead:.1%} of the time"])
 
     # -- inside ------------------------------------------------------------------------------------------------
 
