@@ -6,7 +6,6 @@ python scripts/draw_results.py
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tabulate import tabulate
 
@@ -16,6 +15,7 @@ from walkback.replication.decoded import decoded
 from walkback.replication.decoded_networks import networks
 from walkback.replication.figures import FIGURES, save_figures
 from walkback.replication.found import markdown_list
+from walkback.replication.summaries import names
 from walkback.replication.tables import TABLES, evidence
 from walkback.report.table import Table
 
@@ -36,13 +36,14 @@ def main() -> None:
     finished = networks(read_records("evidence/runs"))
     Path("results/tables/decoded-networks.md").write_text(f"{finished.to_markdown()}\n", encoding="utf-8")
     Path("results/runs.md").write_text(runs(records), encoding="utf-8")
-    for page, things in (("docs/evidence.md", TABLES), ("docs/figures.md", FIGURES)):
-        Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), things), encoding="utf-8")
+    drawn_by = {name: figure.about for name, figure in FIGURES.items()}
+    for page, shows in (("docs/evidence.md", names()), ("docs/figures.md", drawn_by)):
+        Path(page).write_text(listing(Path(page).read_text(encoding="utf-8"), shows), encoding="utf-8")
 
 
-def listing(text: str, things: Mapping[str, Any]) -> str:
+def listing(text: str, shows: Mapping[str, str]) -> str:
     """A page of the documentation whose list of tables or figures is that of their folder."""
-    return re.sub(r"\| name \| what it shows \|\n(\|.*\n)+", lambda _: markdown_list(things) + "\n", text, count=1)
+    return re.sub(r"\| name \| what it shows \|\n(\|.*\n)+", lambda _: markdown_list(shows) + "\n", text, count=1)
 
 
 def coverage(records: Records) -> str:

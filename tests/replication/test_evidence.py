@@ -39,7 +39,15 @@ def dfa_course(epoch: int) -> dict:
     g = {0: 7e-3, 1: 1e-5, 2: 1e-6, 3: 5e-7, 4: 2e-7}.get(epoch, 5e-8)
     h = (1e3, 2e3 if epoch < 9 else 1e5, 1e5, 1e5, 1e5)
     cosine = (0.40, -0.02, 0.01, -0.03, 0.02) if epoch else (0.0,) * 5
-    return {"g": (g,) * 5, "h": h, "cosine": cosine, "weights": float(epoch), "acc": 0.30 + 0.001 * epoch}
+    product = 5e4 if epoch else 2.0
+    return {
+        "g": (g,) * 5,
+        "h": h,
+        "cosine": cosine,
+        "weights": float(epoch),
+        "product": product,
+        "acc": 0.30 + 0.001 * epoch,
+    }
 
 
 def put(store: Path, spec: RunSpec, acc: float, frozen: float, bp_frozen: float | None = None, **last) -> None:
@@ -304,6 +312,7 @@ def test_mechanism(world):
     assert (early["weights"], early["‖g_L‖"]) == ("3 ± 0", "5e-7 ± 0")
     assert early["published ‖g_L‖"] == "1e-6† [002]"
     assert last["product by block"] == "5e4, 5e4, 5e4, 5e4"
+    assert (last["product growth"], last["published product growth"]) == ("2.5e4 ± 0", "5e4 [001]")
 
 
 def test_mechanism_block_by_block(tmp_path):
@@ -313,6 +322,7 @@ def test_mechanism_block_by_block(tmp_path):
     row = one(evidence("mechanism", read_records(tmp_path)), rule="DFA", figures=PLAIN, epoch="100")
     assert (row["product by block"], row["weights by block"]) == ("2e6, 1e4, 1e4, 1e4", "16, 1, 1, 2")
     means = [np.exp(np.mean(np.log([1e6 * more, 1e4, 1e4, 1e4]))) for more in (1, 3)]
+    assert row["product growth"] == "1 ± 0"  # these begin as they end
     assert row["product"].split(" ± ")[0] == f"{np.mean(means):.1e}".replace("e+0", "e")
     assert row["weights"].split(" ± ")[0] == f"{np.mean([12 / 4, 28 / 4]):g}"
 

@@ -24,13 +24,14 @@ from places import ROOT
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, read_records
 from walkback.errors import FormatError, InputError
+from walkback.replication import summaries
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
 from walkback.replication.figures.remarks import missing_note
 from walkback.replication.figures.style import HEADING, LETTER, NOTE, RED, SKY, WIDTHS, look
 from walkback.replication.found import markdown_list
 from walkback.replication.published import figures
-from walkback.replication.tables import TABLES, evidence
+from walkback.replication.tables import evidence
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 
@@ -676,8 +677,9 @@ def test_the_page_on_figures_names_every_figure():
 
 
 def test_the_pages_list_what_the_folders_hold():
-    for page, things in (("evidence.md", TABLES), ("figures.md", FIGURES)):  # `make evidence` writes both
-        assert f"\n{markdown_list(things)}\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
+    drawn = {name: figure.about for name, figure in FIGURES.items()}
+    for page, shows in (("evidence.md", summaries.names()), ("figures.md", drawn)):  # `make evidence` writes both
+        assert f"\n{markdown_list(shows)}\n" in (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 
 def test_all_rules_of_the_world_are_known():

@@ -95,6 +95,9 @@ def test_a_table_is_one_new_file_and_no_other_edit(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     tables = in_folder("made_tables", Evidence)
     assert list(tables) == ["early-runs", "late-runs"]
-    listed = [line.split(" | ")[0] for line in markdown_list(tables).splitlines()[2:]]
+    listed = [
+        line.split(" | ")[0]
+        for line in markdown_list({name: table.about for name, table in tables.items()}).splitlines()[2:]
+    ]
     assert listed == ["| early-runs", "| late-runs"]
     assert tables["late-runs"](Records(tmp_path)).rows == (("0",),)

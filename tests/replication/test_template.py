@@ -70,7 +70,7 @@ def test_the_list_has_every_field_and_our_runs_recorded_it(real, field):
 def test_our_own_runs(real):
     assert "⟨" not in real
     found = fields(real.split("\n## ")[1])  # the longest runs come first
-    assert found["architecture"] == "resmlp (width 256, depth 4, expansion 1, terminal_norm)"
+    assert found["architecture"] == "resmlp (width 256, depth 4, expansion 1, terminal_norm, block_affine)"
     assert found["optimiser"] == "adamw, learning rate 0.001, weight decay 0.01"
     assert found["minibatches"] == "1024 test samples in 8 disjoint batches of 128"
     assert re.fullmatch(r"hash [0-9a-f]{16} of the samples", found["minibatch identity"])

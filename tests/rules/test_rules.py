@@ -435,3 +435,15 @@ def test_a_branch_grows_with_its_weights_only_where_no_norm_ends_it(preactivatio
         block.norm2.weight.mul_(10 if preactivation else 1)  # what w1 can't do past a norm, the norm's own scale can
         block.w2.weight.mul_(10)
     assert float(block(h).detach().norm() / before) == pytest.approx(grows, rel=1e-3)
+
+
+def test_blocks_without_scale_and_shift_begin_as_those_with_them_and_have_no_third_factor() -> None:
+    """Same seed, same network; but a norm's own scale, a factor of the branch's length, is not there to be trained."""
+    nets = []
+    for affine in (False, True):
+        torch.manual_seed(0)
+        nets.append(small(block_affine=affine))
+    plain, usual = nets
+    x = torch.randn(4, 6, dtype=torch.float64)
+    assert torch.equal(plain(x), usual(x))
+    assert [len(list(block.norm.parameters())) for net in nets for block in net.blocks] == [0, 0, 2, 2]

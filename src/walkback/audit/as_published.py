@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from walkback.report.markdown import grid
-
 # Credit of one length per sample, given to the block that reads its site.
 ONE_LENGTH = {"credit_site": "reader", "credit_length": "rms"}
 
@@ -113,9 +111,3 @@ CHOICES = (
         "runs", "a branch that ends in a BatchNorm can't grow, and (a) is published to fire",
     ),
 )  # fmt: skip
-
-
-def choices_markdown() -> str:
-    """Return the table of the preset, as the documentation shows it."""
-    rows = [(f"{c.convention} ({c.option})", c.choice, f"{c.source}: {c.reason}") for c in CHOICES]
-    return grid(("convention (option)", "choice", "source and reason"), rows)

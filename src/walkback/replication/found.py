@@ -18,6 +18,6 @@ def in_folder(package: str, kind: type[Kind]) -> dict[str, Kind]:
     return {each.name: each for each in sorted(objects.values(), key=lambda each: (each.place, each.name))}
 
 
-def markdown_list(things: Mapping[str, Any]) -> str:
+def markdown_list(shows: Mapping[str, str]) -> str:
     """Return the Markdown table of names and what each shows, as the documentation lists them."""
-    return grid(("name", "what it shows"), [(name, thing.about) for name, thing in things.items()])
+    return grid(("name", "what it shows"), list(shows.items()))

@@ -48,6 +48,7 @@ KINDS = {
     "nudging": "norm",
     "weight_growth": "norm",
     "norm_product": "norm",
+    "product_growth": "norm",
     "gap": "norm",
     "sigma": "norm",
     "margin": "pp",

@@ -207,14 +207,21 @@ def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
     return geometric_mean(blocks) if blocks and min(blocks) > 0 else None
 
 
+def product_growth(start: dict[str, Any], row: dict[str, Any]) -> float | None:
+    """Return by what the product of a block's weight norms has grown since `start`, its geometric mean over blocks."""
+    before, now = norm_product(start), norm_product(row)
+    return None if before is None or now is None else now / before
+
+
 @evidence_table(
     90,
     "Mechanism: ResMLP d=256 L=4 on CIFAR-10, the stream, its gradient and the blocks' weights along training",
     "rule | figures | epoch | n | ‖h_L‖ | published ‖h_L‖ | ‖g_L‖ | published ‖g_L‖ | weights | published weights | "
-    "product | published product | product, spectral | weights by block | product by block | agrees?",
+    "product | published product | product growth | published product growth | product, spectral | weights by block | "
+    "product by block | agrees?",
     "weights: ‖w − w₀‖/‖w₀‖ averaged over the weights of all blocks; product: of a block's two weight norms "
-    "(Frobenius, beside it spectral), its geometric mean over blocks; by block: from the first to the last, "
-    "the mean over seeds",
+    "(Frobenius, beside it spectral), its geometric mean over blocks, and how often that of initialisation it is; by "
+    "block: from the first to the last, the mean over seeds",
     "every epoch is in the figures temporal-plain and temporal-augmented and in the runs' trajectory.jsonl",
     AGREES,
 )
@@ -226,6 +233,7 @@ def mechanism(t: Draft) -> None:
         for epoch in EPOCHS:
             at = [([r.initial, *r.rows][epoch], r.epochs[epoch][2]) for r in runs if epoch <= len(r.rows)]
             published, rows = figures("mechanism", setting.rule, epoch=epoch), [row for row, _ in at]
+            starts = [r.initial for r in runs if epoch <= len(r.rows)]
             if at or published:
                 t.row(
                     *(RULES[setting.rule], OURS[flag], count(epoch), count(len(at))),
@@ -233,6 +241,12 @@ def mechanism(t: Draft) -> None:
                     against("‖g_L‖", stat(last(m.g_norm) for _, m in at), "norm", among(published, "g_norm")),
                     against("weights", stat(map(weight_growth, rows)), "norm", among(published, "weight_growth")),
                     against("product", stat(map(norm_product, rows)), "norm", among(published, "norm_product")),
+                    against(
+                        "product growth",
+                        stat(map(product_growth, starts, rows)),
+                        "norm",
+                        among(published, "product_growth"),
+                    ),
                     spread(stat(norm_product(row, "spectral") for row in rows), "norm"),
                     *(_by_block([of(row) for row in rows]) for of in (weight_growths, norm_products)),
                 )
