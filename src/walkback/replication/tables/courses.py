@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from walkback.audit.records import Record, Records
 from walkback.audit.settings import RULES, Setting, last, select
 from walkback.audit.wording import lacking
-from walkback.measures.over_sites import deep_sites
+from walkback.measures.over_sites import deep_sites, mean
 from walkback.replication.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import (
@@ -179,14 +179,9 @@ def _accuracy_at(run: Record, epoch: int | None) -> float | None:
     return next((acc for e, acc, _ in run.epochs if e == epoch), None)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
-
-
 def weight_growths(row: dict[str, Any]) -> list[float]:
     """Return ‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
-    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
+    blocks = [mean(block) for block in (row.get("weights") or {}).get("growth", [])]
     return [] if None in blocks else blocks  # type: ignore[return-value]
 
 
@@ -198,7 +193,7 @@ def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
 
 def weight_growth(row: dict[str, Any]) -> float | None:
     """Return ‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
-    return _mean(weight_growths(row))
+    return mean([*weight_growths(row)])
 
 
 def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:
