@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from walkback.cli.options import Flag, Whole, Words, limits
+from walkback.cli.options import Flag, Limits, Whole, Words, limits
 from walkback.cli.output import answer, print_text
 from walkback.errors import InputError
 
@@ -19,7 +19,7 @@ def calibrate(
     train: Whole = 0,
     part: str = "",
     results: Path | None = None,
-    thresholds: Path | None = None,
+    thresholds: Limits = None,
     refit: Path | None = None,
     out: Path | None = None,
     json: Flag = False,
@@ -35,7 +35,6 @@ def calibrate(
         nets: Families: resmlp, student, vit-mini; all unless given.
         dtypes: float32, float64, bfloat16, float16; all unless given, half of the networks in the first.
         results: A folder with finished runs, which are scored as well.
-        thresholds: JSON or TOML file with other limits than the published ones.
         refit: Write the thresholds with the fewest errors here: a JSON file that `--thresholds` takes.
         out: Write calibration.json and calibration.md into this folder, and keep the networks' rows there.
         json: Print the scores as JSON.

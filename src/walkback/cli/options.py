@@ -33,7 +33,8 @@ Accuracies = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negat
 _SITES = "Read the outputs of layers: `layers` for every hidden layer with a weight, or the dotted names of modules."
 Sites = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), help=_SITES)]
 
-# Of `train` and `audit`, and of whatever takes a data set or a device.
+# Of several verbs.
+Limits = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits than the published ones.")]
 Root = Annotated[Path | None, Parameter(help="Where the data sets are.")]
 Device = Annotated[str, Parameter(help="Where to compute: cpu, cuda, mps.")]
 
@@ -54,7 +55,6 @@ class Claiming:
             many.
         edition: Which form of the protocol judges: three-check unless the function or the file says otherwise;
             intrinsic measures every batch once more in float64.
-        thresholds: JSON or TOML file with other limits.
         method: Name shown in the report.
         notes: Line shown in the report.
     """
@@ -65,7 +65,7 @@ class Claiming:
     bp_frozen_acc: Accuracies = ()
     test_samples: Whole | None = None
     edition: Literal["three-check", "four-diagnostic", "intrinsic"] | None = None
-    thresholds: Path | None = None
+    thresholds: Limits = None
     method: str = ""
     notes: str = ""
 
