@@ -17,7 +17,7 @@ from walkback.data import Dataset, Split
 from walkback.rules.rule import Parts
 from walkback.training.loop import build_net, build_rule, probe_batches
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 STEPS_PER_EPOCH = 390
 
@@ -32,7 +32,7 @@ def stepper(rule: str, data: Dataset, steps: int, network: str = "resmlp"):
     made = build_rule(spec, data, net)
     trained = [p for p in (*net.parameters(), *made.parameters()) if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, fused=True)
-    step = Step(Parts.of(net), made, rule == "bp", frozen=False, penalty=0.0, reader=False)
+    step = TrainingStep(Parts.of(net), made, rule == "bp", frozen=False, penalty=0.0, reader=False)
     x, y = data.prepare(data.train.x[:128]), data.train.y[:128]
 
     def run() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from walkback.audit.records import read_records
-from walkback.audit.settings import describe, judged_runs
+from walkback.audit.settings import judged_runs
+from walkback.audit.wording import describe
 from walkback.verdict.findings import Finding
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from walkback.audit.records import Records, read_records
-from walkback.audit.settings import command
+from walkback.audit.wording import command
 from walkback.replication.decoded import decoded
 from walkback.replication.decoded_networks import networks
 from walkback.replication.figures import FIGURES, save_figures

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from walkback.audit.records import Record, Records, canonical, read_records
-from walkback.audit.settings import OWN, RULES, worded
+from walkback.audit.settings import OWN, RULES
+from walkback.audit.wording import worded
 from walkback.replication.public_record import make_entry, read_entry
 from walkback.report.formats.logged import judge
 

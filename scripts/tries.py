@@ -8,7 +8,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from walkback.audit.records import Record, read_records
-from walkback.audit.settings import RULES, command, how_long, other_optimiser, worded
+from walkback.audit.settings import RULES
+from walkback.audit.wording import command, how_long, other_optimiser, worded
 from walkback.replication.agree import published
 from walkback.replication.published import figures
 from walkback.report.table import NONE, number

@@ -7,7 +7,7 @@ from walkback.report.report import DiagnosticReport
 
 
 def diagnose(*args: _Any, **kwargs: _Any) -> DiagnosticReport:
-    """`walkback.diagnose` in the four-diagnostic edition; the same arguments.
+    """Measure and judge as `walkback.diagnose` does, in the four-diagnostic edition; the same arguments.
 
     >>> from walkback import selftest
     >>> report = diagnose(model=selftest.exploded(), eval_batches=selftest.batches(8), headline_acc=0.31)

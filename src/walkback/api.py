@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from walkback.errors import InputError, shown
 from walkback.measures.accumulate import Meter
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.precision import Intrinsic, IntrinsicMeter
@@ -18,13 +17,12 @@ from walkback.measures.stepped import Stepped
 from walkback.measures.witness import Witness
 from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
-from walkback.network.batch import pairs
+from walkback.network.batch import at_least_one, pairs
 from walkback.network.layers import Sites
 from walkback.network.loss import Loss
 from walkback.progress import track
-from walkback.registry import texts, whole_numbers
 from walkback.report.formats.logged import judge as judge
-from walkback.report.make import make_report
+from walkback.report.make import make_report, named
 from walkback.report.report import Report
 from walkback.tracing.recorded import Recorded
 from walkback.tracing.session import Tracer
@@ -68,27 +66,22 @@ def diagnose(
         eval_batches: (inputs (B, ...), labels) pairs; at least 8 disjoint, shuffled batches of about 128. Labels are
             classes (B,), probabilities (B, C), or tokens (B, T). Inputs may be a dict of the model's keywords, and a
             dict with "labels" in it is a pair too.
-        headline_acc: `claim.accuracy`, by its published name.
-        frozen_baseline_acc: `claim.frozen`, by its published name.
+        headline_acc, frozen_baseline_acc, bp_acc, bp_frozen_acc, correct: what `claim` holds, by its published names.
         credit: trace -> one tensor per site, shaped like `trace.states`: the rule's credit a_l.
-        method_name: `method`, by its published name.
         notes: shown in the report.
         thresholds: other limits than the published ones.
         edition: "three-check", "four-diagnostic", or "intrinsic", which runs every batch once more in float64.
         anatomy: parts to use instead of those `Anatomy.of` finds (an Anatomy, or its keywords as a dict).
         loss: (logits, labels) -> per-sample losses (B,) or their mean; cross-entropy by default.
         probes: "perturbation", "nudging", "fresh-b", "intrinsic", or their objects with options: extra passes.
-        bp_acc: `claim.bp`.
         chunk: run each batch in parts of at most this many samples: the same numbers, with the memory of one part.
         reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
             backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
             names. None: its own backward pass, or "derived" with `credit=recorded(…)`. Finite differences check it.
-        correct: `claim.correct`.
-        bp_frozen_acc: `claim.bp_frozen`.
         pairing: "site" compares the credit of every site with the gradient of the same site. "shifted" compares the
             credit of site l + 1 with the gradient of site l, as published figures of FA seem to do: see pitfall 15.
         claim: the accuracies to be judged; or give them by their published names.
-        method: what is measured, shown in the report.
+        method, method_name: what is measured, shown in the report (the second is the published name).
         depth: what `walkback.depth` returned; beside a control D3 decides, unless `Claim.primary` is "D3-outcome".
         sites: "layers" reads the output of every hidden layer, as is done by itself where there is no residual stream;
             a list of dotted names, or module -> bool, reads the outputs of those modules. In place of `anatomy`.
@@ -103,18 +96,14 @@ def diagnose(
     """
     published = {"headline_acc": headline_acc, "frozen_baseline_acc": frozen_baseline_acc, "bp_acc": bp_acc}
     claim = Claim.given(claim, **published, bp_frozen_acc=bp_frozen_acc, correct=correct, depth=depth)
-    texts(method=method, method_name=method_name, notes=notes)
-    if method and method_name:
-        raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
+    method = named(method, method_name, notes)
     limits = DiagnosticThresholds() if thresholds is None else thresholds
     decide(Measurements(), claim, limits, edition)  # a wrong edition should not cost a measurement
-    asked = wanted(probes)
-    if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in asked):
-        asked.append(Intrinsic())
+    asked = wanted(probes, edition)
     options = {"anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference, "pairing": pairing}
     options |= {"sites": sites, "gamma_over": gamma_over, "deep_over": deep_over}
     measurements = measure(model, eval_batches, credit=credit, probes=asked, **options)
-    return make_report(measurements, claim, limits, edition, method or method_name, notes)
+    return make_report(measurements, claim, limits, edition, method, notes)
 
 
 def measure(
@@ -139,8 +128,6 @@ def measure(
     >>> m.growth > 50, len(m.g_norm), m.cosine, m.reasons["cosine"]
     (True, 5, [], 'no credit was given')
     """
-    if chunk is not None:
-        whole_numbers(chunk=chunk)
     asked, recorded, paired = wanted(probes), isinstance(credit, Recorded), paired_by(pairing)
     reference = "derived" if recorded and reference is None else reference
     with Tracer(model, anatomy, loss, reference, sites) as tracer:
@@ -148,18 +135,15 @@ def measure(
         if isinstance(credit, Recorded):
             credit = credit.bound(lambda: tracer.anatomy, tracer.losses, tracer.notes)
         over = {"gamma_over": gamma_over, "deep_over": deep_over}
-        meter, session = Meter(**over), Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})
-        looks = [Witness(tracer, loss is not None, anatomy), Stepped()]
-        takers = [session, Probing(asked, tracer, credit), meter, *looks]
+        takers: list[Any] = [Session(tracer, recorded, {"chunk": chunk, "pairing": pairing, **over})]
+        takers += [Probing(asked, tracer, credit), Meter(**over), Witness(tracer, loss is not None, anatomy), Stepped()]
         takers += [IntrinsicMeter(tracer, probe, credit, paired) for probe in asked if isinstance(probe, Intrinsic)]
-        for x, y in track(pairs(eval_batches, tracer.model), "measuring", length_hint(eval_batches) or None):
+        batches = at_least_one(pairs(eval_batches, tracer.model))
+        for x, y in track(batches, "measuring", length_hint(eval_batches) or None):
             for trace in map(paired, tracer.parts(x, y, credit, chunk)):
                 for taker in takers:
                     taker.update(trace)
                 del trace  # the next part is traced without this one in memory
-        if not meter.samples:
-            used = "A generator that was used up before gives nothing: pass a list or a fresh loader."
-            raise InputError(f"Expected at least one batch, but eval_batches is empty. {used}")
         found = Found()
         for taker in takers:
             taker.compute(found)

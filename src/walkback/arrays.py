@@ -136,7 +136,7 @@ class _Reading:
     @property
     def has_losses(self) -> bool:
         """Are losses beside logits and labels, so that they can be compared with cross-entropy?"""
-        return self._first is not None and {"losses", "logits", "labels"} <= self._first.known
+        return self._first is not None and {"losses", "logits", "labels"} <= self._first.keys_given
 
     def traces(self, batches: Iterable[Mapping[str, Any]]) -> Iterator[Trace]:
         if isinstance(batches, (Mapping, str)) or hasattr(batches, "shape") or not isinstance(batches, Iterable):
@@ -193,7 +193,7 @@ class _Reading:
 
     def compute(self, found: Found, ways: dict[str, str]) -> None:
         """Give the conditions of arrays in place of those of a network, and what finite differences say of them."""
-        known = self._first.known if self._first is not None else frozenset()
+        known = self._first.keys_given if self._first is not None else frozenset()
         worst = [max(column) for column in zip(*self._errors)]
         found.conditions |= {
             "mode": "as given",
@@ -231,7 +231,7 @@ class _Batch:
     reduction: str | None = None
 
     @property
-    def known(self) -> frozenset[str]:
+    def keys_given(self) -> frozenset[str]:
         return frozenset(key for key in KEYS if getattr(self, key) is not None)
 
     def reduction_shown(self) -> str | None:
@@ -282,11 +282,11 @@ class _Batch:
             rest["mask"] = rest["mask"].bool()
         error = given.get("backward_error")
         errors = None if error is None else [float(e) for e in np.asarray(error, dtype=float).ravel()]
-        said = given.get("reduction")
-        if said is not None:
-            one_of(REDUCTIONS, reduction=said)
+        reduction = given.get("reduction")
+        if reduction is not None:
+            one_of(REDUCTIONS, reduction=reduction)
         batch = _Batch(
-            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=said
+            sites["states"], sites["grads"], sites.get("credits"), **rest, backward_error=errors, reduction=reduction
         )
         batch._refuse_shapes(index)
         return batch
@@ -337,11 +337,12 @@ class _Batch:
                 f"Expected the sites of every batch to have the widths of batch 0, {shown([*map(tuple, theirs)])}, but "
                 f"batch {index} has {shown([*map(tuple, ours)])}."
             )
-        differ = (self.known ^ first.known) - {"backward_error", "reduction"}
+        differ = (self.keys_given ^ first.keys_given) - {"backward_error", "reduction"}
         if differ:
             raise InputError(
                 f"Expected every batch to have the same arrays, but {', '.join(sorted(differ))} is not in all of them: "
-                f"batch 0 has {', '.join(sorted(first.known))}, batch {index} has {', '.join(sorted(self.known))}."
+                f"batch 0 has {', '.join(sorted(first.keys_given))}, batch {index} has "
+                f"{', '.join(sorted(self.keys_given))}."
             )
 
     def prints(self) -> Tensor:

@@ -30,7 +30,7 @@ from walkback.audit.worker import SPEAKS, tail, work
 from walkback.cli import run as cli
 from walkback.data import Dataset
 from walkback.rules.dfa import DFA
-from walkback.training.folder import held, owned
+from walkback.training.folder import is_locked, owned
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
@@ -503,13 +503,13 @@ def test_a_signal_without_a_name_has_its_number() -> None:
 
 def test_a_worker_whose_run_is_taken_makes_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken, free = (Job(spec(seed), str(tmp_path)) for seed in (1, 2))
-    monkeypatch.setattr(local, "held", lambda folder: False)  # it was free when we looked
+    monkeypatch.setattr(local, "is_locked", lambda folder: False)  # it was free when we looked
     events = []
     with owned(taken.folder):
         for event in local.run([taken, free], workers=1):
             events += [event] if event else []
             if event and event.kind == "retried":
-                monkeypatch.setattr(local, "held", held)
+                monkeypatch.setattr(local, "is_locked", is_locked)
             if event == Event(free.spec, "finished"):
                 break
     told = [(event.spec, event.kind) for event in events]

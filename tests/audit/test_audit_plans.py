@@ -15,7 +15,7 @@ import walkback as wb
 from walkback.audit import cost, names, plan
 from walkback.audit.plans import RULE_OPTIONS, SEEDS, unique, with_controls
 from walkback.audit.records import canonical
-from walkback.audit.settings import command
+from walkback.audit.wording import command
 from walkback.cli import run as cli
 from walkback.training.setup import AdamW
 from walkback.training.spec import RunSpec

@@ -32,7 +32,7 @@ from walkback.data import Dataset
 from walkback.errors import InputError
 from walkback.training import folder as folders
 from walkback.training.control import control_spec
-from walkback.training.folder import finished, held, owned, unwritable, write
+from walkback.training.folder import finished, is_locked, owned, unwritable, write
 from walkback.training.loop import train
 from walkback.training.spec import RunSpec
 
@@ -499,11 +499,11 @@ def test_what_is_written_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
     place = tmp_path / "run"
-    assert not held(place)
+    assert not is_locked(place)
     with owned(place):
-        assert held(place)
+        assert is_locked(place)
         assert (place / folders.LOCK).exists()
-    assert not held(place)
+    assert not is_locked(place)
 
 
 def test_a_run_that_another_process_finished_while_we_waited_is_returned(
@@ -556,11 +556,11 @@ def test_signals_in_the_middle_of_writing_lose_nothing_and_free_the_lock(tmp_pat
             assert process.stdout is not None
             assert process.stdout.readline() == "in the middle\n"
             assert list(place.glob(half))
-            assert held(place), "the lock is not there while it trains"
+            assert is_locked(place), "the lock is not there while it trains"
             process.send_signal(number)
             assert process.wait(PATIENCE) == -number
         assert list(place.glob(half)), "the signal came too late to test anything"
-        assert not held(place), "the lock outlived its owner"
+        assert not is_locked(place), "the lock outlived its owner"
         assert store.state(place.parent, SPEC).kind == "begun"
         assert content(run(place.parent).path) == content(whole / SPEC.name)
         assert {path.name for path in place.iterdir()} == {*KEPT, "machine.json", "sums.json"}

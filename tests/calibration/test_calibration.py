@@ -19,7 +19,7 @@ from walkback.audit.records import read_records
 from walkback.calibration import Case, Strength, score, specimen, trained, zoo
 from walkback.calibration.rows import kept_rows, read, read_rows
 from walkback.calibration.score import case_of, refit, run_cases, scores
-from walkback.calibration.zoo import Rescaled, _task, _trained
+from walkback.calibration.zoo import GAIN, OFF, Rescaled, _task, _trained
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
 from walkback.verdict.checks import DiagnosticThresholds
@@ -61,23 +61,23 @@ def test_the_credit_has_the_cosine_it_was_given():
 
 def test_a_healthy_specimen_is_usable_and_used():
     one = specimen("resmlp", "float32", HEALTHY)
-    assert (one.unusable, one.unused) == (False, False)
-    assert one.gain > 10
+    assert one.off <= OFF
+    assert one.gain > 10 > GAIN
     assert wb.diagnose(one.net, one.batches, one.headline_acc, one.frozen_acc).verdict == "passes"
 
 
 def test_random_blocks_are_unused_and_loud_ones_do_harm():
     assert abs(specimen("resmlp", "float32", Strength(mix=1.0)).gain) < 5
     loud = specimen("student", "float32", Strength(mix=1.6))
-    assert loud.unused
+    assert loud.gain < GAIN
     assert loud.gain < 0
 
 
 def test_a_reference_far_under_the_clamp_is_unusable_and_said_so_by_torch_itself():
     one = specimen("student", "float32", Strength(alignment=0.8, growth=900.0, shrink=1e7))
-    assert one.unusable
+    assert one.off > OFF
     assert one.off == pytest.approx(0.8, abs=0.01)  # what is reported is zero
-    assert not specimen("student", "float32", Strength(mix=0.5, alignment=0.8, growth=30.0)).unusable
+    assert specimen("student", "float32", Strength(mix=0.5, alignment=0.8, growth=30.0)).off <= OFF
 
 
 def test_a_cosine_of_float16_zeros_is_no_number_and_what_is_left_is_right():

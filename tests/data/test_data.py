@@ -709,7 +709,7 @@ def test_split_and_dataset_are_plain_values() -> None:
 def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_it_is_read(tmp_path: Path) -> None:
     """One picture of zeros, ten thousand times: a file of kilobytes, and ten gigabytes of pictures."""
     from walkback.data.cifar import read_parquet
-    from walkback.data.source import Part
+    from walkback.data.source import SplitFiles
 
     kind = pa.struct([("bytes", pa.binary())])
     table = pa.table({"img": pa.array([{"bytes": bytes(10**6)}] * 50, type=kind), "label": [0] * 50})
@@ -718,9 +718,9 @@ def test_a_small_parquet_file_that_holds_gigabytes_is_refused_before_it_is_read(
             out.write_table(table)
     assert (tmp_path / "x.parquet").stat().st_size < 10**4
     with pytest.raises(FormatError, match="one of 1000000"):
-        read_parquet([tmp_path / "x.parquet"], Part(10_000, 10, (3, 32, 32)), "label")
+        read_parquet([tmp_path / "x.parquet"], SplitFiles(10_000, 10, (3, 32, 32)), "label")
     with pytest.raises(FormatError, match="at most 100 pictures of 3072 bytes, but found 200 rows"):
-        read_parquet([tmp_path / "x.parquet"], Part(100, 10, (3, 32, 32)), "label")
+        read_parquet([tmp_path / "x.parquet"], SplitFiles(100, 10, (3, 32, 32)), "label")
 
 
 def test_a_pickle_can_not_ask_for_places_without_end(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 import walkback as wb
 from test_watch import BATCHES, DATA, fresh, norms_by_hand, same, state
-from walkback.training.watch import watch as module
+from walkback.training.watch import gauge as module
 
 
 def main(rank: int, folder: Path) -> None:

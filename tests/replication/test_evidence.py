@@ -15,13 +15,14 @@ from made_runs import EXPLODED, HEALTHY, write_run
 from walkback import cli
 from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Records, read_records
-from walkback.audit.settings import Setting, judged, lacking
+from walkback.audit.settings import Setting, judged
+from walkback.audit.wording import lacking
 from walkback.errors import InputError
 from walkback.replication.agree import agrees, agrees_any
 from walkback.replication.published import figures
 from walkback.replication.summaries import SUMMARIES
 from walkback.replication.tables import TABLES, evidence, front_page
-from walkback.replication.tables.courses import first_epochs, useless_from
+from walkback.replication.tables.courses import first_epochs, no_gain_from
 from walkback.replication.tables.decisions import hold
 from walkback.report.formats.logged import judge
 from walkback.report.table import Table
@@ -284,8 +285,8 @@ def test_the_epoch_from_which_blocks_are_useless_to_the_end(tmp_path, ours, froz
         write_run(tmp_path, s, course[-1], at=lambda e, course=course: {"acc": course[e]}, **HEALTHY)
     records = read_records(tmp_path)
     run = records.find(spec)
-    assert useless_from(run, records.control(run)) == first
-    assert useless_from(run, None) is None
+    assert no_gain_from(run, records.control(run)) == first
+    assert no_gain_from(run, None) is None
 
 
 def test_first_epochs_are_judges(world):

@@ -10,10 +10,11 @@ from scipy import stats
 from scipy.stats import false_discovery_control
 
 from made_runs import EXPLODED, HEALTHY, right, write_run
-from walkback.audit.discoveries import held
+from walkback.audit.discoveries import with_discovery_rate
 from walkback.audit.plans import RULE_OPTIONS, plan
 from walkback.audit.records import read_records
-from walkback.audit.settings import Judged, Setting, commands, judged, lacking, left_out, select, setting_of
+from walkback.audit.settings import Judged, Setting, judged, left_out, select, setting_of
+from walkback.audit.wording import commands, lacking
 from walkback.errors import InputError
 from walkback.measures.worth import Depth
 from walkback.replication.page import page_data, render
@@ -270,7 +271,7 @@ def test_undecided_settings_count_in_the_false_discovery_rate():
     """Of twenty settings at the margin one is decided by chance. Alone among the decided it would always stand."""
     lucky = {"lucky": close_call(0.04, True)}
     others = {name: close_call(p, False) for name, p in zip("abcdefghijklmnopqrs", np.linspace(0.06, 1.0, 19))}
-    found, note = held({**lucky, **others, "sure": close_call(1e-6, True)})
+    found, note = with_discovery_rate({**lucky, **others, "sure": close_call(1e-6, True)})
     stands = false_discovery_control([0.04, *np.linspace(0.06, 1.0, 19), 1e-6]) <= 0.05
     assert [found[name].depth.flagged for name in ("lucky", "sure")] == [True if s else None for s in stands[[0, -1]]]
     assert (found["lucky"].depth.flagged, found["sure"].depth.flagged) == (None, True)
@@ -278,7 +279,7 @@ def test_undecided_settings_count_in_the_false_discovery_rate():
     assert note.endswith("of the 2 that are decided alone 1 is undecided by it")
     assert found["a"] is others["a"]
     assert depth_cell(found["lucky"]).text == "+1.0 [+0.1, +1.9] undecided (among so many)"
-    assert held(lucky) == (lucky, "")
+    assert with_discovery_rate(lucky) == (lucky, "")
 
 
 def test_tables_and_the_page_hold_the_false_discovery_rate(tmp_path, monkeypatch):
@@ -316,7 +317,7 @@ def test_without_controls_seeds_are_judged_on_the_mean_of_their_outcomes(tmp_pat
     assert row["outcome"].startswith("+8.5 pp [")
     # Beside other settings it counts as D3 does.
     assert 0 < j.p < 0.05
-    found, note = held({"mine": j, **{str(i): close_call(0.9, False) for i in range(400)}})
+    found, note = with_discovery_rate({"mine": j, **{str(i): close_call(0.9, False) for i in range(400)}})
     again = found["mine"].pooled["three-check"]
     assert (again.verdict, again.depth_used, again["outcome"].flagged) == ("undecided", None, None)
     assert set(again["outcome"].more) <= {"seeds", "samples", "draws"}

@@ -27,7 +27,8 @@ from walkback.errors import FormatError, InputError
 from walkback.replication import summaries
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
-from walkback.replication.figures.style import HEADING, LETTER, NOTE, RED, SKY, WIDTHS, look, missing_note
+from walkback.replication.figures.remarks import missing_note
+from walkback.replication.figures.style import HEADING, LETTER, NOTE, RED, SKY, WIDTHS, look
 from walkback.replication.found import markdown_list
 from walkback.replication.published import figures
 from walkback.replication.tables import evidence

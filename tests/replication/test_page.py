@@ -23,7 +23,8 @@ from made_runs import EXPLODED, HEALTHY, right, write_run
 from made_store import ATTACK, BP, DFA, FA, NOTE, OTHER, build, edit, many, replace_slash, seeded
 from walkback import cli
 from walkback.audit.records import Records, read_records
-from walkback.audit.settings import Setting, alike, commands, judged, judged_runs
+from walkback.audit.settings import Setting, alike, judged, judged_runs
+from walkback.audit.wording import commands
 from walkback.errors import FormatError, InputError
 from walkback.replication.page import PLOTLY, _judged_report, page, page_data, render
 from walkback.replication.page_words import _reasons, to_do

@@ -14,7 +14,7 @@ from walkback import rules
 from walkback.data import Dataset, Split
 from walkback.rules.rule import Parts, refuse_inexact, set_up
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 SOURCES = Path(wb.__file__).parent
 LAYERED = ("usf", "frsf", "brsf", "kolen-pollack", "weight-mirror")
@@ -180,8 +180,8 @@ def test_looking_at_an_exact_rule_leaves_the_network_as_it_was() -> None:
 def test_a_subclass_of_bp_that_says_it_is_not_exact_trains_with_its_own_credits(tmp_path: Path) -> None:
     net, x, y = network(), torch.randn(16, 8), torch.randint(4, (16,))
     rule = ready(Local(), net)
-    assert not Step.of(RunSpec(), Parts.of(net), rule).exact
-    Step.of(RunSpec(), Parts.of(net), rule)(x, y)
+    assert not TrainingStep.of(RunSpec(), Parts.of(net), rule).exact
+    TrainingStep.of(RunSpec(), Parts.of(net), rule)(x, y)
     states = [net.embed(x)]
     for block in net.blocks:
         states.append(states[-1] + block(states[-1]))

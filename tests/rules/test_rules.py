@@ -16,7 +16,7 @@ from walkback.nets import ResMLP, SmallCNN, StudentNet, ViTMini
 from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, Rule, set_up
 from walkback.tracing.trace import Trace
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 RULES = ("fa", "dfa", "state-bridge", "credit-bridge", "ep")
 
@@ -38,15 +38,15 @@ def ready(name: str, net: nn.Module, x: Tensor, classes: int = 4, seed: int = 2,
     return rule.double()
 
 
-def gradients(net: nn.Module, step: Step, x: Tensor, y: Tensor) -> dict[str, Tensor | None]:
+def gradients(net: nn.Module, step: TrainingStep, x: Tensor, y: Tensor) -> dict[str, Tensor | None]:
     net.zero_grad(set_to_none=True)
     step(x, y)
     return {name: p.grad for name, p in net.named_parameters()}
 
 
-def step_of(net: nn.Module, rule: Rule, **options) -> Step:
+def step_of(net: nn.Module, rule: Rule, **options) -> TrainingStep:
     defaults = {"exact": False, "frozen": False, "penalty": 0.0, "reader": False}
-    return Step(Parts.of(net), rule, **{**defaults, **options})
+    return TrainingStep(Parts.of(net), rule, **{**defaults, **options})
 
 
 class TrueGradient(Rule):

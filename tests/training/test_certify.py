@@ -9,7 +9,7 @@ import walkback as wb
 from walkback import rules
 from walkback.network.loss import cross_entropy
 from walkback.rules.rule import Parts, set_up
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 
 def network(depth: int = 3):
@@ -329,7 +329,7 @@ def test_a_trained_bridge_is_not_accused(name: str) -> None:
     x, teacher = torch.randn(256, 12), torch.randn(12, 5)
     batch = x, (x @ teacher).argmax(1)
     optimizer = torch.optim.Adam([*net.parameters(), *rule.parameters()], 3e-3)
-    step = Step(Parts.of(net), rule, False, frozen=False, penalty=0.0, reader=False)
+    step = TrainingStep(Parts.of(net), rule, False, frozen=False, penalty=0.0, reader=False)
     for _ in range(100):
         optimizer.zero_grad()
         step(*batch)

@@ -10,7 +10,7 @@ import walkback as wb
 from walkback.rules.rule import Parts, of_length
 from walkback.training.control import control_spec
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 X, Y = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
 
@@ -28,7 +28,7 @@ def with_rule(name="dfa", length="raw", **options):
 
 
 def gradients(net, rule, **how):
-    step = Step(Parts.of(net), rule, **{"exact": False, **how})
+    step = TrainingStep(Parts.of(net), rule, **{"exact": False, **how})
     step(X, Y)
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 

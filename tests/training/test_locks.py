@@ -43,4 +43,4 @@ def test_the_file_that_a_dead_owner_left_blocks_nobody(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / LOCK).write_text("1234\nanother-machine\n")
     with owned(tmp_path / "run", wait=False):
-        assert folders.held(tmp_path / "run")
+        assert folders.is_locked(tmp_path / "run")

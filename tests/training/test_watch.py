@@ -23,8 +23,8 @@ from patience import PATIENCE
 from places import HELPERS
 from walkback import cli
 from walkback.training.watch import Fired, Watch, scalars
+from walkback.training.watch.gauge import moved
 from walkback.training.watch.schedule import UNHEARD, Schedule
-from walkback.training.watch.watch import _on
 
 BATCHES = wb.selftest.batches(3, size=64)
 DATA = wb.selftest.batches(6, size=16, seed=5)
@@ -270,9 +270,9 @@ def test_a_generator_serves_every_measurement():
 
 def test_batches_are_moved_to_the_models_device_whatever_holds_them():
     batch = {"x": torch.ones(2), "mask": [torch.ones(2), None]}, torch.zeros(2)
-    moved = _on(batch, torch.device("meta"))
-    assert moved[0]["x"].device.type == moved[0]["mask"][0].device.type == moved[1].device.type == "meta"
-    assert moved[0]["mask"][1] is None
+    inputs, labels = moved(batch, torch.device("meta"))
+    assert inputs["x"].device.type == inputs["mask"][0].device.type == labels.device.type == "meta"
+    assert inputs["mask"][1] is None
 
 
 # -- how often -----------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from walkback.rules.rule import Parts, set_up
 from walkback.training import loop
 from walkback.training.loop import zero_credit_notes
 from walkback.training.spec import RunSpec
-from walkback.training.step import LargestCredit, Step
+from walkback.training.step import LargestCredit, TrainingStep
 
 pytestmark = pytest.mark.usefixtures("few_directions")
 
@@ -264,7 +264,7 @@ def test_the_largest_credit_is_not_looked_for_once_every_site_has_had_some() -> 
 
 
 def credits_of_a_step(net, rule, x: Tensor, y: Tensor) -> LargestCredit:
-    step = Step.of(RunSpec(), Parts.of(net), rule)
+    step = TrainingStep.of(RunSpec(), Parts.of(net), rule)
     step(x, y)
     return step.largest
 

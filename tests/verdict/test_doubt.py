@@ -12,9 +12,9 @@ from scipy import stats
 
 import protocol
 import walkback as wb
+from interval_coverage import BOUNDS, WORLDS, covered
 from places import ROOT
 from walkback.audit.seeds import over_seeds
-from walkback.calibration.coverage import BOUNDS, WORLDS, covered
 from walkback.measures.measurements import Measurements
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.editions import decide

@@ -14,11 +14,12 @@ from torch import nn
 import walkback as wb
 from places import ROOT
 from walkback.cli import run
-from walkback.notes import SENTENCES, Note
+from walkback.notes import Note
 from walkback.report import page_view, view
 from walkback.report.gate import gate
 from walkback.report.panels import limits_of
 from walkback.report.report import DiagnosticReport
+from walkback.sentences import SENTENCES
 from walkback.training.watch.history import row_of
 from walkback.verdict import checks, outcome
 from walkback.verdict.findings import Finding

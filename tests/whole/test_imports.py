@@ -15,7 +15,7 @@ SOURCE = ROOT / "src"
 
 # From the first to the last; what stands in one line may not import each other.
 ORDER = (
-    ("errors", "version", "files"),
+    ("errors", "version", "files", "sentences"),
     ("notes", "registry", "progress"),
     ("network",),
     ("tracing",),
@@ -72,17 +72,42 @@ def test_every_module_has_its_place():
     assert {place(name) for name in MODULES} - {"", "__main__"} == set(RANK)
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if place(name) in RANK])
-def test_imports_point_one_way(name: str):
+def misplaced(name: str) -> list[str]:
+    """What a module imports from a folder that is not before its own."""
     ours = place(name)
-    wrong = [
+    return [
         other
         for other in imported(name)
         if place(other) != ours and not (place(other) in RANK and RANK[place(other)] < RANK[ours])
     ]
-    assert wrong == [], f"{name} imports from a later folder, or from the front door"
+
+
+def refuse_circles() -> None:
+    """Raise a CycleError where modules import each other, at their top or inside of a function."""
+    graph = {name: {other for other in imported(name) if other != name} for name in MODULES if name != "walkback"}
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if place(name) in RANK])
+def test_imports_point_one_way(name: str):
+    assert misplaced(name) == [], f"{name} imports from a later folder, or from the front door"
 
 
 def test_no_module_imports_itself_in_a_circle():
-    graph = {name: {other for other in imported(name) if other != name} for name in MODULES if name != "walkback"}
-    graphlib.TopologicalSorter(graph).prepare()
+    refuse_circles()
+
+
+def test_what_is_imported_inside_of_a_function_counts(tmp_path, monkeypatch):
+    texts = {
+        "walkback.measures.a": "def late():\n    import walkback.measures.b\n    from walkback.api import diagnose\n",
+        "walkback.measures.b": "if TYPE_CHECKING:\n    from walkback.measures.a import g\n",
+    }
+    for name, text in texts.items():
+        path = tmp_path / f"{name}.py"
+        path.write_text(text)
+        monkeypatch.setitem(MODULES, name, path)
+    assert misplaced("walkback.measures.a") == ["walkback.api"]
+    refuse_circles()  # what only type checkers see is no import
+    (tmp_path / "walkback.measures.b.py").write_text("def late():\n    import walkback.measures.a\n")
+    with pytest.raises(graphlib.CycleError):
+        refuse_circles()

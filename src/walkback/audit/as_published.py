@@ -111,9 +111,3 @@ CHOICES = (
         "runs", "a branch that ends in a BatchNorm can't grow, and (a) is published to fire",
     ),
 )  # fmt: skip
-
-
-def choices_markdown() -> str:
-    """Return the table of the preset, as the documentation shows it."""
-    rows = [f"| {c.convention} (`{c.option}`) | {c.choice} | {c.source}: {c.reason} |" for c in CHOICES]
-    return "\n".join(["| convention (option) | choice | source and reason |", "|---|---|---|", *rows])

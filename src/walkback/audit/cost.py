@@ -17,7 +17,7 @@ from walkback.data import SOURCES, Dataset, Split, load, root_of
 from walkback.progress import track
 from walkback.training.setup import PROBE_BATCHES, batches, build_net, build_rule, learning, threads
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 BUDGET = 10.0  # seconds for all kinds together
 ENOUGH = 0.5  # seconds for any one
@@ -152,7 +152,7 @@ def _seconds_per_step(spec: RunSpec, data: Dataset, budget: float) -> float:
     net = build_net(spec, data)
     rule = build_rule(spec, data, net)
     parts, optimiser = learning(spec, net, rule)
-    step = Step.of(spec, parts, rule)
+    step = TrainingStep.of(spec, parts, rule)
 
     def timed() -> Iterator[float]:
         while True:

@@ -119,12 +119,12 @@ def screen(reports: Sequence[Report]) -> str:
     for line, r in zip(lines[1:], reports):
         words = textwrap.wrap(_verdict(r), WIDTH - start)
         shown += [f"{line}   {words[0]}", *(" " * start + more for more in words[1:])]
-    told = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in map(_explained, reports) if line]
+    explanations = [textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in map(_explained, reports) if line]
     legend = (
         "frozen: the same training with the blocks left at random. worth of blocks: the trained blocks over random "
         "draws of them under the same stem. growth: of the stream in one block."
     )
-    return "\n".join([*shown, "", *told, textwrap.fill(legend, WIDTH)])
+    return "\n".join([*shown, "", *explanations, textwrap.fill(legend, WIDTH)])
 
 
 def _reported(r: Report) -> list[str]:
@@ -184,13 +184,13 @@ def all_numbers(reports: Iterable[Report]) -> str:
         )
     head = ["rule", "acc", "frozen", "D3 pp", "BP-stem frozen", "D3 then", "blocks worth pp"]
     head += ["growth", "‖g_L‖", "Γ", "failed", "verdict"]
-    told = tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * 9, "left", "left"))
+    grid = tabulate(rows, head, disable_numparse=True, colalign=("left", *["right"] * 9, "left", "left"))
     legend = (
         "frozen: the stem by the same rule, blocks left at random; BP-stem frozen: the stronger control, D3 against it"
         "\n"
         "blocks worth: the trained blocks over random draws of them under the same stem, readouts refitted: D3-outcome"
     )
-    return "\n".join([told, legend, *notes])
+    return "\n".join([grid, legend, *notes])
 
 
 def _worth(report: Report) -> str:

@@ -12,7 +12,7 @@ REASON = "undecided with the false discovery rate of this table held at 5 %"
 Key = TypeVar("Key")
 
 
-def held(settings: Mapping[Key, Judged]) -> tuple[dict[Key, Judged], str]:
+def with_discovery_rate(settings: Mapping[Key, Judged]) -> tuple[dict[Key, Judged], str]:
     """Return the settings with depth undecided where it does not stand beside the others, and a note that says so.
 
     Benjamini and Hochberg's rule over all settings whose D3 has a p-value, the undecided ones too; of a setting without

@@ -236,7 +236,7 @@ def unique(specs: Iterable[RunSpec]) -> tuple[RunSpec, ...]:
 
 
 def _plan(name: str, data: Mapping[str, Any], rule_options: Mapping[str, dict[str, Any]], where: str = "") -> Plan:
-    _known(data, ("about", "controls", "fixed", "grid"), f"{where}Expected a plan with", "")
+    _refuse_unknown(data, ("about", "controls", "fixed", "grid"), f"{where}Expected a plan with", "")
     grids, fixed, controls = data.get("grid"), data.get("fixed", {}), data.get("controls", True)
     if not isinstance(controls, bool):
         raise InputError(f"{where}Expected controls to be true or false, but got {shown(controls)}.")
@@ -313,9 +313,9 @@ def _names() -> dict[str, list[str]]:
 
 
 def _spec(fields: dict[str, Any], names: Mapping[str, list[str]], where: str) -> RunSpec:
-    _known(fields, RunSpec.model_fields, f"{where}Expected a run with", "")
+    _refuse_unknown(fields, RunSpec.model_fields, f"{where}Expected a run with", "")
     if isinstance(fields.get("optimiser"), Mapping):
-        _known(fields["optimiser"], Optimiser.model_fields, f"{where}Expected", "optimiser.")
+        _refuse_unknown(fields["optimiser"], Optimiser.model_fields, f"{where}Expected", "optimiser.")
     try:
         spec = RunSpec(**fields)
         _ = spec.name
@@ -332,14 +332,14 @@ def _spec(fields: dict[str, Any], names: Mapping[str, list[str]], where: str) ->
         name = getattr(spec, field)
         if name in names[field]:
             given = getattr(spec, f"{field}_options")
-            _known(given, options(name), f"{where}Expected of {name}", f"{field}_options.")
+            _refuse_unknown(given, options(name), f"{where}Expected of {name}", f"{field}_options.")
     return spec
 
 
-def _known(given: Mapping[str, Any], known: Iterable[str], expected: str, prefix: str) -> None:
+def _refuse_unknown(given: Mapping[str, Any], known: Iterable[str], expected: str, prefix: str) -> None:
     """Refuse a key that is not known, and say which one was probably meant."""
     known = list(known)
     for key in given:
         if key not in known:
-            told = ", ".join(prefix + name for name in known) or "no options"
-            raise InputError(f"{expected} {told}, but got {prefix}{key}.{closest(key, known)}")
+            names = ", ".join(prefix + name for name in known) or "no options"
+            raise InputError(f"{expected} {names}, but got {prefix}{key}.{closest(key, known)}")

@@ -266,8 +266,8 @@ class _Board:
 
     def summary(self) -> str:
         left = self.seconds_left()
-        told = [f"{self.count(status)} {status}" for status in ("finished", "running", "waiting", "failed")]
-        return ", ".join(told) + ("" if left is None else f"; about {duration(left)} left")
+        counts = [f"{self.count(status)} {status}" for status in ("finished", "running", "waiting", "failed")]
+        return ", ".join(counts) + ("" if left is None else f"; about {duration(left)} left")
 
 
 def duration(seconds: float) -> str:
@@ -292,7 +292,7 @@ def labels(specs: Iterable[RunSpec]) -> dict[RunSpec, str]:
 def _parts(spec: RunSpec) -> list[str]:
     o = spec.optimiser.model_dump(exclude_defaults=True)
     options = [f"{k}={v}" for given in (spec.net_options, spec.rule_options, o) for k, v in given.items()]
-    said = [
+    parts = [
         "frozen" if spec.scope == "frozen" else "",
         f"s{spec.seed}",
         f"λ{spec.penalty:g}" if spec.penalty else "",
@@ -303,7 +303,7 @@ def _parts(spec: RunSpec) -> list[str]:
         "augmented" if spec.augment else "",
         f"{spec.epochs} epochs",
     ]
-    return list(filter(None, said))
+    return list(filter(None, parts))
 
 
 def _short(name: str) -> str:
@@ -332,7 +332,7 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
             def tell(event: Event | None) -> None:
                 board.look()
                 if event is not None:
-                    console.print(_told(board, event), markup=False)
+                    console.print(_event_line(board, event), markup=False)
                 elif not waits and board.count("waiting") and not board.count("running"):
                     waits.append(f"{counted(board.count('waiting'), 'run')} to wait for: another process trains there")
                     console.print(waits[0], markup=False)
@@ -347,7 +347,7 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
         raise
 
 
-def _told(board: _Board, event: Event) -> str:
+def _event_line(board: _Board, event: Event) -> str:
     line = board.lines[event.spec]
     numbers = "  ".join(f"{k} {v}" for k, v in zip(_HEADS, _numbers(line)) if v)
     why = f": {event.detail.splitlines()[0]}" if event.detail else ""

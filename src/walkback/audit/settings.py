@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from walkback.audit.plans import RULE_OPTIONS, SEEDS
+from walkback.audit.plans import RULE_OPTIONS
 from walkback.audit.records import Record, Records, canonical
 from walkback.audit.seeds import last, over_seeds, reopened
 from walkback.measures.measurements import Measurements
 from walkback.report.table import Stat, stat
-from walkback.training.spec import Optimiser, RunSpec, control_spec
+from walkback.training.spec import Optimiser, RunSpec
 from walkback.verdict.checks import DiagnosticThresholds, Finding, depth_of_claim
 from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import Claim, Verdict, decide
@@ -51,7 +49,7 @@ OWN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a row of a table asks for: the fields of a spec but the seed.
+    """What a row of a table asks for: many fields, since they are those of a spec but the seed.
 
     With `any_epochs` the longest runs there are; `epochs` is then what the command for a missing one says.
     """
@@ -251,7 +249,7 @@ def alike(records: Records) -> dict[RunSpec, tuple[Record, ...]]:
     """Group all runs by all but their seed: spec with seed 0 -> its runs, by seed."""
     groups: dict[RunSpec, list[Record]] = {}
     for run in records:
-        groups.setdefault(_seedless(canonical(run.spec)), []).append(run)
+        groups.setdefault(seedless(canonical(run.spec)), []).append(run)
     return {spec: tuple(sorted(runs, key=lambda run: run.spec.seed)) for spec, runs in groups.items()}
 
 
@@ -267,7 +265,7 @@ def claimed(records: Records, run: Record) -> Claim:
 
 
 def _bp_like(records: Records, spec: RunSpec) -> tuple[Record, ...]:
-    return alike(records).get(_seedless(canonical(spec), rule="bp", rule_options={}, **OWN), ())
+    return alike(records).get(seedless(canonical(spec), rule="bp", rule_options={}, **OWN), ())
 
 
 def _reference(records: Records, bp: Sequence[Record]) -> tuple[list[float], list[float]] | None:
@@ -276,7 +274,8 @@ def _reference(records: Records, bp: Sequence[Record]) -> tuple[list[float], lis
     return ([a for a, _ in known], [b for _, b in known]) if known else None
 
 
-def _seedless(spec: RunSpec, **other: Any) -> RunSpec:
+def seedless(spec: RunSpec, **other: Any) -> RunSpec:
+    """Return a spec with seed 0, and with these other fields."""
     return RunSpec(**{**spec.model_dump(), "seed": 0, **other})
 
 
@@ -326,86 +325,3 @@ def _claim(
 def both_correct(run: Record, control: Record) -> tuple[Any, Any] | None:
     """Return which test samples a run and its control have right; None where one of them does not tell."""
     return None if run.correct is None or control.correct is None else (run.correct, control.correct)
-
-
-# -- what is missing -------------------------------------------------------------------------------------------
-
-
-def lacking(records: Records, setting: Setting, controls: bool = True) -> list[RunSpec]:
-    """Return the specs a setting needs for its three seeds and that are not there, its controls with them."""
-    runs = {run.spec.seed: run.spec for run in select(records, setting)}
-    like = next(iter(runs.values()), setting.spec(SEEDS[0]))  # their epochs, and the options of a rule of one's own
-    specs = [runs.get(seed) or RunSpec(**{**like.model_dump(), "seed": seed}) for seed in SEEDS]
-    out = [spec for spec in specs if spec.seed not in runs]
-    if controls and setting.scope == "all":
-        needed = [control_spec(spec, stem) for stem in ("rule", "bp") for spec in specs]
-        out += [spec for spec in needed if records.find(spec) is None]
-    return out
-
-
-def commands(specs: Iterable[RunSpec], store: Path) -> list[str]:
-    """Return lines "what: command", one for all seeds of a spec."""
-    seeds: dict[RunSpec, list[int]] = {}
-    for spec in specs:
-        same = seeds.setdefault(_seedless(spec), [])
-        if spec.seed not in same:
-            same.append(spec.seed)
-    return [f"{describe(spec)}, seed {' '.join(map(str, s))}: {command(spec, s, store)}" for spec, s in seeds.items()]
-
-
-def describe(spec: RunSpec) -> str:
-    """Return a spec in a few words."""
-    rule = [LABELS.get(spec.rule, spec.rule), *worded(spec.rule_options)]
-    return ", ".join(setting_words(spec, *rule, *(["frozen blocks"] if spec.scope == "frozen" else [])))
-
-
-def setting_words(spec: RunSpec, *rule: str) -> list[str]:
-    """Return everything but rule, scope and seed of a spec in words, `rule` after the data."""
-    said = [spec.net, *worded(spec.net_options), spec.data, *rule, *penalty_words(spec), *spec.conventions]
-    return [*said, *other_optimiser(spec), *how_long(spec)]
-
-
-def worded(options: Mapping[str, Any]) -> list[str]:
-    """Return options as "name value" each; of one that is switched on, the name."""
-    return [name if value is True else f"{name} {value}" for name, value in options.items()]
-
-
-def penalty_words(spec: RunSpec) -> list[str]:
-    """Return the penalty in words, nothing where there is none."""
-    return [f"λ {spec.penalty:g}"] if spec.penalty else []
-
-
-def how_long(spec: RunSpec) -> list[str]:
-    """Return epochs and augmentation in words, as in ['1 epoch', 'plain']."""
-    return [f"{spec.epochs} epoch{'s' * (spec.epochs != 1)}", "augmented" if spec.augment else "plain"]
-
-
-def other_optimiser(spec: RunSpec) -> list[str]:
-    """Return what differs from the papers' optimiser, in words, as in ['lr 0.008', 'schedule constant']."""
-    changed = spec.optimiser.model_dump(exclude_defaults=True)
-    return worded({k.replace("_", " "): v for k, v in changed.items()})
-
-
-def command(spec: RunSpec, seeds: Sequence[int], store: Path) -> str:
-    """Return what trains a spec with these seeds, for a shell.
-
-    >>> command(RunSpec(rule="dfa", penalty=0.01), [42], Path("runs"))
-    'walkback train --rule dfa --data cifar10 --epochs 100 --penalty 0.01 --seed 42 --out runs'
-    """
-    options: dict[str, Any] = {"net": spec.net} if spec.net != "resmlp" else {}
-    options |= {"rule": spec.rule, "data": spec.data, "epochs": spec.epochs}
-    options |= {"scope": "frozen"} if spec.scope == "frozen" else {}
-    options |= {"penalty": repr(spec.penalty)} if spec.penalty else {}
-    conventions = ("penalty_over", "credit_site", "credit_length", "penalty_stem", "augment")
-    given = {name: getattr(spec, name) for name in conventions}
-    options |= {name: value for name, value in given.items() if value != RunSpec.model_fields[name].default}
-    options |= spec.optimiser.model_dump(exclude_defaults=True)
-    more = {name: getattr(spec, name) for name in ("net_options", "rule_options")}
-    options |= {name: json.dumps(value) for name, value in more.items() if value}
-    words = ["walkback", "train"]
-    for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-    line, out = shlex.join(words), shlex.quote(str(store))
-    if len(seeds) == 1:
-        return f"{line} --seed {seeds[0]} --out {out}"
-    return f"for s in {' '.join(map(str, seeds))}; do {line} --seed $s --out {out}; done"

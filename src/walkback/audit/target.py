@@ -14,7 +14,8 @@ import torch
 
 from walkback.api import diagnose
 from walkback.audit.records import read_beside
-from walkback.audit.settings import claimed, command
+from walkback.audit.settings import claimed
+from walkback.audit.wording import command
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown
@@ -116,7 +117,7 @@ def _script(target: str) -> str:
     return f" Name a function of it that returns (model, batches): {path.stem}:{function}{whose}."
 
 
-def kept(target: str, report: Report, trust: Sequence[str] = ()) -> None:
+def keep_measured_depth(target: str, report: Report, trust: Sequence[str] = ()) -> None:
     """Keep what the blocks of a run are worth, which `report` has, in the record of the run."""
     bundle = load_bundle(target, trust)
     before = bundle.report()

@@ -135,6 +135,7 @@ def calibrate(
     >>> sorted({score.question for score in done.generated})
     ['claim', 'depth', 'drift', 'reference', 'rounding']
     """
+    _check(count, train)
     limits = thresholds or DiagnosticThresholds()
     path = None if kept is None else Path(kept)
     made = _wanted(count, seed, nets, dtypes, 0), _wanted(0, seed, nets, dtypes, train)
@@ -173,8 +174,16 @@ def make_part(
         k = n = 0
     if not 1 <= k <= n:
         raise InputError(f"Expected a part as k/n with 1 <= k <= n, such as 1/2, but got {part}.")
+    _check(count, train)
     wanted = _wanted(count, seed, nets, dtypes, train)[k - 1 :: n]
     return sum(1 for _ in track(rows.kept_rows(Path(kept), wanted), "calibrating", len(wanted)))
+
+
+def _check(count: int, train: int) -> None:
+    if count < 0 or count + train < 1:
+        raise InputError(f"Expected count to be at least 1, or 0 with train, but got {count}.")
+    if train < 0:
+        raise InputError(f"Expected train to be at least 0, but got {train}.")
 
 
 def _wanted(count: int, seed: int, nets: Sequence[str], dtypes: Sequence[str], train: int) -> list[Any]:

@@ -47,7 +47,7 @@ class Known:
 
 def row(name: str, measured: Sequence[Measurements], **facts: Any) -> Row:
     """Return plain values for JSON, numbers in six digits, null for what is not finite."""
-    return {"name": name, **_plain(facts), "measured": [_kept(m) for m in measured]}
+    return {"name": name, **_plain(facts), "measured": [_numbers_of(m) for m in measured]}
 
 
 def read(row: Row) -> Known:
@@ -86,7 +86,7 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _kept(m: Measurements) -> dict[str, Any]:
+def _numbers_of(m: Measurements) -> dict[str, Any]:
     return {
         **{name: _plain(getattr(m, name)) for name in (*LISTS, *SCALAR_FIELDS)},
         "nonfinite": [{**note.values, "site": note.site} for note in m.nonfinite],

@@ -51,6 +51,7 @@ class Case:
     changed: dict[str, bool] = field(default_factory=dict)  # by edition: does another probe set change the verdict?
 
 
+# Many fields, since they are the columns of a row of the calibration's table.
 @dataclass(frozen=True)
 class Score:
     """A check against a question; rates and areas are (value, low, high), None without cases to take them from."""

@@ -31,7 +31,7 @@ from walkback.training import setup
 from walkback.training.control import control_spec
 from walkback.training.rows import evaluate
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 from walkback.verdict.statistics import paired_counts
 
 RULES: dict[str, dict[str, Any]] = {"dfa": {}, "fa": {}, "ep": {"steps": 6}, "bp": {}}
@@ -104,7 +104,7 @@ def row_of(spec: RunSpec) -> dict[str, Any]:
 def _train(spec: RunSpec, data: Dataset) -> tuple[nn.Module, Rule, Tensor]:
     """Return the network in eval mode, its rule, and which test samples it gets right."""
     run = setup.start(spec, data, torch.device("cpu"))
-    step = Step.of(spec, run.parts, run.rule)
+    step = TrainingStep.of(spec, run.parts, run.rule)
     run.net.train()
     for epoch in range(1, spec.epochs + 1):
         setup.set_rate(run.optimiser, spec, epoch)

@@ -60,7 +60,7 @@ class Strength:
 
 @dataclass(frozen=True)
 class Specimen:
-    """A network with a claim, and what is true of it.
+    """A network with a claim, and what is true of it: many fields, since every check has a truth of its own.
 
     Args:
         batches: eight probe batches of 128.
@@ -87,21 +87,6 @@ class Specimen:
     rounded: float
     gain: float
     drifts: bool
-
-    @property
-    def unusable(self) -> bool:
-        """The reference can't be compared with."""
-        return not self.off <= OFF
-
-    @property
-    def lost(self) -> bool:
-        """Rounding alone has made the reference another one."""
-        return not self.rounded <= OFF
-
-    @property
-    def unused(self) -> bool:
-        """Trained blocks are worth no more than random ones."""
-        return self.gain < GAIN
 
 
 Drawn = tuple[str, str, Strength, int]  # family, dtype, strength, seed

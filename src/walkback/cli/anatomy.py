@@ -7,7 +7,7 @@ from walkback.cli.output import answer, stdout_to_stderr
 
 
 def anatomy(target: str, *, sites: Sites = (), json: Flag = False) -> int:
-    """What would be measured on a network, as a picture: stem, blocks, readout, and what had to be guessed.
+    """Show what would be measured on a network: stem, blocks, readout, and what had to be guessed.
 
     Args:
         target: `module:function` that returns a model, (model, batches), or a dict of `walkback.diagnose` arguments.

@@ -6,7 +6,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Literal
 
-from walkback.cli.options import Flag, Whole, json_object
+from walkback.cli.options import Device, Flag, Root, Whole, json_object
 from walkback.cli.output import answer, stdout_to_stderr
 from walkback.errors import InputError
 
@@ -16,11 +16,11 @@ def audit(
     *,
     executor: Literal["local", "ray", "slurm"] = "local",
     workers: Whole | None = None,
-    root: Path | None = None,
+    root: Root = None,
     out: Path = Path("runs"),
     retries: Whole = 1,
     threads: Whole = 1,
-    device: str = "cpu",
+    device: Device = "cpu",
     depth: Whole | None = None,
     address: str | None = None,
     options: str = "{}",
@@ -33,11 +33,9 @@ def audit(
         plan: A plan by name (see --list), or a .toml file of your own.
         executor: local: processes on this machine; ray: a Ray cluster; slurm: a Slurm cluster.
         workers: How many runs at a time; as many as there is room for by default.
-        root: Where the data sets are.
         out: The store of runs; several audits may share it.
         retries: How often a run whose worker died is tried again.
         threads: Of each worker.
-        device: Of each worker: cpu, cuda, mps.
         depth: Also measure what the trained blocks of each run that is trained now are worth, on at most so many
             samples of a split, and keep it in its record.
         address: Of the Ray cluster; without it one is started on this machine.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from walkback.cli.options import Flag, Whole, Words, limits
+from walkback.cli.options import Flag, Limits, Whole, Words, limits
 from walkback.cli.output import answer, print_text
 from walkback.errors import InputError
 
@@ -16,10 +16,10 @@ def calibrate(
     seed: Whole = 0,
     nets: Words = (),
     dtypes: Words = (),
-    train: int = 0,
+    train: Whole = 0,
     part: str = "",
     results: Path | None = None,
-    thresholds: Path | None = None,
+    thresholds: Limits = None,
     refit: Path | None = None,
     out: Path | None = None,
     json: Flag = False,
@@ -35,17 +35,12 @@ def calibrate(
         nets: Families: resmlp, student, vit-mini; all unless given.
         dtypes: float32, float64, bfloat16, float16; all unless given, half of the networks in the first.
         results: A folder with finished runs, which are scored as well.
-        thresholds: JSON or TOML file with other limits than the published ones.
         refit: Write the thresholds with the fewest errors here: a JSON file that `--thresholds` takes.
         out: Write calibration.json and calibration.md into this folder, and keep the networks' rows there.
         json: Print the scores as JSON.
     """
     from walkback import calibration
 
-    if count < 0 or count + train < 1:
-        raise InputError(f"Expected count to be at least 1, or 0 with --train, but got {count}.")
-    if train < 0:
-        raise InputError(f"Expected train to be at least 0, but got {train}.")
     if part and out is None:
         raise InputError("Expected --out with --part: the folder where the networks' rows are kept.")
     chosen: dict[str, Any] = {"nets": nets or tuple(calibration.NETS), "dtypes": dtypes or calibration.DTYPES}

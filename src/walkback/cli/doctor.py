@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from walkback.cli.options import Flag
+from walkback.cli.options import Flag, Root
 from walkback.cli.output import answer
 
 
-def doctor(*, root: Path | None = None, json: Flag = False) -> int:
+def doctor(*, root: Root = None, json: Flag = False) -> int:
     """Check this installation: versions, devices, data sets, and the measurement itself against closed forms.
 
     Args:
-        root: Where to look for data sets.
         json: Print the findings as JSON.
     """
     from walkback.calibration.doctor import examine

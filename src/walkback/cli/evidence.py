@@ -30,7 +30,7 @@ def evidence(
     as_published: Flag = False,
     json: Flag = False,
 ) -> int:
-    """Tables of the papers' evidence from finished runs, beside the published figures.
+    """Make the papers' tables from finished runs, beside the published figures.
 
     Args:
         name: A table (see --list), or all.

@@ -1,9 +1,10 @@
-"""Options that several verbs have. A verb whose help of one reads otherwise says so in its own docstring."""
+"""Options that several verbs have, each declared once."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -32,24 +33,69 @@ Accuracies = Annotated[tuple[float, ...], Parameter(consume_multiple=True, negat
 _SITES = "Read the outputs of layers: `layers` for every hidden layer with a weight, or the dotted names of modules."
 Sites = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), help=_SITES)]
 
-# Of `diagnose` and `judge`.
-Edition = Literal["three-check", "four-diagnostic", "intrinsic"]
-_BP_FROZEN = "BP's accuracy with frozen random blocks, where --frozen-acc is of a stem that another rule trained."
-BPFrozen = Annotated[Accuracies, Parameter(help=_BP_FROZEN)]
-_TEST_SAMPLES = "How many test samples accuracies are of: without predictions, D3's interval has the error of so many."
-TestSamples = Annotated[Whole | None, Parameter(help=_TEST_SAMPLES)]
-_PRIMARY = "Which check of depth decides where both are there, named before measuring: D3 (the default) or D3-outcome."
-Primary = Annotated[Literal["D3", "D3-outcome"] | None, Parameter(help=_PRIMARY)]
-Thresholds = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits.")]
-Method = Annotated[str, Parameter(help="Name shown in the report.")]
-Notes = Annotated[str, Parameter(help="Line shown in the report.")]
-ReportOut = Annotated[Path | None, Parameter(help="Also write the report there: .json, .html, .md, .tex or .txt.")]
-Require = Annotated[
-    Words, Parameter(help="Checks that must be tested and not flag, such as D1 D2 D3; not decided exits with 3.")
-]
-Junit = Annotated[Path | None, Parameter(help="Also write JUnit XML there, one test case per check.")]
-Verbose = Annotated[Flag, Parameter(help="Print everything that was measured: every column, probes, float64, checks.")]
-ReportJson = Annotated[Flag, Parameter(help="Print the report as JSON.")]
+# Of several verbs.
+Limits = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits than the published ones.")]
+Root = Annotated[Path | None, Parameter(help="Where the data sets are.")]
+Device = Annotated[str, Parameter(help="Where to compute: cpu, cuda, mps.")]
+
+
+@dataclass(frozen=True)
+class Claiming:
+    """What is claimed, and by which rules it is judged.
+
+    Args:
+        headline_acc: The accuracy you would publish, 0…1; several for several seeds. By default that of the run or
+            file.
+        frozen_acc: The same with frozen random blocks. By default that of the run's control, or of the file.
+        bp_acc: BP's accuracy on the task; where it does not beat frozen blocks either, D3 is not tested. By default
+            that of the BP runs beside a run, or of the file.
+        bp_frozen_acc: BP's accuracy with frozen random blocks, where --frozen-acc is of a stem that another rule
+            trained.
+        test_samples: How many test samples accuracies are of: without predictions, D3's interval has the error of so
+            many.
+        edition: Which form of the protocol judges: three-check unless the function or the file says otherwise;
+            intrinsic measures every batch once more in float64.
+        method: Name shown in the report.
+        notes: Line shown in the report.
+    """
+
+    headline_acc: Accuracies = ()
+    frozen_acc: Accuracies = ()
+    bp_acc: Accuracies = ()
+    bp_frozen_acc: Accuracies = ()
+    test_samples: Whole | None = None
+    edition: Literal["three-check", "four-diagnostic", "intrinsic"] | None = None
+    thresholds: Limits = None
+    method: str = ""
+    notes: str = ""
+
+    def accuracies(self) -> dict[str, float | list[float] | None]:
+        """Return the accuracies by the library's names: each is one number, several for several seeds, or None."""
+        names = {"headline_acc": self.headline_acc, "frozen_baseline_acc": self.frozen_acc}
+        names |= {"bp_acc": self.bp_acc, "bp_frozen_acc": self.bp_frozen_acc}
+        return {name: (v[0] if len(v) == 1 else list(v)) if v else None for name, v in names.items()}
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Where a report goes, and which checks the exit code is of.
+
+    Args:
+        out: Also write the report there: .json, .html, .md, .tex or .txt.
+        require: Checks that must be tested and not flag, such as D1 D2 D3; not decided exits with 3.
+        junit: Also write JUnit XML there, one test case per check.
+        verbose: Print everything that was measured: every column, probes, float64, checks.
+        json: Print the report as JSON.
+    """
+
+    out: Path | None = None
+    require: Words = ()
+    junit: Path | None = None
+    verbose: Flag = False
+    json: Flag = False
+
+
+FLAT = Parameter(name="*")  # its fields are options of the verb
 
 
 def limits(path: Path | None) -> DiagnosticThresholds | None:
@@ -57,15 +103,6 @@ def limits(path: Path | None) -> DiagnosticThresholds | None:
     from walkback.verdict.checks import DiagnosticThresholds
 
     return None if path is None else DiagnosticThresholds.load(path)
-
-
-def claimed(*accuracies: tuple[float, ...]) -> dict[str, float | list[float] | None]:
-    """Return --headline-acc, --frozen-acc, --bp-acc and --bp-frozen-acc as the library takes them, by its names.
-
-    Each is one number, several for several seeds, or None.
-    """
-    names = ("headline_acc", "frozen_baseline_acc", "bp_acc", "bp_frozen_acc")
-    return {n: (v[0] if len(v) == 1 else list(v)) if v else None for n, v in zip(names, accuracies, strict=True)}
 
 
 def sites_of(given: tuple[str, ...]) -> str | list[str] | None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from walkback.errors import InputError, shown, visible
 from walkback.files import write_whole
 
 if TYPE_CHECKING:
+    from walkback.cli.options import Reporting
     from walkback.report.report import Report
 
 EXIT = {"passes": 0, "walked back": 1, "undecided": 3}
@@ -64,27 +65,24 @@ def check_report_out(out: Path | None) -> None:
         raise InputError(f"Expected --out to end in .json, .html, .md, .tex or .txt, but got {shown(str(out))}.")
 
 
-def finish(
-    report: Report,
-    out: Path | None,
-    as_json: bool,
-    required: Sequence[str] = (),
-    junit: Path | None = None,
-    verbose: bool = False,
-) -> int:
+def finish(report: Report, reporting: Reporting) -> int:
     """Write and print a report; return the exit code of its verdict, or of the checks that are required."""
     from walkback.report.gate import gate
     from walkback.report.gate import junit as junit_xml
 
+    out, required = reporting.out, reporting.require
     found = gate(report, required)
-    if junit is not None:
-        write(junit, junit_xml(report, required))
+    if reporting.junit is not None:
+        write(reporting.junit, junit_xml(report, required))
     if out is not None and out.suffix == ".json":
         report.save(out)
     elif out is not None:
         forms = {".html": report.to_html, ".md": report.to_markdown, ".tex": report.to_latex, ".txt": report.details}
         write(out, forms[out.suffix]())
-    print_json(report.to_dict()) if as_json else print_text(report.details() if verbose else str(report))
+    if reporting.json:
+        print_json(report.to_dict())
+    else:
+        print_text(report.details() if reporting.verbose else str(report))
     if required:
         warn(found.line)
     return EXIT[found.word]

@@ -12,7 +12,7 @@ from walkback.errors import InputError
 def pitfalls(
     action: Literal["run", "show"] | None = None, name: str | None = None, *, seed: Whole = 0, json: Flag = False
 ) -> int:
-    """The ways to a wrong number: list them, `show` the page of one, or `run` one or all to see both numbers.
+    """List the ways to a wrong number, `show` the page of one, or `run` one or all to see both numbers.
 
     Args:
         action: show: print the page of a pitfall; run: compute them here and now; without it they are listed.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from walkback.cli.options import Flag
 from walkback.cli.output import print_json, print_text, warn, write
-from walkback.errors import FormatError, InputError
+from walkback.errors import InputError
 
 
 def registry(
@@ -29,7 +28,7 @@ def registry(
     by: str = "",
     json: Flag = False,
 ) -> int:
-    """A public record of audits: check a folder of entries, make its page, or add a report to it.
+    """Keep a public record of audits: check a folder of entries, make its page, or add a report to it.
 
     Args:
         action: check: every entry against its schema, its data and its own numbers, exit 1 where one does not hold;
@@ -53,31 +52,20 @@ def registry(
     from walkback.report.report import Report
 
     if action == "add":
-        given: dict[str, Any] = {
-            "report": report,
-            "name": name,
-            "rule": rule,
-            "network": network,
-            "data": data,
-            "spec": spec,
-        }
-        if missing := [word for word, value in {**given, "commit": commit}.items() if not value]:
+        needed = {"report": report, "name": name, "rule": rule, "network": network, "data": data, "spec": spec}
+        if missing := [word for word, value in {**needed, "commit": commit}.items() if not value]:
             raise InputError(f"Expected --{missing[0]} to add an entry, but got none.")
+        assert report is not None
+        assert spec is not None
+        paper = {"title": paper_title, "url": paper_url} if paper_title or paper_url else None
         made = public_record.make_entry(
-            Report.load(given["report"]),
+            Report.load(report),
             **{"rule": rule, "network": network, "data": data, "commit": commit, "url": url or None, "by": by or None},
-            spec=_table(given["spec"]),
-            paper={"title": paper_title, "url": paper_url} if paper_title or paper_url else None,
+            spec=public_record.read_spec(spec),
+            paper=paper,
         )
         path = folder / f"{name}.json"
-        if path.exists():
-            raise InputError(f"Expected a new name for the entry, but {path} is there already.")
-        write(path, json_format.dumps(made, indent=1, ensure_ascii=False))
-        try:
-            public_record.read_entry(path)
-        except FormatError:
-            path.unlink()
-            raise
+        public_record.add_entry(path, made)
         print_text(f"entry: {path}")
         return 0
     record = public_record.read_public_record(folder)
@@ -90,12 +78,3 @@ def registry(
     written = f"\npage: {out}" if action == "page" else ""
     print_json(record.to_dict()) if json else print_text(f"{record}{written}")
     return 1 if record.problems else 0
-
-
-def _table(path: Path) -> dict[str, Any]:
-    from walkback.verdict.files import read_table
-
-    found = read_table(path)
-    if not isinstance(found, dict):
-        raise InputError(f"Expected {path} to hold a table of what was trained, but it holds a {type(found).__name__}.")
-    return found

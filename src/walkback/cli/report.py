@@ -20,7 +20,7 @@ def report(
     open: Flag = False,
     json: Flag = False,
 ) -> int:
-    """One page about all runs of a store: verdicts first, then every run with its figures.
+    """Make one page about all runs of a store: verdicts first, then every run with its figures.
 
     Args:
         folder: Where the runs are, however deep.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from walkback.cli.options import Flag, ReportJson, Whole, json_object
+from walkback.cli.options import FLAT, Device, Flag, Root, Whole, json_object
 from walkback.cli.output import answer, print_text, stdout_to_stderr, warn
 from walkback.registry import names_in
 
@@ -68,23 +68,22 @@ class Optimiser:
 
 def train(
     *,
-    recipe: Annotated[Recipe, Parameter(name="*")] = Recipe(),  # noqa: B008
-    optimiser: Annotated[Optimiser, Parameter(name="*")] = Optimiser(),  # noqa: B008
+    recipe: Annotated[Recipe, FLAT] = Recipe(),  # noqa: B008
+    optimiser: Annotated[Optimiser, FLAT] = Optimiser(),  # noqa: B008
     net_options: str = "{}",
     rule_options: str = "{}",
-    root: Path | None = None,
+    root: Root = None,
     out: Path = Path("runs"),
-    device: str = "cpu",
-    json: ReportJson = False,
+    device: Device = "cpu",
+    json: Flag = False,
 ) -> int:
     """Train one network with one rule, measured after every epoch; goes on where it was stopped.
 
     Args:
         net_options: Keywords of the network, as JSON: '{"width": 512}'.
         rule_options: Keywords of the rule, as JSON.
-        root: Where the data set is.
         out: The store of runs; this one goes into a folder of its own.
-        device: cpu, cuda, mps.
+        json: Print the report as JSON.
     """
     from walkback.audit import store
     from walkback.audit.run import sigterm_interrupts

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from walkback.data.pickled import read_arrays
-from walkback.data.source import Layout, Part, Source, damaged
+from walkback.data.source import FileLayout, Source, SplitFiles, damaged
 from walkback.errors import FormatError, InputError
 
 AT_ONCE = 64 * 2**20  # bytes of pictures that are unpacked at a time
 
 
-def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+def read_binary(paths: list[Path], part: SplitFiles, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
     """Read records of `label_bytes` labels, the last one the class, and the image as C, H, W."""
     record = label_bytes + int(np.prod(part.shape))
     rows, each = [], part.size // len(paths)
@@ -29,7 +29,7 @@ def read_binary(paths: list[Path], part: Part, label_bytes: int) -> tuple[np.nda
     return table[:, label_bytes:].reshape(-1, *part.shape), table[:, label_bytes - 1]
 
 
-def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarray, np.ndarray]:
+def read_python(paths: list[Path], part: SplitFiles, label_key: str) -> tuple[np.ndarray, np.ndarray]:
     """Read pickled dicts with `data` (N, C·H·W) uint8 and a list of labels, without running the pickle."""
     images, labels, each = [], [], part.size // len(paths)
     for path in paths:
@@ -49,7 +49,7 @@ def read_python(paths: list[Path], part: Part, label_key: str) -> tuple[np.ndarr
     return np.concatenate(images), np.array(labels)
 
 
-def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.ndarray, np.ndarray]:
+def read_parquet(paths: list[Path], part: SplitFiles, label_column: str) -> tuple[np.ndarray, np.ndarray]:
     """Read the columns `img` {bytes: a PNG or JPEG} and `label_column`."""
     try:
         import pyarrow.parquet as pq
@@ -80,7 +80,7 @@ def read_parquet(paths: list[Path], part: Part, label_column: str) -> tuple[np.n
     return np.stack(images).reshape(-1, height, width, channels).transpose(0, 3, 1, 2), np.concatenate(labels)
 
 
-def _batches(path: Path, part: Part, label_column: str, pq: Any) -> Iterator[tuple[list[bytes], np.ndarray]]:
+def _batches(path: Path, part: SplitFiles, label_column: str, pq: Any) -> Iterator[tuple[list[bytes], np.ndarray]]:
     """Yield pictures and labels of a parquet file, so few at a time that they fit into memory.
 
     What repeats is stored once in such a file, so that a small one can hold gigabytes: sizes are looked at first.
@@ -112,14 +112,14 @@ def _cifar(
     classes: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    binary: Layout,
-    python: Layout,
+    binary: FileLayout,
+    python: FileLayout,
     folder: str,
     column: str,
 ) -> Source:
     """Return the source of CIFAR-10 or CIFAR-100; `folder` on the hub and `column` of the labels are of parquet."""
     reader, hub = partial(read_parquet, label_column=column), f"uoft-cs/cifar{classes}"
-    parquet = Layout((folder,), ("train-*.parquet",), ("test-*.parquet",), reader, needs=("pyarrow", "PIL"))
+    parquet = FileLayout((folder,), ("train-*.parquet",), ("test-*.parquet",), reader, needs=("pyarrow", "PIL"))
     archive = f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-binary.tar.gz"
     return Source(
         name=f"cifar{classes}",
@@ -157,8 +157,8 @@ CIFAR10 = _cifar(
     10,
     (0.4914, 0.4822, 0.4465),
     (0.2470, 0.2435, 0.2616),
-    Layout(("cifar-10-batches-bin",), tuple(f"{name}.bin" for name in _BATCHES), ("test_batch.bin",), _binary),
-    Layout(("cifar-10-batches-py",), _BATCHES, ("test_batch",), _python, _MD5),
+    FileLayout(("cifar-10-batches-bin",), tuple(f"{name}.bin" for name in _BATCHES), ("test_batch.bin",), _binary),
+    FileLayout(("cifar-10-batches-py",), _BATCHES, ("test_batch",), _python, _MD5),
     "plain_text",
     "label",
 )
@@ -166,8 +166,8 @@ CIFAR100 = _cifar(
     100,
     (0.5071, 0.4865, 0.4409),
     (0.2673, 0.2564, 0.2762),
-    Layout(("cifar-100-binary",), ("train.bin",), ("test.bin",), _binary_100),
-    Layout(("cifar-100-python",), ("train",), ("test",), _python_100, _MD5_100),
+    FileLayout(("cifar-100-binary",), ("train.bin",), ("test.bin",), _binary_100),
+    FileLayout(("cifar-100-python",), ("train",), ("test",), _python_100, _MD5_100),
     "cifar100",
     "fine_label",
 )

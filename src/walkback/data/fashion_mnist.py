@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from walkback.data.source import Layout, Part, Source, damaged
+from walkback.data.source import FileLayout, Source, SplitFiles, damaged
 
 # md5 of the uncompressed files. The published md5 sums are of the .gz files, which distributions compress anew;
 # these four were taken from files whose original .gz was rebuilt and had the published sum.
@@ -22,7 +22,7 @@ CONTENTS = {
 }
 
 
-def read_idx(paths: list[Path], part: Part, md5: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def read_idx(paths: list[Path], part: SplitFiles, md5: dict[str, str]) -> tuple[np.ndarray, np.ndarray]:
     """Read an images file and a labels file; `md5` are those of their contents, by name without .gz."""
     images, labels = paths
     x = _array(images, (part.size, *part.shape[1:]), md5)
@@ -49,11 +49,11 @@ def _array(path: Path, shape: tuple[int, ...], md5: dict[str, str]) -> np.ndarra
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
-def layouts(md5: dict[str, str]) -> tuple[Layout, ...]:
+def layouts(md5: dict[str, str]) -> tuple[FileLayout, ...]:
     """Return the layouts, uncompressed first, then .gz; torchvision keeps them in FashionMNIST/raw."""
     folders = ("raw", "FashionMNIST/raw")
     return tuple(
-        Layout(
+        FileLayout(
             folders,
             (f"train-images-idx3-ubyte{end}", f"train-labels-idx1-ubyte{end}"),
             (f"t10k-images-idx3-ubyte{end}", f"t10k-labels-idx1-ubyte{end}"),

@@ -19,7 +19,7 @@ from walkback.data.dataset import Dataset, Split
 from walkback.errors import FormatError
 
 
-class Part(NamedTuple):
+class SplitFiles(NamedTuple):
     """What the files of a split are expected to hold."""
 
     size: int
@@ -28,11 +28,11 @@ class Part(NamedTuple):
 
 
 # (files of the split in order, what they must hold) -> images (N, C, H, W) uint8 and labels (N,) of any integer type
-Reader = Callable[[list[Path], Part], tuple[np.ndarray, np.ndarray]]
+Reader = Callable[[list[Path], SplitFiles], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """One way the files lie around: in one of `folders`, every pattern of `train` and `test` matches some file."""
 
     folders: tuple[str, ...]
@@ -55,7 +55,7 @@ class Source:
     test_size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[FileLayout, ...]
     how_to_get: tuple[str, ...]
     hub: tuple[str, ...] = ()  # names on the Hugging Face hub
     system: tuple[str, ...] = ()  # folders of a distribution's package
@@ -72,7 +72,7 @@ def read(source: Source, root: str | Path | None = None) -> Dataset:
         paths = [path for pattern in patterns for path in _matches(folder, pattern)]
         for path in (path for path in paths if path.name in layout.md5):
             _check_md5(path, layout.md5[path.name])
-        x, y = layout.reader(paths, Part(size, source.classes, source.shape))
+        x, y = layout.reader(paths, SplitFiles(size, source.classes, source.shape))
         splits.append(_checked(x, y, source, size, f"{part} split in {folder}"))
     return Dataset(source.name, splits[0], splits[1], source.classes, source.mean, source.std)
 
@@ -92,7 +92,7 @@ def bases(source: Source, root: str | Path | None) -> list[Path]:
     return found + [Path(path) for path in source.system]
 
 
-def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] | None:
+def look(source: Source, root: str | Path | None = None) -> tuple[FileLayout, Path] | None:
     """Return the first layout whose files are all there, and its folder. Only names are looked at."""
     for base in bases(source, root):
         for layout in source.layouts:
@@ -102,7 +102,7 @@ def look(source: Source, root: str | Path | None = None) -> tuple[Layout, Path] 
     return None
 
 
-def _folders(base: Path, source: Source, layout: Layout) -> Iterator[Path]:
+def _folders(base: Path, source: Source, layout: FileLayout) -> Iterator[Path]:
     for parent in (base, base / source.name):
         yield parent
         for folder in layout.folders:
@@ -113,7 +113,7 @@ def _matches(folder: Path, pattern: str) -> list[Path]:
     return sorted(path for path in folder.glob(pattern) if path.is_file())
 
 
-def _missing(folder: Path, layout: Layout) -> list[str]:
+def _missing(folder: Path, layout: FileLayout) -> list[str]:
     return [pattern for pattern in (*layout.train, *layout.test) if not _matches(folder, pattern)]
 
 

@@ -28,15 +28,15 @@ class Claims:
         """Return `walkback.diagnose(…)`."""
         from walkback.api import diagnose
 
-        return self._kept(diagnose(*args, **kwargs))
+        return self._collect(diagnose(*args, **kwargs))
 
     def judge(self, *args: Any, **kwargs: Any) -> Report:
         """Return `walkback.judge(…)`, which needs no torch."""
         from walkback.report.formats.logged import judge
 
-        return self._kept(judge(*args, **kwargs))
+        return self._collect(judge(*args, **kwargs))
 
-    def _kept(self, report: Report) -> Report:
+    def _collect(self, report: Report) -> Report:
         self.reports.append(report)
         self._keep(report)
         return report

@@ -33,7 +33,7 @@ class TransformersWatch(WatchCallback):
         planned: dict[str, int] = {"total_steps": state.max_steps}
         if args.max_steps <= 0:  # else the number of epochs is only a bound
             planned["total_epochs"] = math.ceil(state.num_train_epochs)
-        self._state = self._state or _kept(state).get(self.state_key, {})
+        self._state = self._state or _stored_states(state).get(self.state_key, {})
         self._begin(model, state.global_step, _finished(state.epoch or 0.0), {**planned, **self.options})
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -53,12 +53,12 @@ class TransformersWatch(WatchCallback):
             self.watch.finish()
 
     def _after(self, state: Any, control: Any) -> None:
-        _kept(state)[self.state_key] = self.state_dict()  # a checkpoint may be saved next
+        _stored_states(state)[self.state_key] = self.state_dict()  # a checkpoint may be saved next
         if self.stop and self.watch.should_stop:
             control.should_training_stop = True
 
 
-def _kept(state: Any) -> dict[str, Any]:
+def _stored_states(state: Any) -> dict[str, Any]:
     """Return what the Trainer saves with its own state, by name; versions that save nothing get a dict to forget."""
     kept = getattr(state, "stateful_callbacks", None)
     return kept if isinstance(kept, dict) else {}

@@ -28,7 +28,7 @@ _MAGIC = re.compile(r"^(\s*)[%!?].*$", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Problem:
+class Unreadable:
     """A file that could not be read, and why."""
 
     path: str
@@ -68,7 +68,7 @@ class Linted:
 
     files: int
     findings: tuple[Finding, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Unreadable, ...] = ()
 
     def __str__(self) -> str:
         count, read, lost = len(self.findings), self.files - len(self.problems), len(self.problems)
@@ -99,18 +99,18 @@ def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> L
     [('P01', 2)]
     """
     findings: list[Finding] = []
-    problems: list[Problem] = []
+    problems: list[Unreadable] = []
     wanted = selected(select)
     files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
     for file in files.values():
         source, found = _read(file), []
         try:
-            found = [] if isinstance(source, Problem) else list(look(source, wanted))
+            found = [] if isinstance(source, Unreadable) else list(look(source, wanted))
         except RecursionError:  # in one file: those of the others are kept
-            source = Problem(
+            source = Unreadable(
                 str(file), None, "too deep to be looked at: an expression or chain of names of this length"
             )
-        if isinstance(source, Problem):
+        if isinstance(source, Unreadable):
             problems.append(source)
         else:
             findings += sorted(found, key=lambda f: (f.cell or 0, f.line, f.code))
@@ -134,7 +134,7 @@ def selected(codes: Collection[str]) -> tuple[str, ...]:
     return wanted or tuple(DETECTORS)
 
 
-def look(source: Source, codes: Collection[str]) -> Iterator[Finding]:
+def look(source: ParsedSource, codes: Collection[str]) -> Iterator[Finding]:
     """Yield what the detectors of these pitfalls find in a parsed script, but for what a comment silences."""
     script, seen = Script(source.tree), set()
     for code in codes:
@@ -165,7 +165,7 @@ def _files(path: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Source:
+class ParsedSource:
     """A parsed script, or all code cells of a notebook one after the other."""
 
     path: Path
@@ -179,14 +179,16 @@ class Source:
         return (inside[-1][1], line - inside[-1][0] + 1) if inside else (None, line)
 
 
-def _read(path: Path) -> Source | Problem:
+def _read(path: Path) -> ParsedSource | Unreadable:
     """Parse a .py or .ipynb file."""
     cells: list[tuple[int, str]] = []
     try:
         if not path.is_file():
-            return Problem(str(path), None, "can't be read: a pipe, a device or a link that leads nowhere, not a file")
+            return Unreadable(
+                str(path), None, "can't be read: a pipe, a device or a link that leads nowhere, not a file"
+            )
         if path.stat().st_size > LARGEST:
-            return Problem(str(path), None, f"can't be read: over {LARGEST // 10**6} MB, which no script is")
+            return Unreadable(str(path), None, f"can't be read: over {LARGEST // 10**6} MB, which no script is")
         if path.suffix == ".ipynb":
             cells = _cells(path)
             text = "\n".join(code for _, code in cells)
@@ -201,7 +203,7 @@ def _read(path: Path) -> Source | Problem:
         LookupError,
         RecursionError,
     ) as error:
-        return Problem(str(path), None, f"can't be read: {error}")
+        return Unreadable(str(path), None, f"can't be read: {error}")
     starts, line = [], 1
     for number, code in cells:
         starts.append((line, number))
@@ -210,13 +212,13 @@ def _read(path: Path) -> Source | Problem:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the script's own string literals
             tree = ast.parse(text)
-        return Source(path, tree, ignored(text), tuple(starts))
+        return ParsedSource(path, tree, ignored(text), tuple(starts))
     except SyntaxError as error:
-        cell, at = Source(path, ast.Module([], []), {}, tuple(starts)).place(error.lineno or 1)
+        cell, at = ParsedSource(path, ast.Module([], []), {}, tuple(starts)).place(error.lineno or 1)
         where = "" if cell is None else f" in cell {cell}"
-        return Problem(str(path), at, f"not Python{where}: {error.msg}")
+        return Unreadable(str(path), at, f"not Python{where}: {error.msg}")
     except (ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:  # null bytes; absurd nesting
-        return Problem(str(path), None, f"not Python: {error}")
+        return Unreadable(str(path), None, f"not Python: {error}")
 
 
 def _cells(path: Path) -> list[tuple[int, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from walkback.lint import Source, ignored, look
+from walkback.lint import ParsedSource, ignored, look
 from walkback.pitfalls import DETECTORS
 from walkback.version import __version__
 
@@ -24,7 +24,7 @@ class Plugin:
     version = __version__
 
     def __init__(self, tree: ast.Module, filename: str = "", lines: Sequence[str] = ()) -> None:
-        self._source = Source(Path(filename), tree, ignored("".join(lines)))
+        self._source = ParsedSource(Path(filename), tree, ignored("".join(lines)))
 
     def run(self) -> Iterator[tuple[int, int, str, type[Any]]]:
         """Yield every finding of the file."""

@@ -19,7 +19,8 @@ from walkback.measures.rounding import SQUARABLE, by_largest, least_norm
 from walkback.measures.stream import Samples
 from walkback.measures.sums import REPEATED, Groups, Mean, some
 from walkback.measures.vectors import WHOLE
-from walkback.notes import Note, why_no_cosine
+from walkback.notes import Note
+from walkback.sentences import why_no_cosine
 
 
 class Cosine(Mean):

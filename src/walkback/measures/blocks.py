@@ -62,10 +62,10 @@ def _draw(model: nn.Module, blocks: Sequence[nn.Module], build: Build | None, an
                 reset()
         if left := [(m, name) for m, name, p in weights if bool(p.isnan().any())]:
             module, name = left[0]
-            said = f"writes no numbers to its {name}" if callable(_reset_of(module)) else "none"
+            does = f"writes no numbers to its {name}" if callable(_reset_of(module)) else "none"
             raise InputError(
                 f"Expected every part of a block to have reset_parameters(), but {type(module).__name__} has "
-                f"parameters of its own and {said}. Give build=, a function that makes a new network."
+                f"parameters of its own and {does}. Give build=, a function that makes a new network."
             )
 
 

@@ -63,18 +63,18 @@ class CreditRounding:
         if isinstance(self._credit, Recorded):
             self._answer = CreditAgain(False, RECORDED)
         elif isinstance(self._credit, nn.Module):
-            self._answer = self._asked(self._of_copies(self._credit), trace, exact)
+            self._answer = self._ask(self._of_copies(self._credit), trace, exact)
         else:
             self._later = trace, exact
 
     def answer(self, otherwise: str) -> CreditAgain:
         """Return what was found; `otherwise` is why no batch could be computed in float64."""
         if self._later is not None:
-            self._answer = self._asked(self._of_function, *self._later)
+            self._answer = self._ask(self._of_function, *self._later)
             self._later = None
         return self._answer or CreditAgain(False, otherwise)
 
-    def _asked(self, ask: Callable[[Trace, Trace], tuple[Any, Any]], trace: Trace, exact: Trace) -> CreditAgain:
+    def _ask(self, ask: Callable[[Trace, Trace], tuple[Any, Any]], trace: Trace, exact: Trace) -> CreditAgain:
         assert trace.credits is not None
         try:
             with torch.random.fork_rng(devices=[trace.losses.device] if trace.losses.is_cuda else []):

@@ -84,7 +84,7 @@ def depth(
     strengths: dict[str, list[float]] = {TRAINED: [], RANDOM: []}
     stems = (Stems(), Stems())
     with untouched(bare) as found:
-        first = Pair.of(bare, seen, unseen, anatomy, stems)
+        first = FitAndTest.of(bare, seen, unseen, anatomy, stems)
         if len(first.compared.labels) < 2:
             raise InputError(
                 "Expected two or more test samples, since their spread is part of the answer, but got one."
@@ -101,7 +101,7 @@ def depth(
                 torch.manual_seed(seed + 1 + draw)
                 randomise(bare, first.fitted.blocks, build, anatomy, drawn_before)
                 settle(bare, (*first.fitted.blocks, *first.fitted.readout), seen)
-            drawn = Pair.of(bare, seen, unseen, anatomy, stems).like(first)
+            drawn = FitAndTest.of(bare, seen, unseen, anatomy, stems).like(first)
             rival, strength = drawn.refitted(seed)
             rivals.append(rival)
             strengths[RANDOM].append(strength)
@@ -256,15 +256,15 @@ class Features:
 
 
 @dataclass(frozen=True)
-class Pair:
+class FitAndTest:
     """The features to fit readouts on and those to compare them on."""
 
     fitted: Features
     compared: Features
 
     @staticmethod
-    def of(model: nn.Module, train: Batches, test: Batches, anatomy: Any, stems: tuple[Stems, Stems]) -> Pair:
-        return Pair(Features.of(model, train, anatomy, stems[0]), Features.of(model, test, anatomy, stems[1]))
+    def of(model: nn.Module, train: Batches, test: Batches, anatomy: Any, stems: tuple[Stems, Stems]) -> FitAndTest:
+        return FitAndTest(Features.of(model, train, anatomy, stems[0]), Features.of(model, test, anatomy, stems[1]))
 
     def right(self, name: int | str, strength: float) -> Tensor:
         """Return (N,) which test samples a readout of a site, or of what the head reads, gets right."""
@@ -275,7 +275,7 @@ class Pair:
         readout, strength = refit(self.fitted.read, self.fitted.labels, seed)
         return readout(self.compared.read) == self.compared.labels, strength
 
-    def like(self, other: Pair) -> Pair:
+    def like(self, other: FitAndTest) -> FitAndTest:
         """Return this pair, or raise where its samples come in another order: they could not be paired."""
         for name, a, b in (("train", self.fitted, other.fitted), ("test", self.compared, other.compared)):
             if not torch.equal(a.labels, b.labels):
@@ -349,7 +349,7 @@ def _without(
     unseen: Batches,
     anatomy: Any,
     stems: tuple[Stems, Stems],
-    first: Pair,
+    first: FitAndTest,
     strength: float,
 ) -> tuple[list[float] | None, str]:
     """Return the accuracies with each block left out, then with all of them; or why there are none."""
@@ -364,7 +364,9 @@ def _without(
         try:
             with skipped(absent, branch):
                 settle(model, first.fitted.readout, seen)
-                out.append(accuracy(Pair.of(model, seen, unseen, anatomy, stems).like(first).right("head", strength)))
+                out.append(
+                    accuracy(FitAndTest.of(model, seen, unseen, anatomy, stems).like(first).right("head", strength))
+                )
         except NoStream:
             return None, "a block is not called with the stream as its first argument: it can't be left out"
     return out, ""

@@ -76,10 +76,10 @@ class Redraws:
         self.samples += len(trace.losses)
 
     def compute(self, found: Found) -> None:
-        told: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
-        found.conditions["fresh_feedback"] = told
+        options: dict[str, Any] = {**vars(self.probe), "samples": self.samples}
+        found.conditions["fresh_feedback"] = options
         if self.why:
-            told["not measured because"] = self.why
+            options["not measured because"] = self.why
             return
         drawn = [meter.result() for meter in self.meters]
         spreads = [_spread(list(values)) for values in zip(*(m.cosine for m in drawn))]
@@ -88,7 +88,7 @@ class Redraws:
             found.values["probes"][name] = [s and s[0] + side * s[1] for s in spreads]
         for name in ("gamma", "deep_cosine"):
             spread = _spread([of_cosines(m.cosine, found.conditions)[name] for m in drawn])
-            told[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
+            options[name] = None if spread is None else {"mean": spread[0], "std": spread[1]}
 
 
 def _spread(values: Numbers) -> tuple[float, float] | None:

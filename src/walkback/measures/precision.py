@@ -104,7 +104,7 @@ class IntrinsicMeter:
     ) -> None:
         self.tracer, self.seed = tracer, (probe or Intrinsic()).seed
         self._rounding = None if credit is None else CreditRounding(tracer, credit, paired)
-        tracer.keep_branches = True
+        tracer.learn(branches=True)
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
         self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total, count and, of some, squares

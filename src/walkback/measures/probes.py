@@ -100,8 +100,8 @@ PROBES: dict[str, type[Probe]] = {
 }
 
 
-def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
-    """Turn names and objects into probe objects.
+def wanted(probes: Sequence[str | Probe], edition: str = "three-check") -> list[Probe]:
+    """Turn names and objects into probe objects, and add the one that the intrinsic edition judges by.
 
     >>> wanted(["nudging"])
     [Nudging(eta=0.01, samples=1024)]
@@ -124,6 +124,8 @@ def wanted(probes: Sequence[str | Probe]) -> list[Probe]:
                 f"Expected at most one probe of each kind, since a report has one place for it, but got {same[0]} and "
                 f"{out[-1]}. Measure once with each."
             )
+    if edition == "intrinsic" and not any(isinstance(probe, Intrinsic) for probe in out):
+        out.append(Intrinsic())
     return out
 
 

@@ -89,7 +89,7 @@ class Readout:
         return self.logits(x).argmax(1)
 
 
-class Problem:
+class ReadoutFit:
     """The cross-entropy of a linear readout with a ridge, as a function of its weights, and what makes it easy.
 
     Features (N, d) are standardised; where they fit into memory that is done once.
@@ -157,12 +157,12 @@ class Start:
     spread: Tensor | None
 
     @staticmethod
-    def of(problem: Problem, fitted: int) -> Start:
+    def of(problem: ReadoutFit, fitted: int) -> Start:
         """Return the readout that knows how often each class is, and no more; so many samples are fitted from it."""
         return Start(torch.zeros_like(problem.sums), problem.shares.clamp(min=1e-9).log(), problem.spread(fitted))
 
 
-def solve(problem: Problem, strength: float, start: Start) -> Readout:
+def solve(problem: ReadoutFit, strength: float, start: Start) -> Readout:
     """Return the readout of least cross-entropy + strength · ‖weight‖², by L-BFGS.
 
     Where predictions have become sure the loss is flatter than at the start: then it goes on from there.
@@ -176,7 +176,7 @@ def solve(problem: Problem, strength: float, start: Start) -> Readout:
         start, even = Start(found.weight, found.bias, start.spread), now
 
 
-def _solve(problem: Problem, strength: float, start: Start, even: float) -> Readout:
+def _solve(problem: ReadoutFit, strength: float, start: Start, even: float) -> Readout:
     """Solve in unknowns that are the weights times a root of the loss's curvature, as far as it is known.
 
     So the curvature is about 1 in all directions, and half the squared length of the gradient about what is left to
@@ -222,7 +222,7 @@ class _Root:
         return torch.linalg.solve_triangular(self.triangle.T, slope, upper=True, left=False)
 
 
-def _root(spread: Tensor | None, even: float, strength: float, problem: Problem) -> _Root:
+def _root(spread: Tensor | None, even: float, strength: float, problem: ReadoutFit) -> _Root:
     if spread is None:
         return _Root((even + 2 * strength) ** 0.5)
     rounding = torch.finfo(problem.kind).eps * len(spread)  # of sums: without it there may be no root
@@ -238,7 +238,7 @@ def fit(x: Tensor, y: Tensor, strength: float) -> Readout:
     >>> fit(x, torch.tensor([0, 0, 1, 1]), 1e-4)(torch.tensor([[-5.0], [9.0]]))
     tensor([0, 1])
     """
-    problem = Problem(x, y, int(y.max()) + 1)
+    problem = ReadoutFit(x, y, int(y.max()) + 1)
     return solve(problem, strength, Start.of(problem, len(x)))
 
 
@@ -269,7 +269,7 @@ def refit(x: Tensor, y: Tensor, seed: int) -> tuple[Readout, float]:
     """Return a readout of features (N, d) and classes (N,), and its ridge, chosen by `choose`."""
     classes = int(y.max()) + 1
     strength, start = _chosen(x, y, seed, classes)
-    return solve(Problem(x, y, classes), strength, start), strength
+    return solve(ReadoutFit(x, y, classes), strength, start), strength
 
 
 def choose(x: Tensor, y: Tensor, seed: int) -> float:
@@ -287,7 +287,7 @@ def _chosen(x: Tensor, y: Tensor, seed: int, classes: int) -> tuple[float, Start
     out, kept = order.split([held := max(1, int(HELD_OUT * len(order))), len(order) - held])
     if not len(kept):
         raise InputError(f"Expected training samples to fit a readout on and some to choose its ridge, but got {held}.")
-    problem = Problem(x[kept], y[kept], classes)
+    problem = ReadoutFit(x[kept], y[kept], classes)
     start, best, least = Start.of(problem, len(x)), max(STRENGTHS), float("inf")
     for strength in sorted(STRENGTHS, reverse=True):
         found = solve(problem, strength, start)

@@ -14,6 +14,7 @@ TRAINED, RANDOM = "trained", "re-randomised"
 WITHIN_DRAWS = "one of the random draws does as well: this may be the luck of a draw, not training"
 
 
+# Many fields, since they are what a report and a run record keep under "depth".
 @dataclass(frozen=True)
 class Depth:
     """What the trained blocks are worth. Accuracies are fractions of the test samples; all readouts are refitted.

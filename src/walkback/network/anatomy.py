@@ -16,6 +16,7 @@ from torch import nn
 from walkback.errors import AnatomyError, shown
 from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, choose, outside
 from walkback.network.lookup import Part, find_part, one_or_many, sequence, unfold
+from walkback.network.published import published
 from walkback.network.refusals import cannot_read
 from walkback.network.share import Share, share_of
 from walkback.network.stacks import (
@@ -29,10 +30,6 @@ from walkback.network.stacks import (
     type_name,
 )
 from walkback.network.values import named_modules_of
-
-# The two spellings of the published interface: stem, terminal norm, head.
-STEMS = ("embed", "patch_embed")
-READOUTS = (("out_ln", "out_head"), ("norm", "head"))
 
 _FOLD = 8  # longer rows of blocks of one type are printed as first … last
 
@@ -118,7 +115,7 @@ class Anatomy:
             many = blocks if isinstance(blocks, (nn.Module, str)) else sequence(blocks, "blocks")
             return Anatomy(before, unfold(many), after, pool, branch).resolve(model)
         core = unwrap(model)
-        if (found := _published(core)) is not None:
+        if (found := published(core)) is not None:
             the_stem, the_readout = found
             return Anatomy(before or the_stem, "blocks", after or the_readout, pool, branch).resolve(model)
         stacks = find_stacks(core)
@@ -133,13 +130,13 @@ class Anatomy:
         paths = stacks[0].paths
         outer = around(core, paths)
         named = before is not None and after
-        said = tuple(
+        guesses = tuple(
             text
             for text in (guess(stacks, beside(core, stacks[0])), "" if named or not any(outer) else BY_ORDER)
             if text
         )
         found_stem = outer[0] if len(outer[0]) > 1 else outer[0][0] if outer[0] else None
-        return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=said).resolve(model)
+        return Anatomy(before or found_stem, paths, after or outer[1], pool, branch, guesses=guesses).resolve(model)
 
     def resolve(self, model: nn.Module) -> Anatomy:
         """Return the same anatomy with every dotted path looked up in `model`."""
@@ -217,8 +214,7 @@ class Anatomy:
         rows = _folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
         if self.names and not self.stems:
             rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+        lines = _aligned(rows)
         lines += [] if self.share is None else [self.share.text()]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
@@ -327,8 +323,7 @@ class Layers(Anatomy):
         last = len(self.modules) - 1
         what = [*(f"writes h_{i}" for i in range(last + 1)), *(f"reads h_{last}" for _ in self.readout)]
         rows = [(*row, text) for row, text in zip(self.rows(), what)]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+        lines = _aligned(rows)
         lines += [f"sites are {self.why}", "the input is no site, the output layer is the readout"]
         lines += [] if self.share is None else [self.share.text("their layers")]
         lines += [f"left out: {text}" for text in self.left_out]
@@ -375,6 +370,11 @@ def _folded(rows: list[Row]) -> list[Row]:
     return out
 
 
+def _aligned(rows: list[Row]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the network inside compile and data-parallel wrappers (same weights, no copy)."""
     while True:
@@ -384,20 +384,3 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
-
-
-def is_published(model: nn.Module) -> bool:
-    """Return whether a network has the published interface, by which it says what its blocks are."""
-    return _published(model) is not None
-
-
-def _published(model: nn.Module) -> tuple[str, tuple[str, ...]] | None:
-    """Return (stem, readout) of a network that has the published interface, else None."""
-    stem = next((name for name in STEMS if isinstance(getattr(model, name, None), nn.Module)), None)
-    readout = next((pair for pair in READOUTS if isinstance(getattr(model, pair[1], None), nn.Module)), ())
-    present = tuple(name for name in readout if isinstance(getattr(model, name, None), nn.Module))
-    container = getattr(model, "blocks", None)
-    has_blocks = isinstance(container, nn.ModuleDict) or (
-        isinstance(container, Iterable) and all(isinstance(b, nn.Module) for b in list(container))
-    )
-    return (stem, present) if has_blocks and stem is not None and present else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from walkback.errors import InputError, cut, shown
 
 Inputs = Tensor | Mapping[str, Any]
+T = TypeVar("T")
 
 LABELS = "labels"
 MASK = "attention_mask"
@@ -57,6 +58,17 @@ def pairs(batches: Iterable[Any], model: nn.Module | None = None) -> Iterator[tu
         elif model is not None and kept:
             x = {LABELS: y, **(x if isinstance(x, Mapping) else {next(iter(_signature(model))): x})}
         yield x, y
+
+
+def at_least_one(batches: Iterable[T]) -> Iterator[T]:
+    """Yield what there is; an InputError where there is nothing."""
+    nothing = True
+    for batch in batches:
+        nothing = False
+        yield batch
+    if nothing:
+        used = "A generator that was used up before gives nothing: pass a list or a fresh loader."
+        raise InputError(f"Expected at least one batch, but eval_batches is empty. {used}")
 
 
 def takes_labels(model: nn.Module) -> bool:

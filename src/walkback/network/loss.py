@@ -58,8 +58,8 @@ def check_labels(logits: Tensor, y: Tensor) -> None:
     if y.dtype == torch.bool or y.is_complex():
         raise InputError(f"Expected labels as integer classes or probabilities, but got {y.dtype}. Use y.long().")
     if y.device != logits.device:
-        told = "A meta tensor has no values: load them" if y.is_meta else f'Use y.to("{logits.device}")'
-        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}. {told}.")
+        remedy = "A meta tensor has no values: load them" if y.is_meta else f'Use y.to("{logits.device}")'
+        raise InputError(f"Expected labels on {logits.device} with the logits, but they are on {y.device}. {remedy}.")
     if y.is_floating_point():
         if y.shape != logits.shape or logits.ndim != 2:
             raise InputError(

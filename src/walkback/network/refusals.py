@@ -9,13 +9,15 @@ from torch import nn
 from walkback.network.stacks import Stack, lone_blocks, type_name
 from walkback.network.values import children_of, named_modules_of
 
+_SHOWN = 40  # lines of a tree
+
 
 def _counted(container: nn.Module) -> str:
     children = [child for _, child in children_of(container)]
     return f"{len(children)} x {' or '.join(dict.fromkeys(type_name(c) for c in children))}"
 
 
-def tree_of(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> str:
+def tree_of(model: nn.Module, stacks: Iterable[Stack] = ()) -> str:
     """Return the modules of a network as an indented list, with what may be blocks marked."""
     marked = {stack.name() for stack in stacks}
     lines = [f"  {type_name(model)}"]
@@ -25,8 +27,8 @@ def tree_of(model: nn.Module, stacks: Iterable[Stack] = (), limit: int = 40) -> 
         depth = name.count(".") + 1
         mark = f"   <- {_counted(module)}: blocks?" if name in marked else ""
         lines.append(f"  {'  ' * depth}{name.rpartition('.')[2]}: {type_name(module)}{mark}")
-    if len(lines) > limit:
-        lines = [*lines[:limit], f"  … {len(lines) - limit} more modules"]
+    if len(lines) > _SHOWN:
+        lines = [*lines[:_SHOWN], f"  … {len(lines) - _SHOWN} more modules"]
     return "\n".join(lines)
 
 

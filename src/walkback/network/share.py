@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from walkback.network.values import children_of, named_modules_of, parameters_of
-from walkback.notes import held
+from walkback.sentences import share_held
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Share:
         >>> Share(0.5, ("embed", "head")).text()
         'blocks hold 50% of the weights; the rest: embed, head'
         """
-        return held(what, self.inside, self.outside)
+        return share_held(what, self.inside, self.outside)
 
 
 def share_of(model: nn.Module, parts: Iterable[nn.Module]) -> Share:

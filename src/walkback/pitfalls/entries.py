@@ -13,7 +13,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerList:
     """A list with one entry per layer, or a part of it."""
 
     root: Key  # names the whole list
@@ -31,7 +31,7 @@ class Layers:
     def is_whole(self) -> bool:
         return self.start == 0 and self.end == 0
 
-    def is_same_list(self, other: Layers) -> bool:
+    def is_same_list(self, other: LayerList) -> bool:
         return (self.root, self.held) == (other.root, other.held)
 
 
@@ -39,7 +39,7 @@ class Layers:
 class Vector:
     """A vector: in turn t of a loop, entry t + `offset` of a list, counted from its end where `backwards`."""
 
-    layers: Layers
+    layers: LayerList
     offset: int
     left_out: int | None  # how many entries no turn reaches at the other end; None where that can't be read
     loop: Loop | None = None  # None where the vector is all of the list at once
@@ -114,9 +114,9 @@ class Reader:
         """Return what a loop gives its names: an entry, or (an index) how far it is ahead of the turn."""
         target, over = loop.target, self._over(loop.iter)
         turns: dict[str, int | Vector] = {}
-        if isinstance(target, ast.Name) and self.given(over, "range"):
+        if isinstance(target, ast.Name) and self.arguments_of(over, "range"):
             return {target.id: 0}
-        if given := self.given(over, "enumerate"):
+        if given := self.arguments_of(over, "enumerate"):
             if not isinstance(target, ast.Tuple) or len(target.elts) != 2:
                 return {}
             start = whole_number(given[1]) if len(given) > 1 else 0
@@ -124,7 +124,7 @@ class Reader:
             if start is not None and isinstance(index, ast.Name):
                 turns[index.id] = start
         parts = [(target, over)]
-        if isinstance(over, ast.Call) and self.given(over, "zip"):
+        if isinstance(over, ast.Call) and self.arguments_of(over, "zip"):
             names = target.elts if isinstance(target, ast.Tuple) else []
             parts = list(zip(names, over.args)) if len(names) == len(over.args) else []
         for name, part in parts:
@@ -136,7 +136,7 @@ class Reader:
     def _walked(self, node: ast.expr) -> Vector | None:
         """Return a list that is looped over: X, reversed(X), X[::-1] or X[-2::-1]."""
         backwards, less = False, 0
-        if given := self.given(node, "reversed"):
+        if given := self.arguments_of(node, "reversed"):
             node, backwards = given[0], True
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Slice) and node.slice.step is not None:
             last = -1 if node.slice.lower is None else whole_number(node.slice.lower)
@@ -152,15 +152,15 @@ class Reader:
         """Return what is looped over, without tqdm and, for an index or for pairs made already, its direction."""
         while isinstance(node, ast.Call) and node.args:
             called, inner = self.script.name(node.func).rpartition(".")[2], node.args[0]
-            turned = called == "reversed" and (self.given(inner, "range") or self.given(inner, "list"))
+            turned = called == "reversed" and (self.arguments_of(inner, "range") or self.arguments_of(inner, "list"))
             if called not in ("tqdm", "track", "list") and not turned:
                 break
             node = inner
         return node
 
-    def bound(self, node: ast.expr) -> tuple[Layers, int] | None:
+    def bound(self, node: ast.expr) -> tuple[LayerList, int] | None:
         """Return (X, 1) where the largest index is X's last but one: range(len(X) - 1), range(len(X) - 2, -1, -1)."""
-        given = self.given(self._over(node), "range")
+        given = self.arguments_of(self._over(node), "range")
         if len(given) < 3:
             return self.length(given[-1]) if given else None
         largest = self.length(given[0]) if whole_number(given[2]) == -1 else None
@@ -168,8 +168,8 @@ class Reader:
 
     def runs_down(self, loop: Loop) -> bool:
         """Return whether the index of a loop falls."""
-        given = self.given(loop.iter, "range")
-        return bool(self.given(loop.iter, "reversed")) or (len(given) == 3 and whole_number(given[2]) == -1)
+        given = self.arguments_of(loop.iter, "range")
+        return bool(self.arguments_of(loop.iter, "reversed")) or (len(given) == 3 and whole_number(given[2]) == -1)
 
     def _loop(self, name: ast.Name) -> Loop | None:
         """Return the loop around a name that gives it its value."""
@@ -183,19 +183,19 @@ class Reader:
 
     # -- lists -----------------------------------------------------------------------------------------------------
 
-    def layers(self, node: ast.expr) -> Layers | None:
+    def layers(self, node: ast.expr) -> LayerList | None:
         """Return the list that an expression is, or is a part of."""
         match node:
             case ast.Call(func=called, args=[of]) if self.script.name(called) in ("list", "tuple"):
                 return self.layers(of)
             case ast.Attribute():
-                return Layers((ast.dump(node), 0), node)
+                return LayerList((ast.dump(node), 0), node)
             case ast.Name():
                 loop, (write, value) = self._loop(node), self.written(node)
                 if loop is not None and (write is None or loop not in self.script.above(write)):
-                    return Layers((node.id, -1), node)
+                    return LayerList((node.id, -1), node)
                 other = self.layers(value) if isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) else None
-                return other or Layers((node.id, 0 if write is None else write.lineno), node, value)
+                return other or LayerList((node.id, 0 if write is None else write.lineno), node, value)
             case ast.Subscript(value=of, slice=ast.Slice(lower=lower, upper=upper, step=None)):
                 whole, start = self.layers(of), 0 if lower is None else whole_number(lower)
                 if whole is None or start is None or start < 0:
@@ -206,7 +206,7 @@ class Reader:
                 return replace(whole, start=whole.start + start, end=end)
         return None
 
-    def length(self, node: ast.expr) -> tuple[Layers, int] | None:
+    def length(self, node: ast.expr) -> tuple[LayerList, int] | None:
         """Return (X, 1) of len(X) - 1, also where it has a name."""
         match node:
             case ast.Name():
@@ -217,13 +217,13 @@ class Reader:
                 if of is None or number is None:
                     return None
                 return of[0], of[1] + (number if isinstance(op, ast.Sub) else -number)
-        given = self.given(node, "len")
+        given = self.arguments_of(node, "len")
         layers = self.layers(given[0]) if given else None
         return layers and (layers, 0)
 
     # -- names -----------------------------------------------------------------------------------------------------
 
-    def given(self, node: ast.AST, name: str) -> list[ast.expr]:
+    def arguments_of(self, node: ast.AST, name: str) -> list[ast.expr]:
         """Return the arguments of a call of a builtin, first those without a keyword; [] for anything else."""
         if not isinstance(node, ast.Call) or not node.args or self.script.name(node.func) != name:
             return []

@@ -36,7 +36,7 @@ def detect(script: Script) -> Found:
         loop = _loop(script, node)
         if loop is None or not isinstance(node.target, ast.Name) or not isinstance(node.op, ast.Add):
             continue
-        if not isinstance(node.value, ast.List) and _per_layer(script, loop, *_kept(script, node.value)):
+        if not isinstance(node.value, ast.List) and _per_layer(script, loop, *_collected(script, node.value)):
             yield node, why, fix
 
 
@@ -80,7 +80,7 @@ def _is_cosine_by_hand(node: ast.AST) -> bool:
     return len(norms) == 2 and isinstance(node.right, ast.BinOp) and isinstance(node.right.op, ast.Mult)
 
 
-def _kept(script: Script, value: ast.AST) -> list[ast.AST]:
+def _collected(script: Script, value: ast.AST) -> list[ast.AST]:
     """Return what is put into a list or sum, with what was assigned to a name in it that is used for nothing else."""
     names = [n for n in ast.walk(value) if isinstance(n, ast.Name)]
     scope, found = script.scope(value), [value]
@@ -103,7 +103,12 @@ def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
         elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and len(node.value.elts) == 1:
             into, put = node.target, node.value.elts[0]
         loop = _loop(script, node) if put is not None else None
-        if isinstance(into, ast.Name) and put is not None and loop and _per_layer(script, loop, *_kept(script, put)):
+        if (
+            isinstance(into, ast.Name)
+            and put is not None
+            and loop
+            and _per_layer(script, loop, *_collected(script, put))
+        ):
             yield script.scope(node), into.id
 
 

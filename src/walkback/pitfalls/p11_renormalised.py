@@ -19,7 +19,12 @@ def detect(script: Script) -> Found:
     """Find the norm of something that was divided by its norm."""
     for call in script.calls():
         of = script.norm_of(call)
-        if of is not None and script.is_normalised(of) and not script.is_data(of) and not _known(script, call, of):
+        if (
+            of is not None
+            and script.is_normalised(of)
+            and not script.is_data(of)
+            and not _is_on_purpose(script, call, of)
+        ):
             yield (
                 call,
                 "this was divided by its norm before, so its norm is 1 whatever the network does",
@@ -27,7 +32,7 @@ def detect(script: Script) -> Found:
             )
 
 
-def _known(script: Script, call: ast.Call, of: ast.expr) -> bool:
+def _is_on_purpose(script: Script, call: ast.Call, of: ast.expr) -> bool:
     """Return whether the norm is a check (an assert, a difference to 1), or is shown beside the one before."""
     up = list(script.above(call))
     if any(isinstance(node, ast.Assert) for node in up):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.entries import Key, Layers, Loop, Reader, Vector
+from walkback.pitfalls.entries import Key, LayerList, Loop, Reader, Vector
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import GRADIENT, Script, keyword, literal, method, names, owner, targets, whole_number
@@ -49,7 +49,7 @@ _CHANGES = ("append", "insert", "extend", "pop", "remove", "reverse", "sort", "c
 
 
 @dataclass(frozen=True)
-class Pair:
+class VectorPair:
     """The two vectors of a cosine."""
 
     node: ast.expr
@@ -72,7 +72,7 @@ def detect(script: Script) -> Found:
     for node, *vectors in cosines:
         a, g = map(reader.entry, vectors)
         if a is not None and g is not None and a.loop is g.loop and a.backwards == g.backwards:
-            pairs.append(Pair(node, (a, g)))
+            pairs.append(VectorPair(node, (a, g)))
     # A function that measures the right pairing too measures the neighbour's on purpose.
     right = {(script.scope(pair.node), pair.roots) for pair in pairs if not pair.by}
     for pair in pairs:
@@ -102,7 +102,7 @@ def _cosines(script: Script) -> Iterator[tuple[ast.expr, ast.expr, ast.expr]]:
             yield node, vectors[0], vectors[1]
 
 
-def _is_credit_with_gradient(script: Script, pair: Pair) -> bool:
+def _is_credit_with_gradient(script: Script, pair: VectorPair) -> bool:
     """Return whether a gradient meets what a rule sends, and no name says that it is time, or meant so."""
     loop = pair.sides[0].loop
     around = [] if loop is None else [*names(loop.target), *names(loop.iter)]
@@ -138,7 +138,7 @@ def _called(script: Script, node: ast.AST) -> Iterator[str]:
 # -- is it certain? ------------------------------------------------------------------------------------------------
 
 
-def _is_shifted(reader: Reader, pair: Pair) -> bool:
+def _is_shifted(reader: Reader, pair: VectorPair) -> bool:
     """Return whether it is certain that a credit meets the gradient of another layer."""
     a, g = pair.sides
     if a.layers.is_same_list(g.layers) or any(_is_joined(reader, side.layers) for side in pair.sides):
@@ -153,7 +153,7 @@ def _is_shifted(reader: Reader, pair: Pair) -> bool:
     return pair.by > 0 and (opposite or _of_one_trace(reader, pair) or _alike(reader, pair))
 
 
-def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Layers:
+def _origin(reader: Reader, layers: LayerList, depth: int = 0) -> LayerList:
     """Return what a list was made from, entry by entry, and what is left out of that; itself where uncertain."""
     whole = replace(layers, held="", start=0, end=0)
     made = whole if layers.held else _made_from(reader, layers)
@@ -164,7 +164,7 @@ def _origin(reader: Reader, layers: Layers, depth: int = 0) -> Layers:
     return replace(before, start=made.start + before.start, end=end)
 
 
-def _made_from(reader: Reader, layers: Layers) -> Layers | None:
+def _made_from(reader: Reader, layers: LayerList) -> LayerList | None:
     """Return the list for each of whose entries this one has one."""
     value, changes = layers.made, [call for call in reader.script.calls() if _changes(call, layers.root[0])]
     if isinstance(value, ast.List) and not value.elts and len(changes) == 1:
@@ -194,7 +194,7 @@ def _changes(call: ast.Call, name: str) -> bool:
     return method(call) in _CHANGES and isinstance(of, ast.Name) and of.id == name
 
 
-def _is_joined(reader: Reader, layers: Layers) -> bool:
+def _is_joined(reader: Reader, layers: LayerList) -> bool:
     """Put together from parts, as torch.autograd.grad(loss, [x, *hidden]): what is in front may be no layer."""
     made = layers.made
     if isinstance(made, ast.Call) and reader.script.differentiates(made):
@@ -211,7 +211,7 @@ def _inputs(call: ast.Call) -> list[ast.expr]:
     return [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "inputs")]
 
 
-def _differentiated(reader: Reader, node: ast.expr) -> Layers | None:
+def _differentiated(reader: Reader, node: ast.expr) -> LayerList | None:
     """Return hidden, of torch.autograd.grad(loss, hidden)."""
     if not isinstance(node, ast.Call) or not reader.script.differentiates(node):
         return None
@@ -219,7 +219,7 @@ def _differentiated(reader: Reader, node: ast.expr) -> Layers | None:
     return reader.layers(given[0]) if given else None
 
 
-def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> Layers | None:
+def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> LayerList | None:
     """Return the list that a loop makes one entry for each of.
 
     Not of gradients: [g @ B for g in grads[1:]] are the credits of the layers below.
@@ -239,7 +239,7 @@ def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> Layers | None:
     return over if over.is_whole and (empty or states) else None
 
 
-def _of_one_trace(reader: Reader, pair: Pair) -> bool:
+def _of_one_trace(reader: Reader, pair: VectorPair) -> bool:
     """Return whether these are trace.credits and trace.grads, where the script uses Walkback: both start at site 0."""
     a, g = (side.layers.node for side in pair.sides)
     ours = any(name.partition(".")[0] in ("walkback", "protocol") for name in reader.script.aliases.values())
@@ -248,18 +248,18 @@ def _of_one_trace(reader: Reader, pair: Pair) -> bool:
     return {a.attr, g.attr} == {"credits", "grads"} and ast.dump(a.value) == ast.dump(g.value)
 
 
-def _alike(reader: Reader, pair: Pair) -> bool:
+def _alike(reader: Reader, pair: VectorPair) -> bool:
     """Return whether something in the same function says that the same index is the same layer in both lists.
 
     Equal lengths: len(credits) == len(grads), or zip(credits, grads, strict=True). Or credits[L] = grads[L].
     """
     roots = {side.layers.root for side in pair.sides}
     for node in reader.script.inside(reader.script.scope(pair.node)):
-        whole: list[Layers | None] = []
+        whole: list[LayerList | None] = []
         match node:
             case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq()], comparators=[right]):
                 whole = [of[0] for of in map(reader.length, (left, right)) if of is not None and of[1] == 0]
-            case ast.Call() if reader.given(node, "zip") and literal(keyword(node, "strict")) is True:
+            case ast.Call() if reader.arguments_of(node, "zip") and literal(keyword(node, "strict")) is True:
                 whole = [reader.layers(part) for part in node.args]
             case ast.Assign(targets=[ast.Subscript(value=into, slice=at), *_], value=value):
                 of, number = reader.bare(value), whole_number(at)

@@ -57,7 +57,7 @@ def train(
     from walkback.data import load
     from walkback.nets import build
     from walkback.rules import Parts, declares, make, set_up
-    from walkback.training.step import Step
+    from walkback.training.step import TrainingStep
 
     data = load("teacher")
     x, y = data.train.x[:TRAIN], data.train.y[:TRAIN] * CLASSES // data.classes
@@ -68,7 +68,9 @@ def train(
     learner = make(rule)
     set_up(learner, net, x[:2], CLASSES, generator)
     frozen = scope == "frozen"
-    step = Step(Parts.of(net), learner, declares(learner, "exact") and not frozen, frozen, penalty, reader=False)
+    step = TrainingStep(
+        Parts.of(net), learner, declares(learner, "exact") and not frozen, frozen, penalty, reader=False
+    )
     optimiser = torch.optim.AdamW(net.parameters(), lr=lr)
     for _ in range(epochs):
         for chosen in torch.randperm(TRAIN, generator=generator).split(128):

@@ -51,8 +51,8 @@ def _own_spec(spec: RunSpec) -> RunSpec | None:
 def _read(run: Record, spec: RunSpec) -> Record:
     rows = tuple(_paired(row, spec.rule) for row in run.rows)
     read = _paired({"per_layer": run.report.per_layer, "values": run.report.values}, spec.rule)
-    told = {**run.report.run, "initial": _paired(run.initial, spec.rule)}
-    return replace(run, spec=spec, rows=rows, report=replace(run.report, **read, run=told))
+    run_facts = {**run.report.run, "initial": _paired(run.initial, spec.rule)}
+    return replace(run, spec=spec, rows=rows, report=replace(run.report, **read, run=run_facts))
 
 
 def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 from walkback.audit.as_published import CONTROL, CONTROLS
 from walkback.audit.plans import plan, unique
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, select
+from walkback.audit.settings import RULES, Setting, select
+from walkback.audit.wording import commands
 from walkback.replication.agree import FORMER, agrees_any, published
 from walkback.replication.agree import RULES as AGREES_WHEN
 from walkback.replication.conventions import as_published
@@ -93,21 +94,21 @@ def decoded(published_way: Records, own_way: Records) -> Table:
     True
     """
     view = as_published(published_way)
-    found = [_over_one_control(_found(view), view), _found(own_way)]
+    found = [_over_one_control(_ours_by_figure(view), view), _ours_by_figure(own_way)]
     groups: dict[tuple[Any, ...], list[Figure]] = {}
     for figure in FIGURES:
         groups.setdefault(_key(figure), []).append(figure)
     rows, answers = [], []
-    for key, said in groups.items():
+    for key, printed in groups.items():
         theirs, ours = (by.get(key) for by in found)
-        marks = [None if cell is None else _agrees(cell, said) for cell in (theirs, ours)]
+        marks = [None if cell is None else _agrees(cell, printed) for cell in (theirs, ours)]
         rows.append(
             [
-                *_labels(said[0]),
-                published(said),
+                *_labels(printed[0]),
+                published(printed),
                 *(_cell(cell) for cell in (theirs, ours)),
                 *(_yes(mark and mark[0]) for mark in marks),
-                _explained(said[0], marks),
+                _explained(printed[0], marks),
             ]
         )
         answers.append(marks)
@@ -131,11 +132,11 @@ def _key(figure: Figure) -> tuple[Any, ...]:
     return tuple(getattr(figure, name) for name in _KEY)
 
 
-def _found(records: Records) -> dict[tuple[Any, ...], Against]:
+def _ours_by_figure(records: Records) -> dict[tuple[Any, ...], Against]:
     """Return figure -> what our runs have beside it: the first variant that has any, of controls that of DFA's stem."""
     out: dict[tuple[Any, ...], Against] = {}
     for pair in (*(p for each in TABLES.values() for p in each.compared(records)), *_beside_no_table(records)):
-        for key in {_key(f) for f in pair.said}:
+        for key in {_key(f) for f in pair.printed}:
             known = out.get(key)
             better = known is None or known.value is None or (key[1] == "frozen" and pair.rule == "dfa" != known.rule)
             if better and (pair.value is not None or known is None):
@@ -156,11 +157,11 @@ def _over_one_control(found: dict[tuple[Any, ...], Against], records: Records) -
             out[key] = against("", control, "acc", [figure])
         elif figure.what in GAINS:
             of = found.get((figure.where, figure.rule, GAINS[figure.what], *key[3:]))
-            said = [replace(f, unlike="") for f in FIGURES if _key(f) == key]
-            known = of is not None and isinstance(of.value, float) and control is not None
-            value = 100 * (of.value - control.mean) if known else None
+            printed = [replace(f, unlike="") for f in FIGURES if _key(f) == key]
+            ours = None if of is None else of.value
+            value = 100 * (ours - control.mean) if isinstance(ours, float) and control is not None else None
             out[key] = Against(
-                "", Cell(NONE if value is None else number(value, "pp"), value), value, said, of.n if of else 0
+                "", Cell(NONE if value is None else number(value, "pp"), value), value, printed, of.n if of else 0
             )
     return out
 
@@ -192,9 +193,9 @@ def _largest(run: Record) -> float | None:
     return max((c for c in run.measurements.cosine if c is not None), key=abs, default=None)
 
 
-def _agrees(pair: Against, said: Sequence[Figure]) -> tuple[bool | None, bool | None]:
+def _agrees(pair: Against, printed: Sequence[Figure]) -> tuple[bool | None, bool | None]:
     """Return whether ours agrees, by the rule as it is and by the former one."""
-    as_compared = [f for f in pair.said if _key(f) == _key(said[0])] or said
+    as_compared = [f for f in pair.printed if _key(f) == _key(printed[0])] or printed
     return agrees_any(pair.value, as_compared), agrees_any(pair.value, as_compared, FORMER)
 
 
@@ -210,7 +211,7 @@ def _cell(pair: Against | None) -> Cell | str:
         return NONE
     cell = pair.cell if isinstance(pair.cell, Cell) else Cell(pair.cell, pair.cell)
     if cell.text == NONE and isinstance(pair.value, float):  # a table that shows it in another column
-        cell = Cell(number(pair.value, pair.said[0].kind), pair.value)
+        cell = Cell(number(pair.value, pair.printed[0].kind), pair.value)
     return cell if cell.text == NONE or not pair.n else Cell(f"{cell.text} (n={pair.n})", cell.raw)
 
 

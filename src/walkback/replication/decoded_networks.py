@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, setting_words
+from walkback.audit.settings import RULES
+from walkback.audit.wording import setting_words
 from walkback.replication.conventions import as_published
 from walkback.report.table import NONE, Table, number, table
 

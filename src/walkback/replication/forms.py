@@ -32,13 +32,13 @@ BOLD = (
 )
 
 
-def thresholds(limits: DiagnosticThresholds | None = None) -> str:
+def thresholds() -> str:
     """Return the sentence of a caption on thresholds.
 
     >>> thresholds()[:55]
     'Checks flag: D1 and (a) growth above 50; D2 and (b) ‖g_'
     """
-    t = limits or DiagnosticThresholds()
+    t = DiagnosticThresholds()
     return (
         f"Checks flag: D1 and (a) growth above {t.h_norm_explosion_ratio:g}; D2 and (b) ‖g_L‖ below "
         f"{number(t.g_norm_floor, 'norm')}; (c) stability above {t.stability_drift_ceiling:g}; D3 and (d) a gain under "

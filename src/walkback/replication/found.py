@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from walkback.registry import modules_of
+from walkback.report.markdown import grid
 
 Kind = TypeVar("Kind")  # something with a name, a line `about` it, and a `place` among its like
 
@@ -19,4 +20,4 @@ def in_folder(package: str, kind: type[Kind]) -> dict[str, Kind]:
 
 def markdown_list(shows: Mapping[str, str]) -> str:
     """Return the Markdown table of names and what each shows, as the documentation lists them."""
-    return "\n".join(["| name | what it shows |", "|---|---|", *(f"| {n} | {about} |" for n, about in shows.items())])
+    return grid(("name", "what it shows"), list(shows.items()))

@@ -16,10 +16,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from walkback.audit.discoveries import held
+from walkback.audit.discoveries import with_discovery_rate
 from walkback.audit.plans import counted
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import alike, commands, judged_runs, last
+from walkback.audit.settings import alike, judged_runs, last
+from walkback.audit.wording import commands
 from walkback.errors import InputError
 from walkback.files import encoded
 from walkback.replication.page_pair import pair_picture
@@ -105,7 +106,9 @@ def page_data(records: Records) -> dict[str, Any]:
     if not records.runs:
         raise InputError(_nothing(records))
     groups = alike(records)
-    claims, many = held({spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"})
+    claims, many = with_discovery_rate(
+        {spec: judged_runs(records, runs) for spec, runs in groups.items() if spec.scope == "all"}
+    )
     rows = {spec: setting_row(records, spec, j) for spec, j in claims.items()}
     names = {spec: setting_name(spec) for spec in groups}
     place = {names[spec]: (spec.net, spec.data, spec.penalty, -spec.epochs, names[spec]) for spec in groups}

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import LABELS, Judged, setting_words, worded
+from walkback.audit.settings import LABELS, Judged
+from walkback.audit.wording import setting_words, worded
 from walkback.replication.page_words import LIMITS, to_do
 from walkback.replication.tables.build import among_many, depth_word, failed_words, flag_word, interval_text
 from walkback.report.page_view import distance, mark

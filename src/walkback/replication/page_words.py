@@ -93,12 +93,12 @@ def _verdicts(settings: Sequence[Setting]) -> str:
     fallen = Counter(s["rule"] for s in settings if s["verdict"]["word"] == WALKED_BACK)
     names = ", ".join(f"{rule} {n}×" if n > 1 else rule for rule, n in fallen.most_common(4))
     more = f" and {len(fallen) - 4} other rules" if len(fallen) > 4 else ""
-    said = {
+    sentences = {
         WALKED_BACK: f"{words[WALKED_BACK]} would have to be walked back ({names}{more})",
         UNDECIDED: f"{words[UNDECIDED]} {'is' if words[UNDECIDED] == 1 else 'are'} undecided",
         PASSES: f"{words[PASSES]} {'passes' if words[PASSES] == 1 else 'pass'}",
     }
-    return f"Of {counted(len(settings), 'setting')}, {', '.join(text for w, text in said.items() if words[w])}."
+    return f"Of {counted(len(settings), 'setting')}, {', '.join(text for w, text in sentences.items() if words[w])}."
 
 
 def _pair(settings: Sequence[Setting]) -> str:

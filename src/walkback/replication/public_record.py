@@ -19,6 +19,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from walkback.errors import FormatError, InputError, WalkbackError, shown
+from walkback.files import write_whole
 from walkback.report.formats import report_2
 from walkback.report.formats.logged import judge
 from walkback.report.html import asset, templates
@@ -46,7 +47,7 @@ class Code(_Exact):
     url: Link | None = None
 
 
-class Paper(_Exact):
+class PaperLink(_Exact):
     """Where the number was claimed."""
 
     title: Line
@@ -63,13 +64,13 @@ class EntryFile(_Exact):
     data_fingerprint: Annotated[str, Field(pattern="^[0-9a-f]{16,64}$")]
     spec: Annotated[dict[str, Any], Field(min_length=1)]
     code: Code
-    paper: Paper | None = None
+    paper: PaperLink | None = None
     by: Line | None = None
     report: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordEntry:
     """One entry as it was read: its name is that of its file, and the anchor of its row."""
 
     name: str
@@ -86,7 +87,7 @@ class Entry:
 class PublicRecord:
     """What a folder of entries holds, in the order of their names, and what is wrong with the others."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[RecordEntry, ...]
     problems: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
@@ -101,7 +102,7 @@ class PublicRecord:
         return {"rows": rows(self), "problems": [{"file": file, "reason": why} for file, why in self.problems]}
 
 
-def read_entry(path: str | Path) -> Entry:
+def read_entry(path: str | Path) -> RecordEntry:
     """Read one entry; raise a FormatError that says what is wrong with it."""
     path = Path(path)
     if path.suffix != ".json" or not _NAME.fullmatch(path.stem):
@@ -114,7 +115,7 @@ def read_entry(path: str | Path) -> Entry:
         place = ".".join(map(str, first["loc"])) or "the file"
         got = "" if first["type"] == "missing" else f", got {shown(first['input'])}"
         raise FormatError(f"Expected {path} to be of schema {SCHEMA}, but {place}: {first['msg']}{got}.") from None
-    return Entry(path.stem, file, _checked(file, path))
+    return RecordEntry(path.stem, file, _checked(file, path))
 
 
 def _checked(file: EntryFile, path: Path) -> Report:
@@ -198,12 +199,35 @@ def make_entry(
     return json.loads(json.dumps(entry))
 
 
+def read_spec(path: Path) -> dict[str, Any]:
+    """Read everything that decides a training from a JSON or TOML file, in any form but a list."""
+    found = read_table(path)
+    if not isinstance(found, dict):
+        raise InputError(f"Expected {path} to hold a table of what was trained, but it holds a {type(found).__name__}.")
+    return found
+
+
+def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
+    """Write an entry into a new file; one that `read_entry` refuses is not kept."""
+    if path.exists():
+        raise InputError(f"Expected a new name for the entry, but {path} is there already.")
+    try:
+        write_whole(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise InputError(f"Expected to write {path}, but: {error}.") from None
+    try:
+        read_entry(path)
+    except FormatError:
+        path.unlink()
+        raise
+
+
 # -- the page ------------------------------------------------------------------------------------------------------
 
 
 def rows(record: PublicRecord) -> list[dict[str, Any]]:
     """Return one row per rule, network and data: how many entries have each verdict, and every entry of it."""
-    by_setting: dict[tuple[str, str, str], list[Entry]] = {}
+    by_setting: dict[tuple[str, str, str], list[RecordEntry]] = {}
     for entry in record.entries:
         by_setting.setdefault(entry.setting, []).append(entry)
     return [
@@ -221,7 +245,7 @@ def rows(record: PublicRecord) -> list[dict[str, Any]]:
     ]
 
 
-def _counts(entries: list[Entry]) -> Iterator[tuple[str, int]]:
+def _counts(entries: list[RecordEntry]) -> Iterator[tuple[str, int]]:
     counts = Counter(entry.report.verdict for entry in entries)
     yield from ((word, counts[word]) for word in _WORDS if counts[word])
 
@@ -232,7 +256,7 @@ def _anchor(*words: str) -> str:
     return "-".join(re.findall(r"[a-z0-9]+", " ".join(words).lower())) + f"_{digest}"
 
 
-def _shown(entry: Entry) -> dict[str, Any]:
+def _shown(entry: RecordEntry) -> dict[str, Any]:
     file, report = entry.file, entry.report
     accuracy = report.headline_acc
     return {

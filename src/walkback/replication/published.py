@@ -62,7 +62,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One published number or word.
+    """One published number or word: many fields, since they are the columns of published.csv.
 
     Args:
         where: the setting, such as "primary".

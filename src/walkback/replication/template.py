@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from walkback.audit.records import Record, Records, net_options
-from walkback.audit.settings import RULES, Judged, alike, how_long, judged_runs, penalty_words, worded
+from walkback.audit.settings import RULES, Judged, alike, judged_runs
+from walkback.audit.wording import how_long, penalty_words, worded
 from walkback.errors import FormatError, InputError
 from walkback.files import write_whole
 from walkback.replication.tables.build import accuracies, count, depth_cell, depth_word, interval_text, verdict_cell
@@ -93,8 +94,8 @@ def _rows(records: Records, runs: Sequence[Record]) -> list[tuple[str, tuple[Rec
 
 def _name(spec: RunSpec) -> str:
     rule = RULES.get(spec.rule, spec.rule)
-    said = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
-    return ", ".join([*said, *worded(spec.rule_options), *penalty_words(spec), *spec.conventions])
+    words = [rule if spec.scope == "all" else f"frozen blocks, {rule} stem"]
+    return ", ".join([*words, *worded(spec.rule_options), *penalty_words(spec), *spec.conventions])
 
 
 # -- results --------------------------------------------------------------------------------------------------------
@@ -163,17 +164,18 @@ def _body(results: Table) -> str:
 
 def findings(records: Records, runs: Sequence[Record]) -> str:
     """Return one sentence per rule: the claim, then what the checks leave of it."""
-    said = []
+    sentences = []
     for name, found in _rows(records, runs):
         if _trained(found):
-            said.append(_finding(name, judged_runs(records, found)))
-    return " ".join(said) or f"{MISSING}: there are only runs with frozen blocks in this setting."
+            sentences.append(_finding(name, judged_runs(records, found)))
+    return " ".join(sentences) or f"{MISSING}: there are only runs with frozen blocks in this setting."
 
 
 def _finding(name: str, j: Judged) -> str:
     valid = _yes([v.measurement_valid for v in j.verdicts["three-check"]])
     return (
-        f"{name} reaches {_said(j.stat('acc'), 'acc')} with Γ = {_said(j.stat('gamma'), 'cos')} (n = {len(j.runs)}); "
+        f"{name} reaches {_value_text(j.stat('acc'), 'acc')} with Γ = {_value_text(j.stat('gamma'), 'cos')} "
+        f"(n = {len(j.runs)}); "
         f"clamped cosine readable: {valid}; depth: {_depth(j)}; trained blocks are worth "
         f"{_worth_words(j)}; three-check: {verdict_cell(j, 'three-check').text}."
     )
@@ -193,7 +195,7 @@ def _depth(j: Judged) -> str:
     return f"{j.depth.value:+.1f} pp{interval_text(j.depth)} over frozen blocks{some}, {depth_word(j.depth)}"
 
 
-def _said(value: Any, kind: str) -> str:
+def _value_text(value: Any, kind: str) -> str:
     return MISSING if value is None else spread(value, kind).text
 
 
@@ -205,7 +207,7 @@ def _yes(answers: Sequence[bool | None]) -> str:
 # -- fields ---------------------------------------------------------------------------------------------------------
 
 
-def _one(runs: Sequence[Record], value: Callable[[Record], str | None], what: str) -> str:
+def _shared_value(runs: Sequence[Record], value: Callable[[Record], str | None], what: str) -> str:
     """Return what all runs have in common; where they differ, every value with its number; what is missing, by name."""
     values = [value(run) for run in runs]
     known = [text for text in values if text is not None]
@@ -225,7 +227,7 @@ def _condition(name: str, say: Callable[[Any], str] = str) -> Callable[[Sequence
             at = run.report.conditions.get(name)
             return None if at is None else say(at)
 
-        return _one(runs, value, f"conditions.{name} of report.json")
+        return _shared_value(runs, value, f"conditions.{name} of report.json")
 
     return field
 
@@ -312,7 +314,7 @@ def _machine(run: Record) -> str:
 
 
 def _all(name: Callable[[Record], str]) -> Callable[[Sequence[Record]], str]:
-    return lambda runs: _one(runs, name, "")
+    return lambda runs: _shared_value(runs, name, "")
 
 
 FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
@@ -335,8 +337,8 @@ FIELDS: dict[str, Callable[[Sequence[Record]], str]] = {
     "seeds": lambda runs: ", ".join(map(str, sorted({run.spec.seed for run in runs}))),
     "checkpoint rule": _all(_checkpoint),
     "mode": _condition("mode"),
-    "precision": lambda runs: _one(runs, _precision, "conditions.dtype and conditions.device of report.json"),
-    "minibatches": lambda runs: _one(runs, _minibatches, "conditions.batches and the like of report.json"),
+    "precision": lambda runs: _shared_value(runs, _precision, "conditions.dtype and conditions.device of report.json"),
+    "minibatches": lambda runs: _shared_value(runs, _minibatches, "conditions.batches and the like of report.json"),
     "minibatch identity": _condition("probe_hash", lambda at: f"hash {at} of the samples"),
     "layer index": _condition("layer_index"),
     "gradient norm": _condition("g_norm_batch_size", lambda at: f"‖g‖ is the per-sample norm ÷ {at}"),

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from walkback.errors import InputError
+from walkback.errors import InputError, shown
 from walkback.measures.measurements import Measurements, deep_of
 from walkback.measures.over_sites import cosine_error, mean
 from walkback.measures.quantities import PER_SITE, PROBE_LISTS, SCALARS
 from walkback.measures.worth import Depth
 from walkback.notes import Note
+from walkback.registry import texts
 from walkback.report.numbers import NOT_MEASURED
 from walkback.report.report import Report
 from walkback.verdict.checks import DiagnosticThresholds
@@ -70,10 +71,18 @@ def make_report(
         aggregates=m.aggregates,
         controls={k: v for k, v in m.probes.items() if k not in per_layer},
         run=dict(run or {}),
-        depth=None if claim.depth is None else _one(claim.depth).to_dict(),
+        depth=None if claim.depth is None else _depth_of_one(claim.depth).to_dict(),
         conditions=_conditions(m, claim),
         reasons=reasons,
     )
+
+
+def named(method: str, method_name: str, notes: str) -> str:
+    """Return what a report calls the method, by either of its keywords; both at once are an InputError."""
+    texts(method=method, method_name=method_name, notes=notes)
+    if method and method_name:
+        raise InputError(f"Expected method= or method_name=, but got both: {shown(method)} and {shown(method_name)}.")
+    return method or method_name
 
 
 def _judged(m: Measurements, v: Verdict) -> dict[str, float | None]:
@@ -112,7 +121,7 @@ def _counts(claim: Claim) -> Any:
     return each[0] if seeds == 1 else each
 
 
-def _one(depth: Depth | tuple[Depth, ...]) -> Depth:
+def _depth_of_one(depth: Depth | tuple[Depth, ...]) -> Depth:
     """Return the depth of the one network that a report is of."""
     if isinstance(depth, Depth):
         return depth

@@ -65,7 +65,9 @@ def report_markdown(report: Report) -> str:
         harmless(view.weights_line(report)),
         *(grid(head, rows, left=view.stands_left(head)) for head, rows in grids),
         "\n".join(f"- {harmless(line)}" for lines in view.paragraphs(report) for line in lines),
-        "\n".join(f"{s['step']}. **{harmless(view.asked(s['title']))}** {harmless(s['text'])}." for s in report.chain),
+        "\n".join(
+            f"{s['step']}. **{harmless(view.as_question(s['title']))}** {harmless(s['text'])}." for s in report.chain
+        ),
         " ".join(f"{question.capitalize()}: {answer}." for question, answer in report.answers()),
         f"**{harmless(report.verdict_line)}**",
     ]

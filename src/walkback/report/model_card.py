@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from walkback.errors import InputError, shown
-from walkback.report.markdown import escape
+from walkback.report.markdown import escape, grid
 from walkback.report.view import answers, conditions_line, finding_rows
 
 if TYPE_CHECKING:
@@ -18,8 +18,7 @@ def section(report: Report) -> str:
     head, rows = finding_rows(report)
     lines = ["## Does the alignment number mean anything?", "", f"**{escape(report.verdict_line)}**", ""]
     lines += [f"- {escape(question)}: {escape(word)}" for question, word in answers(report)]
-    lines += ["", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(escape(cell) for cell in row)} |" for row in rows]
+    lines += ["", grid(head, rows)]
     measured = conditions_line(report)
     lines += ["", *([escape(measured) + ".", ""] if measured else [])]
     lines += [

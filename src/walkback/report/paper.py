@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +16,10 @@ from walkback.report.formats.logged_columns import methods, stands_for
 from walkback.report.formats.logged_files import named_rows
 from walkback.report.numbers import NONE, figure
 from walkback.report.report import Report
+from walkback.report.text import wrap
 from walkback.verdict.checks import DiagnosticThresholds
 from walkback.verdict.findings import PASSES, UNDECIDED, WALKED_BACK, about
 
-WIDTH = 80
 DEPTH, NORMS, COSINES = "depth", "norms", "cosines"
 QUESTIONS = {
     DEPTH: "What accuracy does the same network reach with its blocks frozen at their random initialisation, with the "
@@ -56,7 +55,7 @@ class Paper:
 
     def __str__(self) -> str:
         counts = [(sum(r.verdict == word for r in self.reports), word) for word in (WALKED_BACK, UNDECIDED, PASSES)]
-        told = ", ".join(f"{n} {word}" for n, word in counts if n)
+        counted = ", ".join(f"{n} {word}" for n, word in counts if n)
         rows = [[r.method, *_claim(r), r.verdict, ", ".join(r.failed)] for r in self.reports]
         head = ["method", "accuracy", "Γ", "frozen", "verdict", "by"]
         align = ("left", "right", "right", "right", "left", "left")
@@ -64,13 +63,13 @@ class Paper:
         unjudged = [f"{r.method}: {'; '.join(_open(r))}" for r in self.reports if _open(r)]
         unread = dict.fromkeys(note.text for r in self.reports for note in r.notes if note.code == "unused-columns")
         parts = [
-            [_wrap(f"{self.name}: {len(self.reports)} method{'s' * (len(self.reports) != 1)}: {told}")],
+            [wrap(f"{self.name}: {len(self.reports)} method{'s' * (len(self.reports) != 1)}: {counted}")],
             [tabulate(rows, head, "simple", colalign=align, disable_numparse=True)],
-            ["Why", *(_wrap(line, "  ", "    ") for line in whys)] if whys else [],
-            ["What could not be judged", *(_wrap(line, "  ", "    ") for line in unjudged)] if unjudged else [],
-            [_wrap(f"note: {text}", "", "  ") for text in unread],
-            ["Ask the authors", *(_asked(i, *one) for i, one in enumerate(self.questions(), 1))],
-            [_wrap("One method in full: --method NAME. Three-check: walked back if (D1 and D2) or D3.")],
+            ["Why", *(wrap(line, "  ", "    ") for line in whys)] if whys else [],
+            ["What could not be judged", *(wrap(line, "  ", "    ") for line in unjudged)] if unjudged else [],
+            [wrap(f"note: {text}", "", "  ") for text in unread],
+            ["Ask the authors", *(_question_line(i, *one) for i, one in enumerate(self.questions(), 1))],
+            [wrap("One method in full: --method NAME. Three-check: walked back if (D1 and D2) or D3.")],
         ]
         return "\n\n".join("\n".join(part) for part in parts if part)
 
@@ -118,14 +117,10 @@ def _lacks(r: Report, what: str) -> bool:
     return any(f["value"] is None and f["flagged"] is None for f in dv.deciding(r) if about(f) in asked[what])
 
 
-def _asked(place: int, question: str, methods: Sequence[str]) -> str:
+def _question_line(place: int, question: str, methods: Sequence[str]) -> str:
     whom = f"(not in the table for {', '.join(methods)})" if methods else "(in the table)"
-    return _wrap(f"{place}. {question} {whom}", "  ", "     ")
+    return wrap(f"{place}. {question} {whom}", "  ", "     ")
 
 
 def _without(text: str, r: Report) -> str:
     return text.removeprefix(f"{r.method}: ")
-
-
-def _wrap(text: str, first: str = "", rest: str = "") -> str:
-    return textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -26,7 +26,7 @@ __all__ = ["SCHEMA", "DiagnosticReport", "Report", "tex"]
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """A diagnosis: the numbers, the findings, the verdict, and why.
+    """A diagnosis: the numbers, the findings, the verdict, and why; many fields, since it is all that is kept of one.
 
     Args:
         verdict: "passes", "walked back" or "undecided".

@@ -54,6 +54,11 @@ class Stat:
             return None
         return sqrt(sum((v - self.mean) ** 2 for v in self.values) / (self.n - 1))
 
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest seed."""
+        return min(self.values), max(self.values)
+
 
 def stat(values: Iterable[float | None]) -> Stat | None:
     """Return what was measured of the values, None if nothing was."""

@@ -25,19 +25,19 @@ SITE_COLUMNS = ("h_norm", "g_norm", "cosine", "null_high")  # of the one table t
 def report_text(report: Report) -> str:
     """Return the report on one screen: the verdict and its reason, the chain, one table by site, what to do next."""
     heads, rows = view.layer_rows(report, [q for q in PER_SITE if q.name in SITE_COLUMNS])
-    steps = [_wrap(f"{check}: {words}", "  ", "    ") for check, words in advice.next_steps(report)]
-    notes = [_wrap(f"note: {text}", "", "  ") for text in report.advisories]
+    steps = [wrap(f"{check}: {words}", "  ", "    ") for check, words in advice.next_steps(report)]
+    notes = [wrap(f"note: {text}", "", "  ") for text in report.advisories]
     asked = " · ".join(f"{question}: {answer}" for question, answer in report.answers())
     parts = [
-        [_wrap(report.verdict_line, "", "  "), _wrap(advice.reason(report))],
+        [wrap(report.verdict_line, "", "  "), wrap(advice.reason(report))],
         ["Walk-back chain", *_chain(report, WIDTH)],
         [_grid(heads, rows)] if len(heads) > 1 else [],
         ["What to do next", *steps] if steps else [],
-        [*map(_wrap, (*dv.seeds_lines(report), *view.run_lines(report))), *notes],
-        [_wrap(asked), *map(_wrap, filter(None, [view.remark(report)]))],
+        [*map(wrap, (*dv.seeds_lines(report), *view.run_lines(report))), *notes],
+        [wrap(asked), *map(wrap, filter(None, [view.remark(report)]))],
         [
-            _wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose."),
-            *map(_wrap, filter(None, [view.weights_line(report)])),
+            wrap(f"{view.title(report)}; {view.conditions_line(report)}. All numbers: report.details(), --verbose."),
+            *map(wrap, filter(None, [view.weights_line(report)])),
         ],
     ]
     return visible("\n\n".join("\n".join(part) for part in parts if part))
@@ -63,7 +63,7 @@ def details_text(report: Report) -> str:
 
 def _chain(report: Report, width: int) -> list[str]:
     return [
-        _wrap(f"{step['step']}. {view.asked(step['title'])} {step['text']}.", "  ", "     ", width)
+        wrap(f"{step['step']}. {view.as_question(step['title'])} {step['text']}.", "  ", "     ", width)
         for step in report.chain
     ]
 
@@ -82,5 +82,6 @@ def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return tabulate(rows, head, tablefmt="simple", colalign=align, disable_numparse=True)
 
 
-def _wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
+def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
+    """Return a text broken into lines, the first and the others behind what is given for them."""
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from walkback.measures.measurements import by_layer, comparable
 from walkback.measures.over_sites import block_growth
 from walkback.measures.quantities import PER_SITE, Quantity
-from walkback.notes import Note, coded, held
+from walkback.notes import Note, coded
 from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, figure
+from walkback.sentences import share_held
 from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def remark(report: Report) -> str:
     return " ".join(note.text for note in coded(report.notes, "remark"))
 
 
-def asked(step: str) -> str:
+def as_question(step: str) -> str:
     """Return the title of a step of the chain as it stands before its text: a question, or with a colon."""
     return step if step.endswith("?") else f"{step}:"
 
@@ -71,7 +72,7 @@ def weights_line(report: Report) -> str:
     if c.get("weights_in_sites") is None:
         return ""
     what = "the layers measured" if by_layer(c) else "blocks"
-    return held(what, c["weights_in_sites"], c.get("weights_outside") or ())
+    return share_held(what, c["weights_in_sites"], c.get("weights_outside") or ())
 
 
 def verdict_line(report: Report) -> str:

@@ -219,26 +219,26 @@ class _Check:
 
     def answer(self) -> BackwardCheck:
         """Return the answer; raise Untold where it can't be told."""
-        told = check_loss(self.tracer, self.point, self.dtype)
-        if told is not None:
-            return self._said(told, "loss")
+        of_loss = check_loss(self.tracer, self.point, self.dtype)
+        if of_loss is not None:
+            return self._check_of(of_loss, "loss")
         here = self._read(self.point, {}, FINE[self.dtype])
         if here.answer == "agrees":
-            return self._said(here)
+            return self._check_of(here)
         shift = nudges(self.point.states, APART[self.dtype])
         point = self._beside(shift)
-        beside = self._told(point, shift)
+        beside = self._certain(point, shift)
         if beside.answer == "agrees":
             if here.answer == "altered" and not here.bent:
                 again = self._trace(self.point.inputs, self.point.labels, {})
                 off = [float(widened(a - g).norm() / widened(g).norm()) for a, g in zip(again.grads, self.point.grads)]
                 same = max(off) < here.error / 10
                 raise Untold("tie" if same else "unsteady", what=here.error)
-            return self._said(beside)
+            return self._check_of(beside)
         beside = self._confirmed(beside, point, shift)
-        return self._said(here if here.answer == beside.answer else beside)
+        return self._check_of(here if here.answer == beside.answer else beside)
 
-    def _told(self, point: Trace, shift: Deltas, by_loss: bool = False) -> Reading:
+    def _certain(self, point: Trace, shift: Deltas, by_loss: bool = False) -> Reading:
         reading = self._read(point, shift, LADDERS[self.dtype], by_loss)
         if reading.answer == "unread":
             raise Untold(reading.cause, **({"what": type_word(reading.narrowest)} if reading.narrowest else {}))
@@ -250,7 +250,7 @@ class _Check:
         if self._reads_more(shift):
             if not self.tracer.per_sample:
                 raise Untold("side-input")
-            return self._told(self._beside(shift), shift, by_loss=True)
+            return self._certain(self._beside(shift), shift, by_loss=True)
         far = self._read(point, shift, LADDERS[self.dtype][-1:])
         off = {probe: error for probe, error in beside.errors.items() if error > far.limit}
         gone = [probe for probe, error in off.items() if far.errors.get(probe, error) < error / 2]
@@ -261,7 +261,7 @@ class _Check:
     def _unless_rounded(self, beside: Reading, shift: Deltas) -> Reading:
         """Return an alteration, unless the backward pass is right in float64 and only rounds in float32."""
         try:
-            wide = self._told(self._beside(shift, wide=True), shift)
+            wide = self._certain(self._beside(shift, wide=True), shift)
         except Untold:
             raise
         except Exception:  # a loss that takes one type only
@@ -284,7 +284,7 @@ class _Check:
             return True
         return not torch.allclose(losses, self.point.losses, rtol=1e-4, atol=0, equal_nan=True)
 
-    def _said(self, reading: Reading, what: str = "network") -> BackwardCheck:
+    def _check_of(self, reading: Reading, what: str = "network") -> BackwardCheck:
         altered = reading.answer == "altered"
         return BackwardCheck(
             "altered" if altered else "agrees",

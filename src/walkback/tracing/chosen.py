@@ -17,7 +17,7 @@ from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.derived import Tape
 from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
-from walkback.tracing.heard import LayerCapture, Run, heard_pass
+from walkback.tracing.heard import LayerCapture, LayerRun, heard_pass
 
 if TYPE_CHECKING:
     from walkback.tracing.rerun import Weights
@@ -94,7 +94,7 @@ def _uncalled(model: nn.Module, called: set[int], losses: Tensor) -> list[str]:
 class _Seen:
     """The calls of one pass, and how they lie above each other in its graph."""
 
-    def __init__(self, runs: list[Run], weighted: set[int], top: Tensor) -> None:
+    def __init__(self, runs: list[LayerRun], weighted: set[int], top: Tensor) -> None:
         self.runs = runs
         self.layers = [run for run in runs if id(run.call.module) in weighted and not run.holds]
         self._bit = {run: 1 << i for i, run in enumerate(runs)}
@@ -115,18 +115,18 @@ class _Seen:
         """Whether two ways from one layer meet in a sum: a projection may be the skip of a residual block."""
         return self._below.joins
 
-    def _under(self, run: Run) -> int:
+    def _under(self, run: LayerRun) -> int:
         """Return the bits of all calls below one, without its own."""
         under = 0
         for edge in run.edges.values():
             under |= self._below.under(edge.node)
         return under & ~self._bit[run]
 
-    def read(self, run: Run) -> list[int]:
+    def read(self, run: LayerRun) -> list[int]:
         """Return which of the tensors that a call returned the loss depends on."""
         return [i for i, edge in run.edges.items() if (edge.node, edge.output_nr) in self._below.reached]
 
-    def why_not(self, run: Run) -> str:
+    def why_not(self, run: LayerRun) -> str:
         """Return why a call can't be a site; "" where it can."""
         if not run.states:
             return "it returns no tensor of real numbers"
@@ -138,7 +138,7 @@ class _Seen:
             return UNREACHED
         return OUTPUT if run in self.readers else ""
 
-    def _find_readers(self) -> list[Run]:
+    def _find_readers(self) -> list[LayerRun]:
         """Return the output layers, which the loss depends on and no other layer, and what was chosen behind them."""
         there = [run for run in self.layers if self.read(run)]
         read = 0
@@ -181,14 +181,14 @@ class _Seen:
         return None
 
 
-def _wanted(layers: Layers, seen: _Seen) -> list[Run]:
+def _wanted(layers: Layers, seen: _Seen) -> list[LayerRun]:
     """Return the calls that were chosen, in the order they ran; AnatomyError where names are in another one."""
     if layers.choice == "layers":
         return [run for run in seen.layers if run not in seen.readers]
     if callable(layers.choice):
         ids = {id(module) for module in layers.modules} | {id(m) for m in layers.readout if layers.choice(m)}
         return [run for run in seen.runs if id(run.call.module) in ids]
-    wanted: list[Run] = []
+    wanted: list[LayerRun] = []
     for name, module in zip(layers.site_names, layers.modules):
         turn = name.partition("#")[2]
         own = [run for run in seen.runs if run.call.module is module]
@@ -236,7 +236,9 @@ def unreached(name: str) -> str:
     )
 
 
-def _is_used(tracer: Tracer, modules: Sequence[nn.Module], run: Run, x: Inputs, y: Tensor, weights: Weights) -> bool:
+def _is_used(
+    tracer: Tracer, modules: Sequence[nn.Module], run: LayerRun, x: Inputs, y: Tensor, weights: Weights
+) -> bool:
     """Return whether the loss is computed from a call after all, past detach() and no_grad."""
     if tracer.tape() is not None:
         return False  # that is what the graph shows
@@ -250,7 +252,7 @@ class _Axes:
     """Where the batch is in what layers return; where two axes are as long, a smaller batch shows it."""
 
     def __init__(
-        self, tracer: Tracer, modules: Sequence[nn.Module], x: Inputs, y: Tensor, weights: Weights, runs: list[Run]
+        self, tracer: Tracer, modules: Sequence[nn.Module], x: Inputs, y: Tensor, weights: Weights, runs: list[LayerRun]
     ) -> None:
         self._batch = len(y)
         self._fewer: dict[tuple[int, int], dict[int, Tensor]] = {}
@@ -269,7 +271,7 @@ class _Axes:
         """Return how many rows there would be of each sample, were they folded into the first axis; 0: they can't."""
         return shape[0] // self._batch if len(shape) > 1 and shape[0] and shape[0] % self._batch == 0 else 0
 
-    def of(self, run: Run, leaf: int) -> tuple[int | None, int]:
+    def of(self, run: LayerRun, leaf: int) -> tuple[int | None, int]:
         """Return the axis of the samples, 0 or 1 (None where there is none), and how many rows of each it holds."""
         h = run.states[leaf]
         axes = self._axes(h.shape) if h.ndim > 1 else []
@@ -283,7 +285,7 @@ class _Axes:
         return (axes[0] if axes else None), 0
 
 
-def has_no_stream(runs: list[Run], model: nn.Module, output: Tensor) -> bool:
+def has_no_stream(runs: list[LayerRun], model: nn.Module, output: Tensor) -> bool:
     """Return whether the layers of a pass come one after the other, with no way past one.
 
     Layers that don't lead to the output are heads beside it, unless the graph may be cut below one that does, as by

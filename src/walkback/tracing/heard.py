@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Run:
+class LayerRun:
     """One call of a module in a pass: where the gradients of its tensors are taken, and what they were."""
 
     call: Call
@@ -46,10 +46,10 @@ class LayerCapture:
         own: Callable[[], Iterable[Tensor]] = tuple,
         tape: Tape | None = None,
     ) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[LayerRun] = []
         self.modules, self.tape = modules, tape
         self._names, self._own = names, own
-        self._running: list[Run] = []
+        self._running: list[LayerRun] = []
         self._turns: dict[int, int] = {}
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class LayerCapture:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         with torch._C.DisableTorchFunction():  # a spy would take a look at a node for a hook on it
             given = {t.grad_fn for t in tensors if t.grad_fn is not None}
-        self._running.append(Run(Call(self._names[id(module)], module, turn), given))
+        self._running.append(LayerRun(Call(self._names[id(module)], module, turn), given))
 
     def after(self, module: nn.Module, output: Any) -> Any:
         """End a call: take down the tensors that it returned, and let each carry a gradient."""
@@ -98,7 +98,7 @@ class LayerCapture:
         made = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         run.edges = {leaf: unseen_edge(t) for leaf, t in enumerate(made)}
 
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[LayerRun]:
         """Return the runs, each with how many of its module there were."""
         for run in self.runs:
             run.call = replace(run.call, turns=self._turns[id(run.call.module)])

@@ -140,7 +140,9 @@ def imprint(t: Tensor) -> bytes | Tensor:
 def shows(before: bytes | Tensor, t: Tensor) -> bool:
     """Return whether a tensor was written since `imprint`."""
     now = imprint(t)
-    return now != before if isinstance(now, bytes) or isinstance(before, bytes) else not torch.equal(now, before)
+    if isinstance(now, bytes) and isinstance(before, bytes):
+        return now != before
+    return isinstance(now, bytes) or isinstance(before, bytes) or not torch.equal(now, before)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:

@@ -29,7 +29,7 @@ _FEW = 16  # samples that show what blocks return
 
 @dataclass(frozen=True)
 class Layout:
-    """How a network is read."""
+    """How a network is read: many fields, since all that the first batch decides stands here."""
 
     # True when blocks return the residual branch, False when the new state, None while it is not known
     branch: bool | None = None
@@ -86,9 +86,9 @@ def infer_layout(
             names, tail = found
             return replace(layout, branch=False, received=True, receivers=names, tail=tail), [Note("received-sites")]
     if layout.branch is not None and shown is not None and shown is not layout.branch:
-        said, seen = ("branch", "new state") if layout.branch else ("new state", "branch")
+        named, seen = ("branch", "new state") if layout.branch else ("new state", "branch")
         raise AnatomyError(
-            f"Expected blocks that return the {said}, as the anatomy says (branch={layout.branch}), but this network "
+            f"Expected blocks that return the {named}, as the anatomy says (branch={layout.branch}), but this network "
             f"adds up as if they return the {seen}. Leave branch out, and it is found by running a batch."
         )
     branch = shown if layout.branch is None else layout.branch

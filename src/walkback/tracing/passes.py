@@ -94,7 +94,7 @@ def traced(
     layout = session.layout
     states = states_of(session, capture, len(y))
     branches = None
-    if session.keep_branches and layout.branch:
+    if session.reading.branches and layout.branch:
         branches = tuple(map(layout.batch_first, capture.made.values()))
     grads = tuple(map(layout.batch_first, grads))
     return Trace(states, grads, None, losses.detach(), logits.detach(), y, x, pool=layout.pool, branches=branches)

@@ -22,7 +22,7 @@ from walkback.network.values import widened
 
 
 @dataclass(frozen=True)
-class Shown:
+class CreditProof:
     """What the weights of one module show of its credit."""
 
     # of the gradients that follow from the credit and those that the run left, relative to the latter; None where they
@@ -58,7 +58,7 @@ def by_weights(
     sent: Mapping[str, Tensor],
     silent: Mapping[str, Tensor | None],
     shared: Collection[str] = (),
-) -> Shown:
+) -> CreditProof:
     """Compare the gradients that a run left in a module's weights with those that follow from its credit.
 
     Args:
@@ -83,7 +83,7 @@ def by_weights(
         g = _wide(grad)
         ours, rest = (torch.zeros_like(g) if t is None else _wide(t) for t in (sent.get(name), silent.get(name)))
         if ours.shape != g.shape or rest.shape != g.shape:
-            return Shown(why="sharded")
+            return CreditProof(why="sharded")
         rest = rest.nan_to_num(0, 0, 0)  # NaN comes of the zero itself: a division by its length
         small = tolerance(grad.dtype) * float(g.norm())
         alone = float(rest.norm()) <= small
@@ -99,18 +99,18 @@ def by_weights(
         cleared = all(grad is None for grad in left.values())
         stopped = not cleared and not any(bool(_wide(grad).any()) for grad in sent.values())
         why = "" if fed else "shared" if tied else "stopped" if stopped else "no-gradient"
-        return Shown(why=why, fed=tuple(fed))
+        return CreditProof(why=why, fed=tuple(fed))
     theirs, ours = (torch.cat([pair[k].flatten() for pair in pairs.values()]) for k in (0, 1))
     if not bool(torch.isfinite(theirs).all() & torch.isfinite(ours).all()):
-        return Shown(why="nonfinite", fed=tuple(fed))
+        return CreditProof(why="nonfinite", fed=tuple(fed))
     length, others = float(theirs.norm()), float(ours.norm())
     difference = float((ours - theirs).norm()) / length
     scale = float(ours @ theirs) / others**2 if others else 0.0
     if scale > 0:  # gradients that were clipped to a length, or unscaled: all of them by one factor
         difference = min(difference, float((scale * ours - theirs).norm()) / length)
     if difference > max(tolerance(left[name].dtype) for name in pairs) and _several_processes():  # type: ignore[union-attr]
-        return Shown(why="ranks", fed=tuple(fed))
-    return Shown(difference, "", tuple(pairs), tuple(fed), max(added))
+        return CreditProof(why="ranks", fed=tuple(fed))
+    return CreditProof(difference, "", tuple(pairs), tuple(fed), max(added))
 
 
 def altered_inside(
@@ -139,7 +139,7 @@ def altered_inside(
     return max(off.values(), default=0.0), tuple(off)
 
 
-def refuse_unlike(shown: Shown, site: int, module: str, dtype: torch.dtype, named: bool = False) -> None:
+def refuse_unlike(shown: CreditProof, site: int, module: str, dtype: torch.dtype, named: bool = False) -> None:
     """Raise CreditError where the weights show that the credit of a site is not what trains its module.
 
     `named`: it was read where the user said, at the output of a module in `writers`.
@@ -178,10 +178,10 @@ def farthest(credits: Sequence[Tensor], others: Sequence[Tensor]) -> tuple[float
     return max(over), over.index(max(over))
 
 
-def said(error: Exception) -> str:
+def in_one_line(error: Exception) -> str:
     """Return what went wrong in the user's code, on one line.
 
-    >>> said(KeyError("loss"))
+    >>> in_one_line(KeyError("loss"))
     "KeyError: 'loss'"
     """
     return cut(f"{type(error).__name__}: {error}", 120)

@@ -8,9 +8,10 @@ from typing import Any, cast
 
 from torch import nn
 
-from walkback.network.anatomy import Anatomy, Layers, is_published
+from walkback.network.anatomy import Anatomy, Layers
 from walkback.network.given import parts_of
 from walkback.network.layers import BY_REGISTRATION, Site, Sites
+from walkback.network.published import published
 from walkback.network.stacks import BY_ORDER
 from walkback.network.values import return_hidden
 from walkback.notes import Note
@@ -30,6 +31,7 @@ class NetworkReading:
     hidden: str | None  # how forward takes `return_hidden`, see `return_hidden`
     suspect: bool = False  # something in the forward pass could make the backward pass another function's
     reader: str = ""  # the part that is handed the last site
+    branches: bool = False  # traces keep the branches too: they are as large as the states
 
     @property
     def blocks(self) -> tuple[nn.Module, ...]:
@@ -71,7 +73,7 @@ def begin(
 ) -> NetworkReading:
     """Return how a network is read before a batch was seen; `twin`: another network has to be read alike."""
     parts = parts_of(model, anatomy, sites)
-    unsaid = anatomy is None and not is_published(model)
+    unsaid = anatomy is None and published(model) is None
     may_be_plain = unsaid and not is_sharded(model)
     return NetworkReading(
         anatomy=parts,

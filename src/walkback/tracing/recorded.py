@@ -26,7 +26,7 @@ from walkback.network.values import logits_of, parameters_of, random_state
 from walkback.notes import Note
 from walkback.tracing.derived import Tape
 from walkback.tracing.kept import unwritten
-from walkback.tracing.proof import Shown, altered_inside, by_weights, farthest, refuse_unlike, said
+from walkback.tracing.proof import CreditProof, altered_inside, by_weights, farthest, in_one_line, refuse_unlike
 from walkback.tracing.quiet import quiet_training
 from walkback.tracing.signals import Listener, OtherPass, alike
 from walkback.tracing.trace import Trace
@@ -196,18 +196,18 @@ class Recorded:
             sent = self._hear(trace.inputs, trace.labels, send=heard.arrived())
             silent = self._hear(trace.inputs, trace.labels, silence=keys)
         except Exception as error:
-            self._unproven("weights", "failed", said(error), range(len(keys)))
+            self._unproven("weights", "failed", in_one_line(error), range(len(keys)))
             return
         derived = self._derived(trace, heard)
-        unknown: dict[Shown, list[int]] = {}
+        unknown: dict[CreditProof, list[int]] = {}
         altered: dict[int, tuple[str, float, int, int]] = {}  # site -> module, difference, parameters altered, of
         tied: dict[int, list[str]] = {}  # site -> weights that are used elsewhere too, which are not compared inside
         for site, key in enumerate(keys):
             grads, module = left[key], heard.writers.called(key)
             if isinstance(grads, str):
-                proof = Shown(why=grads)
+                proof = CreditProof(why=grads)
             elif key in sent.failed:
-                proof = Shown(why="failed", detail=sent.failed[key])
+                proof = CreditProof(why="failed", detail=sent.failed[key])
             else:
                 proof = by_weights(grads, sent.sent.get(key, {}), silent.left[key], heard.shared[key])
             try:
@@ -216,7 +216,7 @@ class Recorded:
                 # What was drawn when the credit was sent is not what was drawn in the run.
                 if not (heard.drew and proof.compared) and not self._is_random(trace):
                     raise
-                proof = Shown(why="random")
+                proof = CreditProof(why="random")
             if proof.why == "stopped" and not any(bool(signal.any()) for signal in heard.arrived()[key]):
                 continue  # no credit, and no gradient: so it should be
             if proof.why:
@@ -253,7 +253,7 @@ class Recorded:
         try:
             return self._hear(trace.inputs, trace.labels, train=False, send=heard.arrived(), tape=Tape())
         except Exception as error:  # of a forward pass that can't be run again, operation by operation
-            self._unproven("inside", "failed", said(error))
+            self._unproven("inside", "failed", in_one_line(error))
             return None
 
     def _prove_by_samples(self, trace: Trace, credits: Sequence[Tensor]) -> None:
@@ -272,7 +272,7 @@ class Recorded:
             self._unproven("samples", "placed")
             return
         except Exception as error:
-            self._unproven("samples", "failed", said(error))
+            self._unproven("samples", "failed", in_one_line(error))
             return
         gap, site = farthest([a[order.to(a.device)] for a in credits], others)
         if not gap:
@@ -315,7 +315,7 @@ class Recorded:
         try:
             heard = self._hear(trace.inputs, trace.labels, train=True)
         except Exception as error:
-            self._unproven("mode", "failed", said(error))
+            self._unproven("mode", "failed", in_one_line(error))
             return
         try:
             others = heard.signals(trace.states)

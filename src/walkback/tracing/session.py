@@ -26,6 +26,7 @@ from walkback.network.values import (
     widened,
 )
 from walkback.notes import Note
+from walkback.registry import whole_numbers
 from walkback.tracing import rerun
 from walkback.tracing.capture import Capture, attach
 from walkback.tracing.copying import copyable
@@ -38,6 +39,7 @@ from walkback.tracing.layers import attach_layers, layer_pass
 from walkback.tracing.layout import Layout
 from walkback.tracing.passes import block_pass, forward, states_of
 from walkback.tracing.reading import begin
+from walkback.tracing.recorded import Recorded
 from walkback.tracing.reference import Derived, Own, Twin
 from walkback.tracing.rerun import Deltas, Weights
 from walkback.tracing.steady import Steady
@@ -73,7 +75,6 @@ class Tracer:
         self.device = next((t.device for t in weights.values()), None)
         self.reading = begin(self.model, anatomy, sites, isinstance(reference, nn.Module))
         self.notes: list[Note] = self.reading.notes()
-        self.keep_branches = False  # in traces, where someone asks for them: they are as large as the states
         self.asked = Asked(self.model)
         self._reference = self._referring_to(reference)
         self._steady = Steady(self.model, self.asked)
@@ -208,6 +209,7 @@ class Tracer:
         """Yield the traces of a batch in parts of at most `chunk` samples (None: whole), all with its index."""
         index = self._count
         if chunk is not None:
+            whole_numbers(chunk=chunk)
             check_batch(x, y, index, self.device)
         for part in split(x, y, chunk):
             self._count = index
@@ -240,8 +242,6 @@ class Tracer:
                 trace, prints=prints, pool=layout.pool, index=self._count, mask=mask, reference=self.reference
             )
             if credit is not None:
-                from walkback.tracing.recorded import Recorded  # it imports this module
-
                 if isinstance(credit, Recorded) and credit.anatomy is None:
                     credit = credit.bound(lambda: self.anatomy, self.losses)
                 if layout.received and isinstance(credit, Recorded):

@@ -32,7 +32,7 @@ from walkback.network.values import (
 from walkback.tracing.calls import overheard
 from walkback.tracing.derived import Tape, carry_gradient
 from walkback.tracing.makers import Key, Makers, same
-from walkback.tracing.proof import said
+from walkback.tracing.proof import in_one_line
 from walkback.tracing.reach import Reach
 from walkback.tracing.writers import Writers
 
@@ -245,7 +245,7 @@ class Listener:
                 door, list(weights.values()), known[place].clone(), retain_graph=True, allow_unused=True
             )
         except Exception as error:  # of the user's layers, which may not bear to be run twice
-            self.failed[key] = said(error)
+            self.failed[key] = in_one_line(error)
             return
         finally:
             self._sending = None

@@ -13,6 +13,7 @@ from walkback.errors import InputError, shown
 from walkback.network.batch import Inputs
 
 
+# Many fields, since a rule may need whatever a pass showed.
 @dataclass(frozen=True)
 class Trace:
     """What one pass of one batch showed. Site l is index l of every tuple; tensors are detached.
@@ -31,7 +32,7 @@ class Trace:
         mask: (B, T) which tokens are no padding, where the inputs have an `attention_mask`.
         reference: where `grads` come from: the network's "own" backward pass, "derived" from its forward pass
             alone, or a "twin".
-        branches: f_1 … f_L where blocks return them and `Tracer.keep_branches` is set, else None.
+        branches: f_1 … f_L where blocks return them and a probe asks for them, else None.
 
     >>> import walkback as wb
     >>> with wb.Tracer(wb.selftest.healthy()) as tracer:

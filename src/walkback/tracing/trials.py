@@ -78,7 +78,7 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     lines = [] if whole else [line for r in _unlike(readings) if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
-    raise _told(error, lines, failed, layers) from None
+    raise _with_tried(error, lines, failed, layers) from None
 
 
 def _unlike(readings: list[Candidate]) -> list[Candidate]:
@@ -95,8 +95,8 @@ def _names(anatomy: Anatomy) -> tuple[str, ...]:
 def _taken(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor, what: str) -> Anatomy:
     """Return the anatomy of a reading, with what was guessed, and the line that names it."""
     line = _line(tracer, reading, x, y)
-    said = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
-    return replace(reading.anatomy, guesses=(said, BY_ORDER))
+    guess = f"the blocks are {what}" + f". To name them: {line}" * bool(line)
+    return replace(reading.anatomy, guesses=(guess, BY_ORDER))
 
 
 def _line(tracer: Tracer, reading: Candidate, x: Inputs, y: Tensor) -> str:
@@ -146,7 +146,7 @@ def _layers_read(tracer: Tracer, x: Inputs, y: Tensor) -> bool:
     return True
 
 
-def _told(error: AnatomyError, readings: list[str], failed: list[str], layers: bool) -> AnatomyError:
+def _with_tried(error: AnatomyError, readings: list[str], failed: list[str], layers: bool) -> AnatomyError:
     """Return the error with what was tried on the batch, and the lines that worked."""
     lines = [str(error)]
     if readings:
@@ -158,7 +158,7 @@ def _told(error: AnatomyError, readings: list[str], failed: list[str], layers: b
         lines += [f"  and {len(failed) - 3} more"] if len(failed) > 3 else []
     if layers:
         lines.append('The outputs of its layers can be read: walkback.diagnose(model, batches, sites="layers").')
-    told = AnatomyError("\n".join(lines))
+    full = AnatomyError("\n".join(lines))
     for note in getattr(error, "__notes__", ()):
-        told.add_note(note)
-    return told
+        full.add_note(note)
+    return full

@@ -25,7 +25,7 @@ from walkback.rules.rule import Parts, Rule, declares
 from walkback.tracing.session import Tracer
 from walkback.tracing.trace import Trace, TrainingPass
 from walkback.tracing.untouched import untouched
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 
 EXACT, RANDOM, LEARNED, COMPUTED, NONE = "exact", "random feedback", "learned", "computed", "none"
 NOT_FINITE = "not finite"
@@ -184,7 +184,7 @@ def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 
         _mode(rule, True)
         feedback = _redraw(_twin(rule, net), own, generator)
 
-        def found(redraw: bool, scramble: bool) -> dict[str, Tensor | None]:
+        def gradients(redraw: bool, scramble: bool) -> dict[str, Tensor | None]:
             twin = _twin(rule, net)
             if redraw:
                 _redraw(twin, own, generator)
@@ -193,10 +193,10 @@ def certify(rule: Rule, net: nn.Module, batch: Batch | None = None, seed: int = 
             return _gradients(parts, twin, batch, seed, declares(rule, "exact"))
 
         exact = _gradients(parts, rule, batch, seed, exact=True)
-        ours = found(False, False)
-        redrawn = [found(True, False) for _ in range(2 * feedback)]
-        scrambled = [found(False, True) for _ in range(2 * bool(networks))]
-        both = [found(feedback, bool(networks)) for _ in range(DRAWS * (feedback or bool(networks)))]
+        ours = gradients(False, False)
+        redrawn = [gradients(True, False) for _ in range(2 * feedback)]
+        scrambled = [gradients(False, True) for _ in range(2 * bool(networks))]
+        both = [gradients(feedback, bool(networks)) for _ in range(DRAWS * (feedback or bool(networks)))]
         two_faced = _two_faced(rule, net, parts, batch, seed)
     groups = tuple(
         _judge(group, ours[group], exact[group], *([d[group] for d in draws] for draws in (redrawn, scrambled, both)))
@@ -278,7 +278,7 @@ def _gradients(parts: Parts, rule: Rule, batch: Batch, seed: int, exact: bool) -
     for p in (p for own in groups.values() for p in own):
         p.grad = None
     torch.manual_seed(seed)  # the same dropout every time
-    Step(parts, rule, exact)(*batch)
+    TrainingStep(parts, rule, exact)(*batch)
     grads = {name: [widened(p.grad.flatten()) for p in own if p.grad is not None] for name, own in groups.items()}
     return {name: torch.cat(own) if own else None for name, own in grads.items()}
 
@@ -330,7 +330,7 @@ def _step_credits(twin: Rule, parts: Parts, batch: Batch, seed: int) -> tuple[tu
         return seen[-1][1]
 
     twin.credits = credits
-    Step(parts, twin, exact=False)(*batch)
+    TrainingStep(parts, twin, exact=False)(*batch)
     return seen[-1][0].states, seen[-1][1]
 
 

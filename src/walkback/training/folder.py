@@ -127,7 +127,7 @@ def _check_locks(folder: Path) -> None:
     )
 
 
-def held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Return whether some process is training there right now."""
     if not (folder / LOCK).exists():
         return False
@@ -236,9 +236,9 @@ def _same_spec(folder: Path, spec: RunSpec) -> None:
     here, asked = RunSpec(**fields).model_dump(mode="json"), spec.model_dump(mode="json")
     other = [key for key in asked if asked[key] != here[key]]
     if other:
-        told = "; ".join(f"{key} is {shown(here[key])} there and {shown(asked[key])} here" for key in other)
+        differences = "; ".join(f"{key} is {shown(here[key])} there and {shown(asked[key])} here" for key in other)
         raise FormatError(
-            f"Expected {folder} to belong to the spec asked for, but another spec has the same name: {told}. "
+            f"Expected {folder} to belong to the spec asked for, but another spec has the same name: {differences}. "
             "Two runs can't share a folder: give another store, or move that folder away."
         )
 

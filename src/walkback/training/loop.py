@@ -32,7 +32,7 @@ from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkp
 from walkback.training.rows import evaluate, float64_check, fresh_null, machine, measured_row, zero_credit_notes
 from walkback.training.setup import augment, build_net, build_rule, probe_batches, seeded
 from walkback.training.spec import RunSpec
-from walkback.training.step import Step
+from walkback.training.step import TrainingStep
 from walkback.training.sums import SUMS, sums_text, tensors_sum
 
 # Kept importable from here: what runs are rebuilt and measured again with.
@@ -115,7 +115,7 @@ def _spec_text(run: setup.Run) -> str:
 def _epoch(run: setup.Run, epoch: int, show: Show) -> tuple[float, list[int]]:
     """Train one epoch; return its mean loss and the sites whose credit was used and zero for every sample."""
     setup.set_rate(run.optimiser, run.spec, epoch)
-    step = Step.of(run.spec, run.parts, run.rule)
+    step = TrainingStep.of(run.spec, run.parts, run.rule)
     run.net.train()
     total, count = torch.zeros((), device=run.device, dtype=widest(run.device)), 0
     steps = max(len(run.data.train) // run.spec.optimiser.batch_size, 1)
@@ -158,9 +158,9 @@ def _checkpoint(run: setup.Run, folder: Path, epoch: int) -> None:
 def _progress(run: setup.Run, folder: Path, pace: float) -> None:
     """Write how far the run is, for whoever watches: a line of numbers that is gone when the run is finished."""
     row = run.rows[-1]
-    told = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
-    told |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
-    write(folder / PROGRESS, json.dumps(told))
+    progress = {"epoch": row["epoch"], "epochs": run.spec.epochs, "acc": row["test_acc"], "seconds_per_epoch": pace}
+    progress |= {key: row["per_layer"][name][-1] for key, name in (("h_L", "h_norm"), ("g_L", "g_norm"))}
+    write(folder / PROGRESS, json.dumps(progress))
 
 
 def _resume(run: setup.Run, folder: Path) -> int:

@@ -34,6 +34,7 @@ class Optimiser(_Frozen):
     batch_size: int = Field(default=128, ge=1)
 
 
+# Many fields, since all that decides a training is in its digest.
 class RunSpec(_Frozen):
     """One training run.
 
@@ -120,13 +121,13 @@ class RunSpec(_Frozen):
     @property
     def conventions(self) -> list[str]:
         """What differs from our own conventions of credit and penalty, in a word each."""
-        said = {
+        differing = {
             "reader": self.credit_site == "reader",
             f"{self.credit_length} credit": self.credit_length != "raw",
             "λ per feature": self.penalty_over == "mean",
             "λ on the stem": self.penalty_stem,
         }
-        return [word for word, differs in said.items() if differs]
+        return [word for word, differs in differing.items() if differs]
 
     def __hash__(self) -> int:
         return hash(self.digest)

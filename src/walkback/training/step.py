@@ -36,7 +36,7 @@ class LargestCredit:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """How a batch becomes gradients. Afterwards every trained parameter has its `.grad`."""
 
     parts: Parts
@@ -50,9 +50,9 @@ class Step:
     largest: LargestCredit = field(default_factory=LargestCredit)  # of the credits that trained something
 
     @staticmethod
-    def of(spec: RunSpec, parts: Parts, rule: Rule) -> Step:
+    def of(spec: RunSpec, parts: Parts, rule: Rule) -> TrainingStep:
         """Return the step that a spec asks for."""
-        return Step(
+        return TrainingStep(
             parts,
             rule,
             exact=declares(rule, "exact"),

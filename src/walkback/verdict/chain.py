@@ -7,7 +7,7 @@ from math import prod
 from walkback.measures.measurements import Measurements, deep_of, gamma_cosines
 from walkback.measures.over_sites import cosine_error, reads_as
 from walkback.verdict.claim import Claim, accuracies
-from walkback.verdict.findings import Finding, Step, about
+from walkback.verdict.findings import ChainStep, Finding, about
 
 # The share of Σ|cos_l| above which one site is said to carry Γ (Mode 2's sign, advisory).
 CONCENTRATED = 0.5
@@ -22,7 +22,7 @@ def walk_back_chain(
     depth_used: bool | None,
     submode: str | None,
     precise: bool = False,
-) -> tuple[Step, ...]:
+) -> tuple[ChainStep, ...]:
     """Return the claim, whether its reference is measurable, whether depth is used, and which failure it is.
 
     `precise`: the reference was judged by its rounding, and not by a floor.
@@ -36,7 +36,7 @@ def walk_back_chain(
     )
 
 
-def _step_claim(m: Measurements, claim: Claim) -> Step:
+def _step_claim(m: Measurements, claim: Claim) -> ChainStep:
     parts = []
     if claim.accuracy is not None:
         values = accuracies("headline_acc", claim.accuracy)
@@ -48,10 +48,12 @@ def _step_claim(m: Measurements, claim: Claim) -> Step:
     if m.gamma is None and m.cosine:
         parts.append("a cosine that could not be measured at every site")
     text = " and ".join(parts) if parts else "no accuracy and no cosine were given"
-    return Step(1, "The claim", text, None)
+    return ChainStep(1, "The claim", text, None)
 
 
-def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid: bool | None, precise: bool) -> Step:
+def _step_reference(
+    m: Measurements, growth: Finding, reference: Finding, valid: bool | None, precise: bool
+) -> ChainStep:
     parts = []
     if precise:
         parts += _said_of_precision(m, reference)
@@ -69,7 +71,7 @@ def _step_reference(m: Measurements, growth: Finding, reference: Finding, valid:
     worst = max((b for b in m.below_eps if b is not None), default=0.0)
     if worst > 0:
         parts.append(f"up to {worst:.0%} of samples have a reference under the cosine's ε")
-    return Step(2, "Is the reference measurable?", "; ".join(parts) or "not measured", valid)
+    return ChainStep(2, "Is the reference measurable?", "; ".join(parts) or "not measured", valid)
 
 
 def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
@@ -90,15 +92,15 @@ def _said_of_precision(m: Measurements, reference: Finding) -> list[str]:
     return parts
 
 
-def _step_depth(depth: Finding, outcome: Finding | None, used: bool | None) -> Step:
+def _step_depth(depth: Finding, outcome: Finding | None, used: bool | None) -> ChainStep:
     title = "Do trained blocks beat frozen ones?"
     if outcome is None:
-        return Step(DEPTH_STEP, title, _gain(depth, "frozen blocks"), used)
+        return ChainStep(DEPTH_STEP, title, _gain(depth, "frozen blocks"), used)
     text = f"{_gain(outcome, 'their own random draws')} ({outcome.check})"
     if depth.value is not None:
         first, second = (text, depth) if depth.beside else (f"{_gain(depth, 'frozen blocks')} ({depth.check})", outcome)
         text = f"{first}; beside it {_gain(second, _AGAINST[about(second)])} ({second.check}), which decides nothing"
-    return Step(DEPTH_STEP, title, text, used)
+    return ChainStep(DEPTH_STEP, title, text, used)
 
 
 _AGAINST = {"depth": "frozen blocks", "outcome": "their own random draws"}
@@ -121,17 +123,17 @@ def _step_mode(
     used: bool | None,
     submode: str | None,
     precise: bool,
-) -> Step:
+) -> ChainStep:
     title = "Which failure is it?"
     concentrated = is_concentrated(m)
     sound = "clear of rounding" if precise else "above its floor"
     if valid is False and not reference.flagged:
         text = "scale pathology: a block multiplies the stream"
         text += "" if reference.flagged is None else ", although the reference is still above its floor"
-        return Step(4, title, text, False)
+        return ChainStep(4, title, text, False)
     if m.altered:
         text = 'none can be told: every g_l is an altered gradient; measure with reference="derived" or a plain twin'
-        return Step(4, title, text, False)
+        return ChainStep(4, title, text, False)
     if valid is False:
         named = f", {submode}" if submode else ""
         what = "that is not finite" if m.nonfinite_kinds else "under the floor"
@@ -141,27 +143,27 @@ def _step_mode(
         if growth.flagged is False:
             text += " (without an exploding block)"
         text += "; a run with a per-block penalty shows whether credit is poor as well (Mode 2)"
-        return Step(4, title, text, False)
+        return ChainStep(4, title, text, False)
     if concentrated:
         text = (
             f"Mode 2, aggregation collapse: site {loudest(m)} carries {m.gamma_concentration:.0%} of Γ while the "
             f"reference is {sound}; the average hides it"
         )
-        return Step(4, title, text, False if used is False else None)
+        return ChainStep(4, title, text, False if used is False else None)
     if used is False and valid is None:
-        return Step(4, title, "unused depth; whether the reference is measurable was not tested", False)
+        return ChainStep(4, title, "unused depth; whether the reference is measurable was not tested", False)
     if used is False:
-        return Step(4, title, f"unused depth with a reference {sound}: {_credit_words(m)}", False)
+        return ChainStep(4, title, f"unused depth with a reference {sound}: {_credit_words(m)}", False)
     if valid is None and used is None:
-        return Step(4, title, "can't be told: neither the reference nor depth was tested", None)
+        return ChainStep(4, title, "can't be told: neither the reference nor depth was tested", None)
     if growth.flagged:
-        return Step(4, title, f"growth with a reference still {sound}: flagged, but no failure on its own", None)
+        return ChainStep(4, title, f"growth with a reference still {sound}: flagged, but no failure on its own", None)
     missing = [name for name, known in (("the reference", valid), ("depth", used)) if known is None]
     if missing == ["depth"] and _aligned(m) == []:
-        return Step(4, title, f"{_credit_words(m)}; whether depth is used was not decided", None)
+        return ChainStep(4, title, f"{_credit_words(m)}; whether depth is used was not decided", None)
     if missing:
-        return Step(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
-    return Step(4, title, "none of the audited failures shows", True)
+        return ChainStep(4, title, f"none of the audited failures shows, but {missing[0]} was not decided", None)
+    return ChainStep(4, title, "none of the audited failures shows", True)
 
 
 def _credit_words(m: Measurements) -> str:

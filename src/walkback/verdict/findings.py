@@ -21,6 +21,7 @@ ABOUT = {
 DEPTH = ("depth", "outcome")  # the two checks of depth
 
 
+# Many fields, since they are what a report keeps of a check.
 @dataclass(frozen=True)
 class Finding:
     """One check's answer. `flagged` is None when it could not be decided; then `cause` says why as a code (CAUSES),
@@ -76,7 +77,7 @@ CAUSES = {
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One step of the walk-back chain: a question, its answer, and whether the claim survives it."""
 
     step: int
@@ -100,7 +101,7 @@ class Verdict:
     depth_used: bool | None
     submode: str | None
     findings: tuple[Finding, ...]
-    chain: tuple[Step, ...]
+    chain: tuple[ChainStep, ...]
     names: tuple[str, ...]
 
     def __getitem__(self, name: str) -> Finding:

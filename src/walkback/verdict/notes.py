@@ -124,8 +124,8 @@ def _no_spread(claim: Claim) -> Note | None:
     same = {name: row for name, row in seeds.items() if len(row) > 1 and max(row) - min(row) < 1e-9}
     if not same:
         return None
-    told = {name: row[0] for name, row in same.items()}
-    return Note("no-spread", None, {"same": told, "seeds": len(next(iter(same.values())))})
+    shared = {name: row[0] for name, row in same.items()}
+    return Note("no-spread", None, {"same": shared, "seeds": len(next(iter(same.values())))})
 
 
 def _controls(claim: Claim) -> Note | None:

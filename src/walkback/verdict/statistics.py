@@ -200,9 +200,9 @@ def _of_predictions(pairs: Sequence[Correct], ours: Sequence[float], theirs: Seq
     sizes = {count["samples"] for count in counted}
     if len(sizes) > 1:
         raise InputError(f"Expected the same test samples for all seeds, but got {sorted(sizes)} of them.")
-    for count, *said in zip(counted, ours, theirs):
+    for count, *pair in zip(counted, ours, theirs):
         n = count["samples"]
-        for name, accuracy, alone in zip(("headline_acc", "frozen_baseline_acc"), said, ("only_ours", "only_frozen")):
+        for name, accuracy, alone in zip(("headline_acc", "frozen_baseline_acc"), pair, ("only_ours", "only_frozen")):
             right = count["both"] + count[alone]
             if abs(right / n - accuracy) > 1e-6:
                 raise InputError(f"Expected predictions with {name} {accuracy:g}, but {right} of {n} are right.")

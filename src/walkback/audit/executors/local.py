@@ -24,7 +24,7 @@ from walkback.audit.executors import Event, Job
 from walkback.audit.store import state
 from walkback.audit.worker import BUSY, DONE, MORE, SPEAKS, tail
 from walkback.files import append_to
-from walkback.training.folder import held
+from walkback.training.folder import is_locked
 
 TICK = 0.5  # seconds between two looks that find nothing new
 LOOK = 0.05  # seconds between two looks
@@ -45,15 +45,15 @@ def run(
     waiting, running, idle = list(jobs), dict[Job, subprocess.Popen[str]](), list[subprocess.Popen[str]]()
     deaths: Counter[Job] = Counter()
     room, reuse = workers or cores(), reuse and os.name == "posix"  # elsewhere a pipe can't be asked without waiting
-    told = time.monotonic()
+    heard_at = time.monotonic()
     try:
         while waiting or running:
             events = list(_let_go(running, idle)) if reuse else []
             events += _ended(running, waiting, deaths, retries)
             events += _begun(running, waiting, idle if reuse else None, room)
-            if events or time.monotonic() - told > TICK:
+            if events or time.monotonic() - heard_at > TICK:
                 yield from events or [None]
-                told = time.monotonic()
+                heard_at = time.monotonic()
             elif running or waiting:
                 time.sleep(LOOK)
     finally:
@@ -67,14 +67,14 @@ def _begun(
     for job in list(waiting):
         if len(running) >= room:
             return
-        if held(job.folder):
+        if is_locked(job.folder):
             continue
         waiting.remove(job)
         if state(job.store, job.spec).kind == "finished":
             yield Event(job.spec, "finished", "trained by another process")
             continue
         try:
-            running[job] = _given(idle.pop(), job) if idle else _start(job, more=idle is not None)
+            running[job] = _send_job(idle.pop(), job) if idle else _start(job, more=idle is not None)
         except OSError as error:
             yield Event(job.spec, "failed", f"Expected to start a worker that logs to {job.log}, but: {error}.")
             continue
@@ -93,9 +93,9 @@ def _is_done(process: subprocess.Popen[str]) -> bool:
     """Return whether a worker has said that it is done; what it says of a failure is left to `_last_words`."""
     assert process.stdout is not None
     while select.select([process.stdout], [], [], 0)[0]:
-        said = os.read(process.stdout.fileno(), 1).decode(errors="replace")
-        if said in ("", DONE, SPEAKS):
-            return said == DONE
+        letter = os.read(process.stdout.fileno(), 1).decode(errors="replace")
+        if letter in ("", DONE, SPEAKS):
+            return letter == DONE
     return False
 
 
@@ -107,10 +107,12 @@ def _ended(
         if process.poll() is None:
             continue
         del running[job]
-        said = _last_words(process)
+        last_words = _last_words(process)
         if state(job.store, job.spec).kind == "finished":
             lacks = job.depth is not None and process.returncode
-            yield Event(job.spec, "finished", f"what its blocks are worth was not measured: {said}" if lacks else "")
+            yield Event(
+                job.spec, "finished", f"what its blocks are worth was not measured: {last_words}" if lacks else ""
+            )
             continue
         if process.returncode == BUSY:
             waiting.append(job)
@@ -120,7 +122,7 @@ def _ended(
         again = deaths[job] <= retries
         if again:
             waiting.insert(0, job)
-        yield Event(job.spec, "retried" if again else "failed", f"{said}\n{tail(job)}")
+        yield Event(job.spec, "retried" if again else "failed", f"{last_words}\n{tail(job)}")
 
 
 def _start(job: Job, more: bool) -> subprocess.Popen[str]:
@@ -137,10 +139,10 @@ def _start(job: Job, more: bool) -> subprocess.Popen[str]:
             env={**os.environ, "OMP_NUM_THREADS": str(job.threads), "PYTHONPATH": importable()},
         )
     # With our path: what we could import to look at a plan, it can import to train it.
-    return _given(process, job, f"{json.dumps(sys.path)}\n")
+    return _send_job(process, job, f"{json.dumps(sys.path)}\n")
 
 
-def _given(process: subprocess.Popen[str], job: Job, before: str = "") -> subprocess.Popen[str]:
+def _send_job(process: subprocess.Popen[str], job: Job, before: str = "") -> subprocess.Popen[str]:
     """Return the worker that was given a job, after what else it is told."""
     assert process.stdin is not None
     with suppress(BrokenPipeError):  # it has died; its log says why
@@ -158,14 +160,14 @@ def importable() -> str:
 def _last_words(process: subprocess.Popen[str]) -> str:
     assert process.stdin is not None
     assert process.stdout is not None
-    said = process.stdout.read().rpartition(SPEAKS)[2].strip()
+    last_words = process.stdout.read().rpartition(SPEAKS)[2].strip()
     process.stdout.close()
     with suppress(BrokenPipeError):
         process.stdin.close()
     if process.returncode < 0:
         names = {s.value: s.name for s in signal.Signals}  # real-time signals have none
         return f"killed by {names.get(-process.returncode, f'signal {-process.returncode}')}"
-    return said or f"ended with exit code {process.returncode}, and the run is not finished"
+    return last_words or f"ended with exit code {process.returncode}, and the run is not finished"
 
 
 def _stop(processes: list[subprocess.Popen[str]]) -> None:

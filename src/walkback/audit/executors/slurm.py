@@ -133,8 +133,8 @@ class _Queue:
         if state in PENDING | RUNNING:
             return ("waiting" if state in PENDING else "running"), ""
         lines = (handle.stderr() or "").strip().splitlines()
-        said = [line for line in lines if not line.startswith("srun: ")][-1:]  # srun's own are about exit codes
-        why = f"Job {handle.job_id} ended as {state}: {' '.join(said)} (all it said: {handle.paths.stderr})"
+        last_line = [line for line in lines if not line.startswith("srun: ")][-1:]  # srun's own are about exit codes
+        why = f"Job {handle.job_id} ended as {state}: {' '.join(last_line)} (all it said: {handle.paths.stderr})"
         return "over", "" if state == "COMPLETED" else why
 
     def _state(self, name: str) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from walkback.audit.discoveries import held
 from walkback.audit.records import Records
-from walkback.audit.settings import LABELS, alike, how_long, judged_runs, other_optimiser, penalty_words, worded
+from walkback.replication.drawn import own_tasks
 from walkback.replication.figures import style as st
-from walkback.replication.tables.build import accuracies, depth_cell, failed_words, verdict_cell
-from walkback.report.table import spread
+from walkback.replication.figures.remarks import missing_note, not_measured, nothing, off_axis, told_apart
+from walkback.replication.tables.build import failed_words
 
 Row = dict[str, Any]
 PAIR = (("primary", "ResMLP d=256 L=4"), ("wide-shallow", "ResMLP d=512 L=2"))
@@ -77,14 +76,14 @@ def reporting_pair(records: Records, width: st.Width) -> Figure:
         says, own = _own_settings(records)
         groups, absent = (own, []) if own else (groups, absent)
     if not groups:
-        raise st.nothing("the reporting pair", st.numbers(PAIR[0][0], records).missing)
+        raise nothing("the reporting pair", st.numbers(PAIR[0][0], records).missing)
     drawn = [(label, row) for label, rows in groups for row in rows]
     wide, heights = width == "double", [len(rows) for _, rows in groups]
-    without = st.not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
+    without = not_measured("Γ", [(label, row["rule"], row["Γ"]) for label, row in drawn])
     seeds = [(label, row["rule"], row["n"]) for label, row in drawn]
-    note = st.missing_note(absent, seeds, without)
+    note = missing_note(absent, seeds, without)
     says = " ".join(filter(None, (says, _untested(row for _, row in drawn))))
-    fig = st.canvas(width, (0.65 if wide else 1.05) + sum(0.19 * n + 0.36 for n in heights), note, says)
+    fig = st.canvas(width, (0.65 if wide else 1.05) + 0.19 * len(drawn) + 0.36 * len(groups), note, says)
     shares = {"height_ratios": [n + 1 for n in heights], "width_ratios": (1, 1, 1.15)}
     panels = st.grid(fig, len(groups), 3, sharey="row", sharex="col", **shares)
     limits = _gain_limits([row[c] for _, row in drawn for c in ("D3 pp", "D3 pp, BP stem")])
@@ -144,36 +143,15 @@ def _published_settings(records: Records) -> tuple[list[Group], list[tuple[str, 
     return groups, absent
 
 
-def _own_settings(records: Records, most: int = 3) -> tuple[str, list[Group]]:
-    """Return what the rules' names leave out, in words, and the tasks of a store on which several rules have a control.
-
-    A task is all but the rule, its options and its conventions. Those with the most rules, then those without a
-    penalty, then those with the most runs come first.
-    """
-    tasks: dict[str, list[tuple[tuple[str, tuple[str, ...]], Row]]] = {}
-    claims = {spec: judged_runs(records, runs) for spec, runs in alike(records).items() if spec.scope == "all"}
-    for spec, j in held(claims)[0].items():  # as the page of a store has them
-        runs = j.runs
-        if j.depth is None or j.depth.value is None:  # a rule without a control
-            continue
-        same = [spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *other_optimiser(spec)]
-        name = LABELS.get(spec.rule, spec.rule), (*worded(spec.rule_options), *spec.conventions)
-        kept = [[c for run in runs if (c := records.control(run, stem)) is not None] for stem in ("rule", "bp")]
-        row = {"rule": name[0], "n": len(runs), "controls": [c and c.mean for c in map(accuracies, kept)]}
-        row |= {"acc": spread(j.stat("acc"), "acc").raw, "Γ": spread(j.stat("gamma"), "cos").raw}
-        row |= {"D3 pp": depth_cell(j).raw, "D3 pp, BP stem": depth_cell(j, "bp").raw}
-        row |= {"three-check": verdict_cell(j, "three-check").raw}
-        tasks.setdefault(", ".join([*same, *how_long(spec)]), []).append((name, row))
-    several = [(task, rows) for task, rows in tasks.items() if len(rows) > 1]
-    several.sort(key=lambda kv: (-len(kv[1]), "λ" in kv[0], -sum(row["n"] for _, row in kv[1])))
-    several = several[:most]
+def _own_settings(records: Records) -> tuple[str, list[Group]]:
+    """Return what the rules' names leave out, in words, and the tasks of a store, each with a row per rule."""
+    several = own_tasks(records)
     if not several:
         return "", []
     rules = list(dict.fromkeys(name for _, rows in several for name, _ in rows))
-    says, names = st.told_apart(rules)
+    says, names = told_apart(rules)
     named = dict(zip(rules, names))
-    groups = [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
-    return says, groups
+    return says, [(task, _by_rule({**row, "name": named[name]} for name, row in rows)) for task, rows in several]
 
 
 _PAIR_LABELS = {
@@ -206,15 +184,15 @@ def per_layer(records: Records, width: st.Width) -> Figure:
     table = st.numbers("per-layer", records)
     rows = st.ours(table)
     if not rows:
-        raise st.nothing("the state of every layer", table.missing)
+        raise nothing("the state of every layer", table.missing)
     shown, rules = st.variants(rows), sorted({r["rule"] for r in rows}, key=st.rule_order)
     absent = [(st.variant(r), r["rule"]) for r in table.data if not r["n"]]
     norms = [(st.variant(r), r["rule"], _mean(r["‖g‖"])) for r in rows]
     ratios = [(st.variant(r), r["rule"], _mean(r["growth"])) for r in rows if r["site"]]
     part = [r for r in rows if r["cos"] and r["cos"]["n"] < r["n"]]
     some = "; ".join(dict.fromkeys(f"{st.variant(r)}: {r['rule']} ({r['cos']['n']} of {r['n']})" for r in part))
-    off = (st.off_axis("‖g_l‖", norms), st.off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
-    note = st.missing_note(absent, dict.fromkeys((st.variant(r), r["rule"], r["n"]) for r in rows), *off)
+    off = (off_axis("‖g_l‖", norms), off_axis("Growth", ratios), some and f"Cosines of some seeds only: {some}.")
+    note = missing_note(absent, dict.fromkeys((st.variant(r), r["rule"], r["n"]) for r in rows), *off)
     wide = width == "double"
     fig = st.canvas(width, (0.35 + 1.75 * len(shown)) if wide else 4.9, note)
     shape = (len(shown), 3) if wide else (3, len(shown))
@@ -267,7 +245,7 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     table = st.numbers("cross-arch", records)
     rows = [r for r in st.ours(table) if not _is_control(r)]
     if not rows:
-        raise st.nothing("the networks side by side", table.missing)
+        raise nothing("the networks side by side", table.missing)
     groups: dict[str, list[Row]] = {}
     empty: list[tuple[str, str, str]] = []
     for row in table.data:
@@ -281,8 +259,8 @@ def cross_arch(records: Records, width: st.Width) -> Figure:
     absent = [(limits, rule) if any(n.startswith(name) for n in groups) else (name, "") for name, limits, rule in empty]
     drawn = [(name, row) for name, members in groups.items() for row in members]
     ratios, norms = ([(name, row["rule"], _mean(row[what])) for name, row in drawn] for what in ("ρ", "‖g_L‖"))
-    off = (st.off_axis("ρ", ratios), st.off_axis("‖g_L‖", norms))
-    note = st.missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
+    off = (off_axis("ρ", ratios), off_axis("‖g_L‖", norms))
+    note = missing_note(absent, [(name, row["rule"], row["n"]) for name, row in drawn], *off)
     lines: list[tuple[float, Row]] = []
     heads: list[tuple[float, str]] = []
     y = 0.0

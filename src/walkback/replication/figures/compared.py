@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from walkback.audit.records import Record, Records
-from walkback.audit.settings import (
-    RULES,
-    Setting,
-    alike,
-    commands,
-    how_long,
-    lacking,
-    penalty_words,
-    setting_words,
-    worded,
-)
-from walkback.replication.agree import agrees_any
+from walkback.audit.records import Records
+from walkback.audit.settings import RULES, Setting
+from walkback.audit.wording import commands, lacking, setting_words, worded
+from walkback.replication.drawn import Compared, beside_published, by_site, with_neighbours
 from walkback.replication.figures import style as st
-from walkback.replication.published import figures
-from walkback.report.table import stat
-from walkback.training.spec import RunSpec
+from walkback.replication.figures.remarks import missing_note, nothing, told_apart
 
 # Of the tables: column -> published quantity, label, whether its axis is logarithmic.
 COMPARED = {
@@ -43,14 +31,21 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     """Published against ours: accuracy, Γ, ‖h_L‖ and ‖g_L‖ of every rule, with the identity line and what agrees."""
     tables = {name: st.numbers(name, records) for name in SETTINGS}
     rows = [(name, row) for name, table in tables.items() for row in st.ours(table)]
-    points = {column: _pairs(rows, column) for column in COMPARED}
+    points = {
+        column: [
+            (row["rule"], st.variant(row), pair)
+            for where, row in rows
+            if (pair := beside_published(where, row, column, what)) is not None
+        ]
+        for column, (what, *_) in COMPARED.items()
+    }
     if not any(points.values()):
-        raise st.nothing("published against ours", tables[SETTINGS[0]].missing)
+        raise nothing("published against ours", tables[SETTINGS[0]].missing)
     wide = width == "double"
-    count = sum(len(compared) for compared in points.values())
-    agree = sum(point[-1] for compared in points.values() for point in compared)
-    says = f"{agree} of {count} points agree: accuracy and Γ within 0.02 or two published deviations, norms within 3x. "
-    says += "Ours: the default recipe."
+    pairs = [pair for compared in points.values() for *_, pair in compared]
+    agree = len([pair for pair in pairs if pair.agree])
+    says = f"{agree} of {len(pairs)} points agree: accuracy and Γ within 0.02 or two published deviations, norms "
+    says += "within 3x. Ours: the default recipe."
     known = {name: set(st.variants(st.ours(table))) for name, table in tables.items()}
     absent = [
         (f"{name}, {st.variant(row)}", row["rule"])
@@ -61,7 +56,7 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     seeds = [
         (f"{name}, {st.variant(row)}", row["rule"], row["n"]) for name, row in rows if row["rule"] in RULES.values()
     ]
-    fig = st.canvas(width, 1.95 if wide else 3.6, st.missing_note(absent, seeds), says)
+    fig = st.canvas(width, 1.95 if wide else 3.6, missing_note(absent, seeds), says)
     shape = (1, 4) if wide else (2, 2)
     panels = [ax for row in st.grid(fig, *shape) for ax in row]
     for ax, (column, (_, label, log)) in zip(panels, COMPARED.items()):
@@ -74,28 +69,12 @@ def published_against_ours(records: Records, width: st.Width) -> Figure:
     return fig
 
 
-def _pairs(rows: Sequence[tuple[str, dict[str, Any]]], column: str) -> list[tuple[str, str, float, float, float, bool]]:
-    """Return (rule, variant, published, ours, standard deviation of ours, whether they agree).
-
-    The first firm figure that is published without other conditions stands for all.
-    """
-    codes, found = {label: code for code, label in RULES.items()}, []
-    for where, row in rows:
-        cell, code = row.get(column), codes.get(row["rule"])
-        given = figures(where, code, what=COMPARED[column][0]) if code and cell else ()
-        firm = [f for f in given if isinstance(f.value, float) and not (f.unlike or f.bound or f.rough or f.penalty)]
-        if firm and cell:
-            same = agrees_any(cell["mean"], given) is True
-            found.append((row["rule"], st.variant(row), firm[0].number, cell["mean"], cell["std"] or 0.0, same))
-    return found
-
-
-def _scatter(ax: Axes, points: Sequence[tuple[str, str, float, float, float, bool]], label: str, log: bool) -> None:
-    for rule, variant, published, ours, std, _ in points:
+def _scatter(ax: Axes, points: Sequence[tuple[str, str, Compared]], label: str, log: bool) -> None:
+    for rule, variant, (published, ours, std, _) in points:
         low = min(std, 0.99 * ours) if log else std
         style = st.look(rule, linestyle="", elinewidth=0.6, markersize=4, **FACES[variant])
         ax.errorbar(published, ours, yerr=[[low], [std]], **style)
-    values = [x for _, _, published, ours, *_ in points for x in (published, ours)]
+    values = [x for *_, (published, ours, *_) in points for x in (published, ours)]
     if log:
         for which in ("x", "y"):
             st.logarithmic(ax, which, "", values, 4)
@@ -128,28 +107,22 @@ PAIRED = {
 @st.paper_figure(25)
 def cosine_pairing(records: Records, width: st.Width) -> Figure:
     """Cosine by site with the off-by-one pairing beside it: a shifted index is seen where a neighbour's is higher."""
-    groups = alike(records).items()
-    known = {spec: measured for spec, runs in groups if spec.scope == "all" and (measured := _with_neighbours(runs))}
-    rules = Counter(_task(spec) for spec in known)  # a task with many rules comes first, and its rules together
-    order = sorted(known, key=lambda s: (-rules[_task(s)], _task(s), st.rule_order(RULES.get(s.rule, s.rule))))
-    settings = {spec: known[spec] for spec in order}
+    settings = with_neighbours(records)
     if not settings:
         missing = commands(lacking(records, Setting("dfa"), controls=False), records.store)
-        raise st.nothing("the cosine with neighbouring sites (older records do not have it)", missing)
-    names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s in settings]
-    says, headings = st.told_apart(names[:MOST])
-    drawn = list(zip(settings.values(), headings))
+        raise nothing("the cosine with neighbouring sites (older records do not have it)", missing)
+    names = [(RULES.get(s.rule, s.rule), setting_words(s, *worded(s.rule_options))) for s, _ in settings]
+    says, headings = told_apart(names[:MOST])
+    drawn = list(zip((runs for _, runs in settings), headings))
     across = min(len(drawn), {"single": 2, "double": 3}[width])
     lines = -(-len(drawn) // across)
     seeds = [(heading, "", len(runs)) for runs, heading in drawn]
     more = f"{len(settings) - MOST} more settings are not drawn." if len(settings) > MOST else ""
-    fig = st.canvas(width, 0.4 + 1.5 * lines, st.missing_note((), seeds, more), says)
+    fig = st.canvas(width, 0.4 + 1.5 * lines, missing_note((), seeds, more), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, (runs, heading) in zip(panels, drawn):
         for name, look in PAIRINGS.items():
-            lists = [values for run in runs if (values := run.report.per_layer.get(name))]
-            cells = [(site, stat(column)) for site, column in enumerate(zip(*lists))]
-            known = [(site, cell) for site, cell in cells if cell is not None]
+            known = by_site(runs, name)
             line = [site for site, _ in known], [cell.mean for _, cell in known]
             ax.errorbar(*line, yerr=[cell.std or 0.0 for _, cell in known], elinewidth=0.6, markersize=3, **look)
         ax.axhline(0, color=st.GREY, lw=0.5, zorder=1)
@@ -162,13 +135,3 @@ def cosine_pairing(records: Records, width: st.Width) -> Figure:
         ax.set_ylabel("cosine")
     st.legend(fig, [st.handle(PAIRED[name], **look) for name, look in PAIRINGS.items()], 3 if width == "double" else 1)
     return fig
-
-
-def _task(spec: RunSpec) -> str:
-    """Return what a rule is trained on: its network, data, penalty and length."""
-    return " ".join([spec.net, *worded(spec.net_options), spec.data, *penalty_words(spec), *how_long(spec)])
-
-
-def _with_neighbours(runs: Sequence[Record]) -> tuple[Record, ...]:
-    """Return the runs whose cosines with neighbouring sites were measured."""
-    return tuple(run for run in runs if any(run.report.per_layer.get("cosine_above") or ()))

@@ -12,11 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, commands, judged, lacking, select
+from walkback.audit.settings import RULES, Setting, select
+from walkback.audit.wording import commands, lacking
+from walkback.replication.drawn import first_flag, frozen_accuracy, least
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, off_axis
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import VECTORS
-from walkback.replication.tables.courses import Moment, course, first_epochs
+from walkback.replication.tables.courses import Moment, course
 from walkback.replication.tables.interventions import RESCUE, SHORT, SWEEP
 
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "", "markersize": 6, "markerfacecolor": "white"}
@@ -29,18 +32,16 @@ def _line(ax: Axes, moments: Sequence[Moment], what: str, every: int, **style: A
     epochs = [epoch for epoch, _ in known]
     ax.plot(epochs, [s.mean for _, s in known], markevery=every, **style)
     if any(s.n > 1 for _, s in known):
-        low, high = ([f(s.values) for _, s in known] for f in (min, max))
+        low, high = zip(*(s.ends for _, s in known))
         ax.fill_between(epochs, low, high, color=style["color"], alpha=0.18, lw=0)
 
 
 def _stars(ax: Axes, runs: Sequence[Record], check: str, what: str, color: str) -> None:
     """Mark where a check first flags: the earliest seed's epoch, on that seed's own value."""
-    fired = [(e, run) for run in runs if (e := first_epochs(run)[check]) is not None]
-    if not fired:
+    fired = first_flag(runs, check, what)
+    if fired is None:
         return
-    epoch, run = min(fired, key=lambda f: f[0])
-    norms = getattr(run.epochs[epoch][2], what)
-    y, style = norms[-1] if norms else None, {"color": color, "markeredgewidth": 0.7, "zorder": 4, **STAR}
+    (epoch, y), style = fired, {"color": color, "markeredgewidth": 0.7, "zorder": 4, **STAR}
     if y is not None and isfinite(y) and y > 0:
         ax.plot(epoch, y, **style)
     else:  # flagged for a value that no log axis holds: at the edge beyond which it lies
@@ -77,17 +78,14 @@ def _temporal(records: Records, width: st.Width, augment: bool) -> Figure:
             absent.append((name, ""))
     if not groups:
         missing = commands(lacking(records, Setting("dfa", augment=augment), controls=False), records.store)
-        raise st.nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
+        raise nothing(f"the course of training {'with' if augment else 'without'} augmentation", missing)
     wide = width == "double"
     seeds = [(label, rule, len(runs)) for label, here in groups for rule, runs in here]
     moments = {(label, rule): course(runs) for label, here in groups for rule, runs in here}
-    means = {
-        what: [(*at, min((v.mean for m in ms if (v := getattr(m, what))), default=None)) for at, ms in moments.items()]
-        for what in ("h_norm", "g_norm")
-    }
-    off = (st.off_axis("‖h_L‖", means["h_norm"]), st.off_axis("‖g_L‖", means["g_norm"]))
+    means = {what: [(*at, least(ms, what)) for at, ms in moments.items()] for what in ("h_norm", "g_norm")}
+    off = (off_axis("‖h_L‖", means["h_norm"]), off_axis("‖g_L‖", means["g_norm"]))
     says = "‖g_L‖ is the per-sample norm ÷ 128; lines: mean, bands: range of the seeds."
-    note = st.missing_note(absent, seeds, *off)
+    note = missing_note(absent, seeds, *off)
     fig = st.canvas(width, (0.5 if wide else 0.75) + 1.05 * len(groups), note, says)
     panels = st.grid(fig, len(groups), 3, sharey="col")
     norms = {
@@ -146,16 +144,14 @@ def penalty(records: Records, width: st.Width) -> Figure:
     sweep, fresh = st.numbers("lambda-sweep", records), st.numbers("fresh-feedback", records)
     rows = st.ours(sweep)
     if not rows:
-        raise st.nothing("the penalty intervention", sweep.missing)
+        raise nothing("the penalty intervention", sweep.missing)
     shown = st.variants(rows)
     absent = [
         (st.variant(r), f"{r['rule']} λ={r['λ']}") for r in sweep.data if r["figures"] != "published" and not r["n"]
     ]
     seeds = [(st.variant(r), f"{r['rule']} λ={r['λ']}", r["n"]) for r in rows]
     wide = width == "double"
-    fig = st.canvas(
-        width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), st.missing_note(absent, seeds)
-    )
+    fig = st.canvas(width, (0.45 + 1.75 * len(shown)) if wide else 0.4 + 3.8 * len(shown), missing_note(absent, seeds))
     panels = st.grid(fig, len(shown), 3) if wide else st.grid(fig, 3 * len(shown), 1)
     if not wide:
         flat = [row[0] for row in panels]
@@ -241,10 +237,10 @@ def _capacity(ax: Axes, records: Records, rows: Sequence[dict[str, Any]], augmen
                 tops.append(cell["mean"])
                 drawn.add(strength)
         code = next(k for k, v in RULES.items() if v == rule)
-        frozen = judged(records, Setting(code, scope="frozen", epochs=SHORT, augment=augment)).stat("acc")
+        frozen = frozen_accuracy(records, code, SHORT, augment)
         if frozen is not None:
-            ax.plot([x - 0.32, x + 0.32], [frozen.mean] * 2, color=st.GREY, lw=1.2, solid_capstyle="butt", zorder=1)
-            tops.append(frozen.mean)
+            ax.plot([x - 0.32, x + 0.32], [frozen] * 2, color=st.GREY, lw=1.2, solid_capstyle="butt", zorder=1)
+            tops.append(frozen)
             drawn.add("frozen")
     if not names:
         _nothing_here(ax, "no run of 30 epochs")

@@ -12,6 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES, Setting, select
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, off_axis
 from walkback.replication.tables.decisions import THRESHOLDS, Threshold, threshold_points
 from walkback.report.table import number
 
@@ -55,13 +56,13 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     rows = sorted(st.ours(three), key=st.variant)
     rows_four = [r for r in st.ours(four) if r["rule"] in RULES.values()]
     if not rows:
-        raise st.nothing("decision utility", three.missing)
+        raise nothing("decision utility", three.missing)
     heads = ("S0 acc", "S1 + Γ", "S2 + D1 and D2", "S3 + D3")
     shown = st.variants(rows)
     left = [(_case(r, shown), [_mark(r[h]) for h in heads]) for r in rows]
     names = ("S0", "S1", "+(a)", "+(b)", "+(c)", "+(d)", "full")
     words = {True: "walked back", False: "passes", None: "undecided"}
-    right = [(f"{r['rule']}{_said(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
+    right = [(f"{r['rule']}{_variant_suffix(r, shown)}", [words[r[n]] for n in names]) for r in rows_four]
     known = {r["network"] for r in rows}
     absent = [
         (f"{r['network']}, {st.variant(r)}", r["rule"]) if r["network"] in known else (r["network"], "")
@@ -70,7 +71,7 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     ]
     seeds = [(f"{r['network']}, {st.variant(r)}", r["rule"], r["n"]) for r in rows]
     wide, tall = width == "double", 0.155
-    note = st.missing_note(absent, seeds)
+    note = missing_note(absent, seeds)
     lines = max(len(left), len(right))
     if wide:
         fig = st.canvas(width, 0.75 + tall * lines, note, STRATEGIES)
@@ -90,12 +91,12 @@ def decision_utility(records: Records, width: st.Width) -> Figure:
     return fig
 
 
-def _said(row: dict[str, Any], shown: Sequence[str]) -> str:
+def _variant_suffix(row: dict[str, Any], shown: Sequence[str]) -> str:
     return f", {st.variant(row)}" if len(shown) > 1 else ""
 
 
 def _case(row: dict[str, Any], shown: Sequence[str]) -> str:
-    return f"{row['rule']}, {row['network'].removeprefix('ResMLP ')}{_said(row, shown)}"
+    return f"{row['rule']}, {row['network'].removeprefix('ResMLP ')}{_variant_suffix(row, shown)}"
 
 
 def _mark(text: str) -> str:
@@ -126,7 +127,7 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
     rows = [r for r in table.data if r["runs"] == "primary" and r["n"]]
     shown = [v for v in st.variants(rows) if any(st.variant(r) == v for r in rows)]
     if not rows:
-        raise st.nothing("threshold sensitivity", table.missing)
+        raise nothing("threshold sensitivity", table.missing)
     panels_of = [(v, t) for v in shown for t in THRESHOLDS if t.edition == "four-diagnostic"]
     at = {v: [Setting(rule, augment=v == "augmented") for rule in RULES] for v in shown}
     found = {(v, t.key): threshold_points(records, at[v], t) for v, t in panels_of}
@@ -144,8 +145,8 @@ def sensitivity(records: Records, width: st.Width) -> Figure:
         ]
         for key in ("growth", "g_norm")
     }
-    off = (st.off_axis("ρ", lowest["growth"]), st.off_axis("‖g_L‖", lowest["g_norm"]))
-    fig = st.canvas(width, height, st.missing_note(absent, seeds, *off), SAID)
+    off = (off_axis("ρ", lowest["growth"]), off_axis("‖g_L‖", lowest["g_norm"]))
+    fig = st.canvas(width, height, missing_note(absent, seeds, *off), SAID)
     flat = [ax for row in st.grid(fig, len(panels_of) // 2, 2, sharey="row") for ax in row]
     for (v, t), ax in zip(panels_of, flat):
         checks = {o.check: o.edition for o in THRESHOLDS if o.key == t.key}
@@ -211,7 +212,7 @@ def _strip(
         unit = "×" if t.kind == "norm" else " pp" if t.kind == "pp" else ""
         text = f"{number(row['gap'], 'norm' if t.kind == 'norm' else 'pp' if t.kind == 'pp' else 'acc')}{unit}"
         text = text.lstrip("+") if row["gap"] > (1 if t.kind == "norm" else 0) else f"overlap {text}"
-        middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else sum(ends) / 2
+        middle = (ends[0] * ends[1]) ** 0.5 if t.kind == "norm" and ends[0] > 0 else (ends[0] + ends[1]) / 2
         style = {"ha": "center", "va": "bottom", "fontsize": 5.2, "bbox": st.white(0.5)}
         st.words(ax, text, (middle, bottom), (0, 1.5), **style)
     bars = [bottom + 1.0, bottom + 1.9]

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from walkback.audit.records import Records
 from walkback.replication.figures import style as st
+from walkback.replication.figures.remarks import missing_note, nothing, told_apart
 
 ACROSS = {"single": 2, "double": 4}
 RANDOM: dict[str, Any] = {"color": st.GREY, "marker": "s", "linestyle": "--", "markersize": 3, "mfc": "white"}
@@ -27,13 +28,13 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     for row in st.ours(table):
         groups.setdefault((row["network"], row["rule"]), []).append(row)
     if not groups:
-        raise st.nothing("accuracy by depth", table.missing)
+        raise nothing("accuracy by depth", table.missing)
     across = min(ACROSS[width], len(groups))
     lines = -(-len(groups) // across)
-    settings, headings = st.told_apart([(rule, network.split(" · ")) for network, rule in groups])
+    settings, headings = told_apart([(rule, network.split(" · ")) for network, rule in groups])
     seeds = [(heading, "", rows[0]["n"]) for heading, rows in zip(headings, groups.values())]
     says = f"Readouts refitted; blocks: trained over re-randomised ones under the same stem. {settings}"
-    fig = st.canvas(width, 0.45 + 1.5 * lines, st.missing_note((), seeds), says)
+    fig = st.canvas(width, 0.45 + 1.5 * lines, missing_note((), seeds), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)

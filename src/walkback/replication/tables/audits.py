@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from walkback.audit.plans import SEEDS
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import LABELS, RULES, SEEDS, VALUES, Setting, known_settings, select
+from walkback.audit.settings import LABELS, RULES, VALUES, Setting, known_settings, select
 from walkback.replication.published import Figure, figures
 from walkback.replication.tables.build import (
     AGREES,
     OURS,
     THREE,
     Against,
+    AuditRow,
     Draft,
-    Entry,
     against,
     among,
     audit,
@@ -50,15 +51,15 @@ def _frozen(where: str, rule: str) -> tuple[Figure, ...]:
     return (() if rule == "bp" else figures(where, "frozen")) + figures(where, f"frozen-{rule}")
 
 
-def _entries(where: str, base: Setting, trained: Sequence[str] = THREE) -> list[Entry]:
+def _entries(where: str, base: Setting, trained: Sequence[str] = THREE) -> list[AuditRow]:
     """Return the entries of rules on one network, then of their frozen controls."""
-    entries = [Entry((RULES[rule],), replace(base, rule=rule), figures(where, rule)) for rule in trained]
+    entries = [AuditRow((RULES[rule],), replace(base, rule=rule), figures(where, rule)) for rule in trained]
     return entries + [_control((), where, replace(base, rule=rule)) for rule in trained]
 
 
-def _control(labels: tuple[str, ...], where: str, setting: Setting) -> Entry:
+def _control(labels: tuple[str, ...], where: str, setting: Setting) -> AuditRow:
     label = f"frozen, {RULES[setting.rule]} stem"
-    return Entry((*labels, label), replace(setting, scope="frozen"), _frozen(where, setting.rule))
+    return AuditRow((*labels, label), replace(setting, scope="frozen"), _frozen(where, setting.rule))
 
 
 @evidence_table(
@@ -76,7 +77,7 @@ def primary(t: Draft) -> None:
     base = Setting("bp")
     others = {s.rule for s in known_settings(t.records) if replace(s, rule="bp", augment=False) == base} - set(RULES)
     entries = _entries("primary", base, tuple(RULES))
-    entries[len(RULES) : len(RULES)] = [Entry((LABELS.get(rule, rule),), Setting(rule)) for rule in sorted(others)]
+    entries[len(RULES) : len(RULES)] = [AuditRow((LABELS.get(rule, rule),), Setting(rule)) for rule in sorted(others)]
     t.notes[1:1] = _without_gamma(t.records)
     audit(t, entries, augment=(True, False))
 
@@ -117,7 +118,7 @@ def per_layer(t: Draft) -> None:
     for flag, name, setting in t.primary():
         runs = t.runs(setting)
         for site in range(max((len(r.measurements.h_norm) for r in runs), default=5)):
-            said = figures("per-layer", setting.rule, site=site)
+            printed = figures("per-layer", setting.rule, site=site)
             at = {
                 what: stat(_site(r, what, site) for r in runs)
                 for what in ("h_norm", "g_norm", "cosine", "cosine_clamped", "below_eps", "perturbation")
@@ -125,8 +126,8 @@ def per_layer(t: Draft) -> None:
             t.row(
                 *(name, OURS[flag], count(len(runs)), count(site), spread(at["h_norm"], "norm")),
                 spread(stat(_growth(r, site) for r in runs), "norm"),
-                against("‖g‖", at["g_norm"], "norm", among(said, "g_norm")),
-                against("cos", at["cosine"], "cos", among(said, "cosine")),
+                against("‖g‖", at["g_norm"], "norm", among(printed, "g_norm")),
+                against("cos", at["cosine"], "cos", among(printed, "cosine")),
                 spread(at["cosine_clamped"], "cos"),
                 spread(at["below_eps"], "acc"),
                 spread(at["perturbation"], "cos"),
@@ -161,7 +162,7 @@ def cross_arch(t: Draft) -> None:
     for label, base, norm, where in networks(t.records):
         name = label if base.net != "student" else f"{label} on {base.data}"
         for rule in RULES if base.net == "small-cnn" else THREE:
-            entries.append(Entry((name, norm, RULES[rule]), replace(base, rule=rule), figures(where, rule)))
+            entries.append(AuditRow((name, norm, RULES[rule]), replace(base, rule=rule), figures(where, rule)))
         controls = [_control((name, norm), where, replace(base, rule=rule)) for rule in ("bp", "dfa")]
         entries += [entry for entry in controls if entry.figures or figures(where, "frozen")]
     audit(t, entries)
@@ -194,7 +195,7 @@ def credit_site(t: Draft) -> None:
     epochs = max((s.epochs for s in reader), default=100)
     t.title = t.title.format(epochs=epochs)
     cells = [(rule, site) for rule in ("fa", "dfa") for site in ("writer", "reader")]
-    audit(t, [Entry((RULES[r], site), Setting(r, credit_site=site, epochs=epochs)) for r, site in cells])
+    audit(t, [AuditRow((RULES[r], site), Setting(r, credit_site=site, epochs=epochs)) for r, site in cells])
 
 
 @evidence_table(
@@ -210,9 +211,9 @@ def unit_credit(t: Draft) -> None:
     """Two things the documents leave open, chosen otherwise: do FA and DFA come out as published?"""
     unit = {rule: Setting(rule, credit_site="reader", unit=True) for rule in ("fa", "dfa")}
     frozen, penalised = figures("primary", "frozen"), replace(unit["dfa"], penalty=1e-2, epochs=30)
-    entries = [Entry((RULES[rule],), setting, figures("primary", rule)) for rule, setting in unit.items()]
-    entries += [Entry((f"frozen, {RULES[r]} stem",), Setting(r, scope="frozen", unit=True), frozen) for r in unit]
-    entries.append(Entry(("DFA, λ 0.01, 30 epochs",), penalised, figures("lambda-sweep", "dfa", penalty=1e-2)))
+    entries = [AuditRow((RULES[rule],), setting, figures("primary", rule)) for rule, setting in unit.items()]
+    entries += [AuditRow((f"frozen, {RULES[r]} stem",), Setting(r, scope="frozen", unit=True), frozen) for r in unit]
+    entries.append(AuditRow(("DFA, λ 0.01, 30 epochs",), penalised, figures("lambda-sweep", "dfa", penalty=1e-2)))
     audit(t, entries)
 
 
@@ -230,7 +231,7 @@ def sub_modes(t: Draft) -> None:
         j = t.judged(setting, controls=False)
         verdicts = {r.spec.seed: v for r, v in zip(j.runs, j.verdicts["four-diagnostic"])}
         for seed in sorted({*SEEDS, *verdicts}):
-            verdict, said = verdicts.get(seed), figures("sub-modes", setting.rule, seed=seed)
+            verdict, printed = verdicts.get(seed), figures("sub-modes", setting.rule, seed=seed)
             flags = [verdict and verdict[name].flagged for name in ("growth", "reference")]
             submode = None
             if verdict and verdict.measurement_valid is not None:
@@ -238,6 +239,8 @@ def sub_modes(t: Draft) -> None:
             t.row(
                 *(name, OURS[flag], count(seed)),
                 *({True: "flags", False: "ok", None: NONE}[flag] for flag in flags),
-                against("stability", stat([verdict and verdict["stability"].value]), "cos", among(said, "stability")),
-                Against("sub-mode", submode or NONE, submode, among(said, "flag.submode")),
+                against(
+                    "stability", stat([verdict and verdict["stability"].value]), "cos", among(printed, "stability")
+                ),
+                Against("sub-mode", submode or NONE, submode, among(printed, "flag.submode")),
             )

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from walkback.audit.discoveries import held
+from walkback.audit.discoveries import with_discovery_rate
 from walkback.audit.records import Record, Records
 from walkback.audit.seeds import RULE
-from walkback.audit.settings import RULES, Judged, Setting, commands, judged, lacking, select, shorter
+from walkback.audit.settings import RULES, Judged, Setting, judged, select, shorter
+from walkback.audit.wording import commands, lacking
 from walkback.replication.agree import ANY, agrees_any, answer, published
 from walkback.replication.agree import RULES as AGREES_WHEN
 from walkback.replication.published import Figure
@@ -54,19 +55,19 @@ class Against(NamedTuple):
     name: str
     cell: Cell | str
     value: float | str | None
-    said: Sequence[Figure]
+    printed: Sequence[Figure]
     n: int = 0
     rule: str = ""
 
 
-def against(name: str, ours: Stat | None, kind: str, said: Sequence[Figure]) -> Against:
+def against(name: str, ours: Stat | None, kind: str, printed: Sequence[Figure]) -> Against:
     """Set mean ± std of ours beside what is published."""
-    return Against(name, spread(ours, kind), ours and ours.mean, said, ours.n if ours else 0)
+    return Against(name, spread(ours, kind), ours and ours.mean, printed, ours.n if ours else 0)
 
 
-def among(said: Iterable[Figure], what: str) -> list[Figure]:
+def among(printed: Iterable[Figure], what: str) -> list[Figure]:
     """Return the figures of one quantity."""
-    return [f for f in said if f.what == what]
+    return [f for f in printed if f.what == what]
 
 
 def count(n: int) -> Cell:
@@ -94,7 +95,7 @@ class Draft:
         """Add a row; a last column "agrees?" that is not given is answered from what stands beside ours."""
         filled: list[Cell | str] = []
         for cell in cells:
-            filled += [cell.cell, published(cell.said)] if isinstance(cell, Against) else [cell]
+            filled += [cell.cell, published(cell.printed)] if isinstance(cell, Against) else [cell]
         if len(filled) < len(self.columns):
             filled.append(answer(self.agreeing(cell for cell in cells if isinstance(cell, Against))))
         self.rows.append(filled)
@@ -103,10 +104,10 @@ class Draft:
         """Return whether each of ours agrees, and remember which kinds of quantities were compared."""
         found = {}
         for pair in pairs:
-            self.kinds |= {f.kind for f in pair.said}
-            self.compared += [pair] if pair.said else []
+            self.kinds |= {f.kind for f in pair.printed}
+            self.compared += [pair] if pair.printed else []
             if pair.name:
-                found[pair.name] = agrees_any(pair.value, pair.said)
+                found[pair.name] = agrees_any(pair.value, pair.printed)
         return found
 
     def lack(self, setting: Setting, controls: bool = True) -> None:
@@ -136,7 +137,7 @@ class Draft:
     def table(self, name: str) -> Table:
         """Return the finished table."""
         notes = [text for note in self.notes for text in (rules(self.kinds) if note == AGREES else [note])]
-        notes += filter(None, [held(self.alone)[1]])
+        notes += filter(None, [with_discovery_rate(self.alone)[1]])
         missing = [*self.missing, *commands(self.specs, self.records.store)]
         return table(name, self.title, self.columns, self.rows, notes, missing)
 
@@ -163,7 +164,7 @@ class Evidence:
 
     def _filled(self, records: Records) -> Draft:
         draft = self._draft(records, {})
-        beside, _ = held(draft.alone)
+        beside, _ = with_discovery_rate(draft.alone)
         return draft if beside == draft.alone else self._draft(records, beside)
 
     def _draft(self, records: Records, beside: dict[Setting, Judged]) -> Draft:
@@ -191,10 +192,10 @@ def evidence_table(place: int, title: str, columns: str, *notes: str) -> Callabl
 def rules(kinds: Iterable[str]) -> list[str]:
     """Return the notes that say what "agrees?" means for these kinds of quantities."""
     known = set(kinds)
-    said = [text for kind, text in AGREES_WHEN.items() if kind in known]
-    if not said:
+    sentences = [text for kind, text in AGREES_WHEN.items() if kind in known]
+    if not sentences:
         return ["nothing is published to compare with"]
-    return [f"agrees?: {'; '.join(said)}; {ANY}", *([DAGGER] if "norm" in known else [])]
+    return [f"agrees?: {'; '.join(sentences)}; {ANY}", *([DAGGER] if "norm" in known else [])]
 
 
 def variants(records: Records, settings: Iterable[Setting]) -> list[bool]:
@@ -332,7 +333,7 @@ COLUMNS = {
 }
 
 
-class Entry(NamedTuple):
+class AuditRow(NamedTuple):
     """One group of rows: a setting under its labels, and what is published of it."""
 
     labels: tuple[str, ...]
@@ -340,7 +341,7 @@ class Entry(NamedTuple):
     figures: tuple[Figure, ...] = ()
 
 
-def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = None) -> None:
+def audit(t: Draft, entries: Sequence[AuditRow], augment: Sequence[bool] | None = None) -> None:
     """Fill a table of judged settings, whose columns after "n" are heads of COLUMNS.
 
     Args:
@@ -354,15 +355,15 @@ def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = N
         for flag in augment if augment is not None else t.variants(alike):
             setting = replace(entry.setting, augment=flag)
             j = t.judged(setting, controls=bool({"D3 pp", "three-check"} & chosen.keys()))
-            said = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
+            printed = {head: of_length(figures, setting, j.runs) for head, figures in theirs.items()}
             cells = [c.cell(j) for c in chosen.values()]
             found = t.agreeing(
-                Against(h, cell, c.value(j), said[h], len(j.runs), setting.rule)
+                Against(h, cell, c.value(j), printed[h], len(j.runs), setting.rule)
                 for (h, c), cell in zip(chosen.items(), cells)
                 if c.what
             )
             t.row(*entry.labels, OURS[flag], count(len(j.runs)), *cells, answer(found))
-            shown = said if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
+            shown = printed if shown is None or (j.runs and not shorter(setting, j.runs)) else shown
         same = after is not None and after.figures == entry.figures
         if any(theirs.values()) and not same:
             labels = (*entry.labels[:-1], "frozen") if entry.setting.scope == "frozen" else entry.labels
@@ -370,11 +371,11 @@ def audit(t: Draft, entries: Sequence[Entry], augment: Sequence[bool] | None = N
     t.notes += [*dict.fromkeys(c.note for c in chosen.values() if c.note), AGREES]
 
 
-def of_length(said: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
+def of_length(printed: Sequence[Figure], setting: Setting, runs: Sequence[Record]) -> tuple[Figure, ...]:
     """Mark what is published of a longer training than these runs had, so that it is shown and not compared."""
     if not shorter(setting, runs):
-        return tuple(said)
-    return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in said)
+        return tuple(printed)
+    return tuple(replace(f, unlike=f.unlike or f"not of {runs[0].spec.epochs} epochs") for f in printed)
 
 
 def _network(setting: Setting) -> tuple[object, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
 from walkback.audit.records import Record, Records
-from walkback.audit.settings import RULES, Setting, lacking, last, select
-from walkback.measures.over_sites import deep_sites
+from walkback.audit.settings import RULES, Setting, last, select
+from walkback.audit.wording import lacking
+from walkback.measures.over_sites import deep_sites, mean
 from walkback.replication.published import LARGE_BATCH, PUBLISHED_BATCH, Figure, figures
 from walkback.replication.tables.audits import networks
 from walkback.replication.tables.build import (
@@ -114,19 +115,19 @@ def temporal(t: Draft) -> None:
         name += f" on {base.data}" if base.net == "student" else ""
         for flag in t.variants(replace(base, rule=rule) for rule in RULES):
             for rule in RULES:
-                setting, said = replace(base, rule=rule, augment=flag), figures(where, rule)
+                setting, printed = replace(base, rule=rule, augment=flag), figures(where, rule)
                 runs = select(t.records, setting)
-                if runs or said or network == "resmlp" or rule in THREE:
+                if runs or printed or network == "resmlp" or rule in THREE:
                     t.lack(setting)
-                    replay = _replay(t.records, runs, of_length(said, setting, runs))
+                    replay = _replay(t.records, runs, of_length(printed, setting, runs))
                     t.row(name, RULES[rule], OURS[flag], *replay)
 
 
-def useless_from(run: Record, control: Record | None, thresholds: DiagnosticThresholds | None = None) -> int | None:
+def no_gain_from(run: Record, control: Record | None) -> int | None:
     """Return the first epoch from which the gain over the control's same epoch stays under the margin, or None."""
     if control is None:
         return None
-    margin = (thresholds or DiagnosticThresholds()).frozen_acc_margin_pp
+    margin = DiagnosticThresholds().frozen_acc_margin_pp
     theirs = {epoch: acc for epoch, acc, _ in control.epochs}
     first = None
     for epoch, acc, _ in reversed(run.epochs):
@@ -146,7 +147,7 @@ def _drift(run: Record) -> int | None:
     return None
 
 
-def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) -> list[Cell | str | Against]:
+def _replay(records: Records, runs: Sequence[Record], printed: Sequence[Figure]) -> list[Cell | str | Against]:
     first, large = ([first_epochs(run, limits) for run in runs] for limits in (None, _LARGE))
     at = {name: [f[name] for f in first] for name in ("a", "b", "either", "both")}
     at |= {"large": [f["b"] for f in large], "either, large": [f["either"] for f in large]}
@@ -161,15 +162,15 @@ def _replay(records: Records, runs: Sequence[Record], said: Sequence[Figure]) ->
     return [
         count(len(runs)),
         ", ".join(map(str, sorted({run.spec.epochs for run in runs}))) or NONE,
-        Against("(a)", _span(at["a"]), _typical(at["a"]), among(said, "fired.a")),
+        Against("(a)", _span(at["a"]), _typical(at["a"]), among(printed, "fired.a")),
         _span(at["b"]),
-        Against("(b)", _span(at["large"]), _typical(at["large"]), among(said, "fired.b")),
+        Against("(b)", _span(at["large"]), _typical(at["large"]), among(printed, "fired.b")),
         _span(at["both"]),
         _span([_drift(run) for run in runs]),
-        _span([useless_from(run, control) for run, control in pairs]),
-        Against("acc", spread(then, "acc"), alike and alike.mean, among(said, "acc")),
+        _span([no_gain_from(run, control) for run, control in pairs]),
+        Against("acc", spread(then, "acc"), alike and alike.mean, among(printed, "acc")),
         spread(accuracies(runs), "acc"),
-        Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(said, "saved")),
+        Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(printed, "saved")),
         spread(saved.get("both"), "acc"),
     ]
 
@@ -178,14 +179,9 @@ def _accuracy_at(run: Record, epoch: int | None) -> float | None:
     return next((acc for e, acc, _ in run.epochs if e == epoch), None)
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = list(values)
-    return None if not known or None in known else sum(known) / len(known)  # type: ignore[arg-type]
-
-
 def weight_growths(row: dict[str, Any]) -> list[float]:
     """Return ‖w − w₀‖/‖w₀‖ of every block, averaged over its weights; [] where one is not known."""
-    blocks = [_mean(block) for block in (row.get("weights") or {}).get("growth", [])]
+    blocks = [mean(block) for block in (row.get("weights") or {}).get("growth", [])]
     return [] if None in blocks else blocks  # type: ignore[return-value]
 
 
@@ -197,7 +193,7 @@ def norm_products(row: dict[str, Any], norm: str = "frobenius") -> list[float]:
 
 def weight_growth(row: dict[str, Any]) -> float | None:
     """Return ‖w − w₀‖/‖w₀‖, averaged over a block's weights and over blocks."""
-    return _mean(weight_growths(row))
+    return mean([*weight_growths(row)])
 
 
 def norm_product(row: dict[str, Any], norm: str = "frobenius") -> float | None:

@@ -44,18 +44,18 @@ def strategies(j: Judged) -> dict[str, str] | None:
         return None
     s0, s1 = standard
     s2 = True if any(check in ("D1", "D2") for check in j.failed("three-check")) else s1
-    said = {"S0": s0, "S1": s1, "S2": s2}
-    out = {name: {True: WALKED_BACK, False: PASSES, None: NO_GAMMA}[flag] for name, flag in said.items()}
+    verdicts = {"S0": s0, "S1": s1, "S2": s2}
+    out = {name: {True: WALKED_BACK, False: PASSES, None: NO_GAMMA}[flag] for name, flag in verdicts.items()}
     word = j.word("three-check")
     out["S3"] = WALKED_BACK if s2 or word == WALKED_BACK else UNDECIDED if word == UNDECIDED else PASSES
     return out
 
 
-def caught(said: dict[str, str] | None) -> str | None:
+def caught(verdicts: dict[str, str] | None) -> str | None:
     """Return the first strategy that walks a claim back; passes or undecided where none does."""
-    if said is None:
+    if verdicts is None:
         return None
-    return next((name for name in STRATEGIES if said[name] == WALKED_BACK), said["S3"])
+    return next((name for name in STRATEGIES if verdicts[name] == WALKED_BACK), verdicts["S3"])
 
 
 @evidence_table(
@@ -80,8 +80,8 @@ def ablation(t: Draft) -> None:
             cells = [ours[name] for name in STRATEGIES] if ours else [NONE] * 4
             if ours and ours["S3"] == UNDECIDED and not j.tested:
                 cells[3] = UNTESTED
-            first, said = caught(ours), figures(where, setting.rule, what="flag.caught")
-            beside = Against("caught", first or NONE, None if first == UNDECIDED else first, said, len(j.runs))
+            first, printed = caught(ours), figures(where, setting.rule, what="flag.caught")
+            beside = Against("caught", first or NONE, None if first == UNDECIDED else first, printed, len(j.runs))
             t.row(network, RULES[setting.rule], OURS[flag], count(len(j.runs)), *cells, beside)
 
 
@@ -106,18 +106,18 @@ CASES = (
 )
 def extended_ablation(t: Draft) -> None:
     """004's Table 5 in kind: strategies down, cases across."""
-    said = [figures(where, setting.rule, what="flag.caught")[0] for _, setting, where in CASES]
-    t.kinds |= {f.kind for f in said}
+    printed = [figures(where, setting.rule, what="flag.caught")[0] for _, setting, where in CASES]
+    t.kinds |= {f.kind for f in printed}
     found = {
         flag: [t.judged(replace(setting, augment=flag)) for _, setting, _ in CASES]
         for flag in t.variants(s for _, s, _ in CASES)
     }
     for strategy, label in zip(STRATEGIES, ("S0: acc", "S1: + Γ", "S2: + D1 and D2", "S3: + D3")):
-        theirs = [_published_mark(figure, strategy) for figure in said]
+        theirs = [_published_mark(figure, strategy) for figure in printed]
         for flag, cases in found.items():
             ours = [_mark(strategies(j), strategy, j.tested) for j in cases]
             if strategy == STRATEGIES[-1]:
-                t.compared += [_first_caught(j, setting, f) for (_, setting, _), j, f in zip(CASES, cases, said)]
+                t.compared += [_first_caught(j, setting, f) for (_, setting, _), j, f in zip(CASES, cases, printed)]
             same = {
                 name: None if a in (None, NO_GAMMA, UNDECIDED, UNTESTED) or shorter(setting, j.runs) else a == b
                 for (name, setting, _), j, a, b in zip(CASES, cases, ours, theirs)
@@ -136,16 +136,16 @@ def _first_caught(j: Judged, setting: Setting, figure: Figure) -> Against:
     return Against("caught", first or NONE, value, of_length([figure], setting, j.runs), len(j.runs))
 
 
-def _mark(said: dict[str, str] | None, strategy: str, tested: bool) -> str | None:
-    if said is None:
+def _mark(verdicts: dict[str, str] | None, strategy: str, tested: bool) -> str | None:
+    if verdicts is None:
         return None
-    if said[strategy] == WALKED_BACK:
+    if verdicts[strategy] == WALKED_BACK:
         return "caught"
-    if said[strategy] == NO_GAMMA:
+    if verdicts[strategy] == NO_GAMMA:
         return NO_GAMMA
-    if said["S3"] == UNDECIDED and not tested:  # it may yet fail: what passes now may turn out to miss it
+    if verdicts["S3"] == UNDECIDED and not tested:  # it may yet fail: what passes now may turn out to miss it
         return UNTESTED
-    return {WALKED_BACK: "missed", UNDECIDED: UNDECIDED}.get(said["S3"], said[strategy])
+    return {WALKED_BACK: "missed", UNDECIDED: UNDECIDED}.get(verdicts["S3"], verdicts[strategy])
 
 
 def _published_mark(figure: Figure, strategy: str) -> str:
@@ -172,14 +172,14 @@ def ablation_four(t: Draft) -> None:
         for rule, label in RULES.items():
             j = t.judged(Setting(rule, augment=flag))
             ours = _four(j)
-            said = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
+            printed = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
             known = {name: words[ours[name]] for name in names if ours[name] is not None} if ours else {}
-            beside = [(name, known.get(name), said[name]) for name in names]
+            beside = [(name, known.get(name), printed[name]) for name in names]
             found = t.agreeing(Against(name, word or NONE, word, of, len(j.runs)) for name, word, of in beside)
             cells = [Cell(words[ours[name]], ours[name]) if ours else Cell("no runs") for name in names]
             t.row(label, OURS[flag], count(len(j.runs)), *cells, answer(found))
-            if any(said.values()):
-                t.row(label, "published", NONE, *(str(said[name][0].value) for name in names), NONE)
+            if any(printed.values()):
+                t.row(label, "published", NONE, *(str(printed[name][0].value) for name in names), NONE)
             marks += [ours] if ours else []
         t.row("walked back", OURS[flag], NONE, *(_total([m[name] for m in marks]) for name in names), NONE)
     theirs = [[f.value for f in figures("ablation-four", what=f"flag.{name}")] for name in names]
@@ -296,16 +296,16 @@ def _sweep(records: Records, settings: Sequence[Setting], t: Threshold) -> list[
     # Published for the four diagnostics, for (d) of the penalised runs.
     compared = t.edition == "four-diagnostic" and (t.key == "margin") == bool(settings[0].penalty)
     parts = (f"{t.key}.healthy", f"{t.key}.failing", f"gap.{t.key}", f"flag.{t.key}")
-    said = [figures("sensitivity", "", what=what) if compared else () for what in parts]
+    printed = [figures("sensitivity", "", what=what) if compared else () for what in parts]
     unlimited = "no end" if points else NONE
     return [
         *(t.check, count(n), Cell(number(limit, t.kind), limit)),
-        Against("healthy", _named(worst, t.kind), worst and worst.value, said[0]),
-        Against("failure", _named(best, t.kind), best and best.value, said[1]),
-        Against("gap", Cell(NONE) if gap is None else Cell(number(gap, t.kind), gap), gap, said[2]),
+        Against("healthy", _named(worst, t.kind), worst and worst.value, printed[0]),
+        Against("failure", _named(best, t.kind), best and best.value, printed[1]),
+        Against("gap", Cell(NONE) if gap is None else Cell(number(gap, t.kind), gap), gap, printed[2]),
         *(Cell(unlimited) if end is None or not points else Cell(number(end, t.kind), end) for end in ends),
         *(count(c) if n else Cell(NONE) for c in changed),
-        Against("±50 %", holds or NONE, holds, said[3]),
+        Against("±50 %", holds or NONE, holds, printed[3]),
     ]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from walkback.audit.records import Record
-from walkback.audit.settings import RULES, alike, judged_runs, setting_words
+from walkback.audit.settings import RULES, alike, judged_runs
+from walkback.audit.wording import setting_words
 from walkback.measures.worth import RANDOM, TRAINED, Depth
 from walkback.replication.tables.build import OURS, Draft, count, depth_cell, evidence_table
 from walkback.report.table import NONE, Cell, spread, stat

@@ -7,8 +7,9 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from walkback.audit.plans import SEEDS
 from walkback.audit.records import Record
-from walkback.audit.settings import RULES, SEEDS, VALUES, Setting
+from walkback.audit.settings import RULES, VALUES, Setting
 from walkback.measures.measurements import Measurements
 from walkback.measures.over_sites import deep_sites, mean
 from walkback.replication.agree import answer, published
@@ -17,8 +18,8 @@ from walkback.replication.tables.build import (
     AGREES,
     OURS,
     Against,
+    AuditRow,
     Draft,
-    Entry,
     accuracies,
     against,
     among,
@@ -51,7 +52,7 @@ def penalised(rule: str, penalty: float = RESCUE, augment: bool = False) -> Sett
 def lambda_sweep(t: Draft) -> None:
     """The per-block penalty at growing strength on DFA, FA and BP."""
     cells = [(rule, λ) for rule, penalties in SWEEP.items() for λ in penalties]
-    audit(t, [Entry((RULES[r], f"{λ:g}"), penalised(r, λ), figures("lambda-sweep", r, penalty=λ)) for r, λ in cells])
+    audit(t, [AuditRow((RULES[r], f"{λ:g}"), penalised(r, λ), figures("lambda-sweep", r, penalty=λ)) for r, λ in cells])
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> Stat | None:
@@ -85,8 +86,8 @@ def capacity(t: Draft) -> None:
             row(rule, "accuracy without a penalty", "acc.without", accuracies(without), "acc")
             row(rule, "accuracy with λ = 0.01", "acc.with", accuracies(j.runs), "acc")
             row(rule, "effect of the penalty, pp", "margin.effect", paired(without, j.runs))
-            said = figures("capacity", rule, what="margin.frozen")
-            frozen = Against("ours", depth_cell(j), j.depth and j.depth.value, said)
+            printed = figures("capacity", rule, what="margin.frozen")
+            frozen = Against("ours", depth_cell(j), j.depth and j.depth.value, printed)
             t.row(OURS[flag], RULES[rule], "with λ = 0.01, over frozen blocks, pp", count(j.paired[0]), frozen)
         gap = paired(rescued["dfa"], rescued["bp"])
         row("", "gap that is left with λ = 0.01, pp", "margin.gap", gap)
@@ -113,10 +114,10 @@ def fresh_feedback(t: Draft) -> None:
             runs = by_seed(t.runs(replace(base, augment=flag)))
             published_all = figures("fresh-feedback", base.rule, penalty=base.penalty)
             for seed in sorted({*SEEDS, *runs}):
-                said = [f for f in published_all if f.seed in (None, seed)]
+                printed = [f for f in published_all if f.seed in (None, seed)]
                 for what, head in (("deep_cosine", "deep cos"), ("gamma", "Γ")):
                     label = (RULES[base.rule], f"{base.penalty:g}", str(base.epochs), OURS[flag], count(seed), head)
-                    t.row(*label, *_fresh(runs.get(seed), what, said))
+                    t.row(*label, *_fresh(runs.get(seed), what, printed))
 
 
 class Fresh(NamedTuple):
@@ -138,16 +139,16 @@ def fresh(run: Record, what: str = "deep_cosine") -> Fresh:
     return Fresh(VALUES[what](run), (run.report.run.get("fresh_feedback") or {}).get(what))
 
 
-def _fresh(run: Record | None, what: str, said: Sequence[Figure]) -> list[Cell | Against]:
+def _fresh(run: Record | None, what: str, printed: Sequence[Figure]) -> list[Cell | Against]:
     trained, null = found = fresh(run, what) if run else Fresh(None, None)
     draws = ((run.report.run.get("fresh_feedback") or {}) if run else {}).get("draws", 0)
     cell = Cell(f"{number(null['mean'], 'cos')} ± {null['std']:.3f}", null) if null else Cell(NONE)
     apart = Cell(NONE) if found.apart is None else Cell(f"{found.apart:+.1f}", found.apart)
     return [
-        against("trained", stat([trained]), "cos", among(said, what)),
+        against("trained", stat([trained]), "cos", among(printed, what)),
         count(draws),
-        Against("fresh", cell, null["mean"] if null else None, among(said, f"fresh.{what}")),
-        Against("σ", apart, found.apart, among(said, f"sigma.{what}")),
+        Against("fresh", cell, null["mean"] if null else None, among(printed, f"fresh.{what}")),
+        Against("σ", apart, found.apart, among(printed, f"sigma.{what}")),
     ]
 
 
@@ -276,22 +277,22 @@ def tau(a: dict[str, float], b: dict[str, float]) -> float | None:
 )
 def matched_penalty(t: Draft) -> None:
     """Under one penalty: does the cosine rank rules as their function does?"""
-    said = {rule: figures("matched-penalty", rule) for rule in MATCHED}
+    printed = {rule: figures("matched-penalty", rule) for rule in MATCHED}
     theirs = {
-        what: {rule: sign * f.number for rule in MATCHED for f in among(said[rule], what)[:1]}
+        what: {rule: sign * f.number for rule in MATCHED for f in among(printed[rule], what)[:1]}
         for what, (_, _, sign) in RANKED.items()
     }
     for flag in t.variants(map(penalised, MATCHED)):
         ours: dict[str, dict[str, float]] = {what: {} for what in RANKED}
         for rule in MATCHED:
             j = t.judged(penalised(rule, augment=flag), controls=False)
-            pairs = [against(h, j.stat(what), k, among(said[rule], what)) for what, (h, k, _) in RANKED.items()]
+            pairs = [against(h, j.stat(what), k, among(printed[rule], what)) for what, (h, k, _) in RANKED.items()]
             for (what, (_, _, sign)), pair in zip(RANKED.items(), pairs):
                 if isinstance(pair.value, float):
                     ours[what][rule] = sign * pair.value
             answered = answer(t.agreeing(pairs))
             t.row(RULES[rule], OURS[flag], count(len(j.runs)), *(pair.cell for pair in pairs), answered)
-            t.row(RULES[rule], "published", NONE, *(published(pair.said) for pair in pairs), NONE)
+            t.row(RULES[rule], "published", NONE, *(published(pair.printed) for pair in pairs), NONE)
         _rank(t, OURS[flag], ours, theirs)
 
 

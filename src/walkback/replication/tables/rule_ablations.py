@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from walkback.audit.plans import SEEDS
 from walkback.audit.records import Record
-from walkback.audit.settings import RULES, SEEDS
+from walkback.audit.settings import RULES
 from walkback.replication.tables.build import AGREES, Draft, accuracies, count, evidence_table
 from walkback.report.table import NONE, Cell, number, spread, stat
 from walkback.training.spec import RunSpec

@@ -106,7 +106,7 @@ def _together(readings: Sequence[str]) -> str | None:
 # -- the list of validations -----------------------------------------------------------------------------------
 
 
-class Shown(NamedTuple):
+class Validation(NamedTuple):
     """What our runs show of a validation; `holds` is None where they can't say."""
 
     text: str
@@ -114,7 +114,7 @@ class Shown(NamedTuple):
     n: int
 
 
-def _five_method(records: Records, flag: bool) -> Shown:
+def _five_method(records: Records, flag: bool) -> Validation:
     audits = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
     audits = [j for j in audits if j.runs]
     pairs = [p[1] for p in map(pair, audits) if p is not None]
@@ -127,18 +127,18 @@ def _five_method(records: Records, flag: bool) -> Shown:
     }
     text += "".join(f", {e} {len(names)}" + f" ({', '.join(names)})" * bool(names) for e, names in back.items())
     holds = (not any(known) and bool(back["four-diagnostic"])) if known else None
-    return Shown(text, holds, sum(len(j.runs) for j in audits))
+    return Validation(text, holds, sum(len(j.runs) for j in audits))
 
 
-def _decision(records: Records, flag: bool) -> Shown:
+def _decision(records: Records, flag: bool) -> Validation:
     judgements = [judged(records, Setting(rule, augment=flag)) for rule in RULES]
     failing = [s for s in map(strategies, judgements) if s and s["S3"] == WALKED_BACK]
     by = {name: sum(s[name] == WALKED_BACK for s in failing) for name in STRATEGIES}
     text = f"of {len(failing)} failures S0 catches {by['S0']}, S1 {by['S1']}, S2 {by['S2']}, S3 {by['S3']}"
-    return Shown(text, by["S2"] < by["S3"] if failing else None, sum(len(j.runs) for j in judgements))
+    return Validation(text, by["S2"] < by["S3"] if failing else None, sum(len(j.runs) for j in judgements))
 
 
-def _temporal(records: Records, flag: bool) -> Shown:
+def _temporal(records: Records, flag: bool) -> Validation:
     dfa = [(first_epochs(r)["either"], r.spec.epochs) for r in select(records, Setting("dfa", augment=flag))]
     bp = [first_epochs(r)["either"] for r in select(records, Setting("bp", augment=flag))]
     fired = [e for e, _ in dfa if e is not None]
@@ -146,14 +146,14 @@ def _temporal(records: Records, flag: bool) -> Shown:
     text += f", last at epoch {max(fired)}" if fired else ""
     text += f", and on {sum(e is not None for e in bp)} of {len(bp)} BP runs"
     early = all(e is not None and e <= epochs / 2 for e, epochs in dfa)
-    return Shown(text, (early and not any(e is not None for e in bp)) if dfa and bp else None, len(dfa) + len(bp))
+    return Validation(text, (early and not any(e is not None for e in bp)) if dfa and bp else None, len(dfa) + len(bp))
 
 
-def _early(records: Records, flag: bool) -> Shown:
+def _early(records: Records, flag: bool) -> Validation:
     at = {run.spec.seed: run.epochs[1][2] for run in early_runs(records, flag, 1)}
     cosine = stat(m.deep_cosine for m in at.values())
     if cosine is None:
-        return Shown(NONE, None, 0)
+        return Validation(NONE, None, 0)
     bands = null_bands(select(records, Setting("dfa", epochs=1, augment=flag)), at)
     readings = _readings(at, bands)
     valid = sum(reference_validity("D2", m, FLOOR).flagged is False for m in at.values())
@@ -162,27 +162,27 @@ def _early(records: Records, flag: bool) -> Shown:
         f"deep cosine {cosine.mean:+.3f} at epoch 1, within chance (±{sum(bands.values()) / len(bands):.3f}) on "
         f"{chance}/{cosine.n} seeds, reference valid on {valid}/{len(at)}"
     )
-    return Shown(text, set(readings) == {"Mode 2 without Mode 1"}, len(at))
+    return Validation(text, set(readings) == {"Mode 2 without Mode 1"}, len(at))
 
 
-def _penalty(records: Records, flag: bool) -> Shown:
+def _penalty(records: Records, flag: bool) -> Validation:
     plain, rescued = (judged(records, penalised("dfa", λ, flag)) for λ in (0.0, RESCUE))
     n, cosine = len(plain.runs) + len(rescued.runs), rescued.stat("deep_cosine")
     norms = [{run.spec.seed: VALUES["g_norm"](run) for run in j.runs} for j in (plain, rescued)]
     pairs = [(g, norms[1].get(seed)) for seed, g in norms[0].items()]
     pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not pairs or cosine is None:
-        return Shown(NONE, None, n)
+        return Validation(NONE, None, n)
     before, after = (sum(side) / len(pairs) for side in zip(*pairs))
     lift = f"{number(after / before, 'norm')}-fold" if before else f"from zero to {number(after, 'norm')}"
     text = f"λ = 0.01 lifts DFA's ‖g_L‖ {lift}, deep cosine to {cosine.mean:+.3f}"
     if all(flag is False for flag in plain.flagged("reference")):
-        return Shown(f"{text}; but the reference is valid without it: no Mode 1 to ease", None, n)
+        return Validation(f"{text}; but the reference is valid without it: no Mode 1 to ease", None, n)
     valid = all(flag is False for flag in rescued.flagged("reference"))
-    return Shown(text, valid and after > 10 * before and cosine.mean < 0.5, n)
+    return Validation(text, valid and after > 10 * before and cosine.mean < 0.5, n)
 
 
-def _controls(records: Records, flag: bool) -> Shown:
+def _controls(records: Records, flag: bool) -> Validation:
     rescued = select(records, penalised("dfa", augment=flag))
     apart = [sigmas for run in rescued if (sigmas := fresh(run).apart) is not None]
     bp = [select(records, penalised("bp", λ, flag)) for λ in (0.0, RESCUE)]
@@ -190,7 +190,7 @@ def _controls(records: Records, flag: bool) -> Shown:
     text = f"trained feedback {min(apart):+.1f}σ or more from fresh" if apart else "no run with fresh feedback"
     if cost is not None:
         text += f"; the penalty changes BP by {cost.mean:+.1f} pp"
-    return Shown(text, min(apart) >= 3 if apart else None, len(rescued) + len(bp[0]) + len(bp[1]))
+    return Validation(text, min(apart) >= 3 if apart else None, len(rescued) + len(bp[0]) + len(bp[1]))
 
 
 def _on_networks(records: Records, flag: bool) -> dict[Setting, str]:
@@ -201,7 +201,7 @@ def _on_networks(records: Records, flag: bool) -> dict[Setting, str]:
     }
 
 
-def _networks(records: Records, flag: bool) -> Shown:
+def _networks(records: Records, flag: bool) -> Validation:
     growth, reference, norms, total, n = 0, 0, True, 0, 0
     for setting, norm in _on_networks(records, flag).items():
         j = judged(records, setting)
@@ -213,11 +213,11 @@ def _networks(records: Records, flag: bool) -> Shown:
     text = f"under DFA growth flags on {growth} of {total} networks, the reference on {reference}"
     text += ", only with a terminal norm" if norms and reference else ""
     tie = growth == reference
-    return Shown(text, (growth > reference and norms) if total > 1 and not (tie and norms) else None, n)
+    return Validation(text, (growth > reference and norms) if total > 1 and not (tie and norms) else None, n)
 
 
 # Name, question, what is published, the criterion, ours.
-VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Shown]], ...] = (
+VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validation]], ...] = (
     (
         "Rules audited",
         "Do accuracy and Γ credit too much?",

@@ -15,7 +15,14 @@ from walkback.notes import Note
 from walkback.report.formats import report_1
 from walkback.report.formats.logged_columns import of_method, read_columns
 from walkback.report.formats.logged_course import culprit, fired, in_order, last_norms, replay
-from walkback.report.formats.logged_files import BLANK, Named, count, jsonl_rows, named_rows, position, standing
+from walkback.report.formats.logged_files import (
+    BLANK,
+    Named,
+    count,
+    jsonl_rows,
+    named_rows,
+    position,
+)
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA, measurements, plain
 from walkback.report.make import make_report
 from walkback.report.report import SCHEMA, Report
@@ -25,8 +32,8 @@ from walkback.verdict.editions import decide
 from walkback.verdict.notes import earlier_epoch
 
 # Kept importable from here: what rows are read with.
-__all__ = ["BLANK", "WATCH_SCHEMA", "culprit", "fired", "jsonl_rows", "judge", "measurements", "plain", "position"]
-__all__ += ["replay", "standing"]
+__all__ = ["BLANK", "WATCH_SCHEMA", "culprit", "fired", "jsonl_rows", "judge", "measurements", "plain", "position",
+           "replay"]  # fmt: skip
 
 Numeric = Measurements | Report | Mapping[str, Any] | Sequence[Mapping[str, Any]] | str | Path
 
@@ -86,9 +93,9 @@ def judge(
         return make_report(numbers, claim, limits, edition or "three-check", method_name, notes)
     numbers = numbers.to_dict() if isinstance(numbers, Report) else numbers
     with _shallow(numbers):
-        rows, told = named_rows(numbers)
+        rows, torn = named_rows(numbers)
         rows, unused = read_columns(of_method(rows, method_name))
-        return _judge_rows(rows, (*told, *unused), edition, thresholds, given, method_name, notes)
+        return _judge_rows(rows, (*torn, *unused), edition, thresholds, given, method_name, notes)
 
 
 def _judge_rows(
@@ -115,8 +122,8 @@ def _judge_rows(
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
     if len(rows) > 1:
         named = [index if row.get("epoch") is None else row["epoch"] for index, (row, _) in enumerate(rows)]
-        told = earlier_epoch(claim.accuracy, named, [_logged_accuracy(row) for row, _ in rows])
-        m = m if told is None else replace(m, notes=(*m.notes, told))
+        from_earlier = earlier_epoch(claim.accuracy, named, [_logged_accuracy(row) for row, _ in rows])
+        m = m if from_earlier is None else replace(m, notes=(*m.notes, from_earlier))
     method = method_name or str(last.get("method") or "")
     return make_report(m, claim, limits, by, method, notes or _remark(last), run)
 

@@ -26,18 +26,18 @@ def named_rows(numbers: Any) -> tuple[list[Named], tuple[Note, ...]]:
     """Return (rows with their names, what is to be said of how they were read)."""
     if isinstance(numbers, (str, Path)):
         rows, notes = _read(Path(numbers))
-        return standing(rows), notes
+        return without_superseded(rows), notes
     if isinstance(numbers, Mapping):
         return [(numbers, "the numbers")], ()
     if isinstance(numbers, Sequence) and numbers and all(isinstance(row, Mapping) for row in numbers):
-        return standing([(row, f"row {i}") for i, row in enumerate(numbers)]), ()
+        return without_superseded([(row, f"row {i}") for i, row in enumerate(numbers)]), ()
     raise InputError(
         "Expected measurements, a dict, a list of one dict per epoch, or a path to .json, .jsonl or .csv, but got "
         f"{type(numbers).__name__}{' with nothing in it' if numbers == [] else ''}."
     )
 
 
-def standing(rows: Iterable[Named]) -> list[Named]:
+def without_superseded(rows: Iterable[Named]) -> list[Named]:
     """Return the rows without what a Watch measured and then, resumed from an earlier point, measured again."""
     kept: list[Named] = []
     for row in rows:

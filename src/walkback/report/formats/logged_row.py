@@ -240,10 +240,10 @@ def _doubts(row: Mapping[str, Any], given: Row, conditions: Mapping[str, Any]) -
         bare = {name: [i for i, v in enumerate(numbers) if v is None] for name, numbers in lists.items()}
         some = {n: sites for n, sites in bare.items() if 0 < len(sites) < len(lists[n]) and n not in given.reasons}
         if some:
-            told = (
+            places = (
                 f"{name} at {', '.join(map(str, sites[:8]))}{', …' * (len(sites) > 8)}" for name, sites in some.items()
             )
-            yield Note("missing-sites", None, {"told": "; ".join(told), "sites": some})
+            yield Note("missing-sites", None, {"told": "; ".join(places), "sites": some})
 
 
 def _of_published_batch(g: Numbers, batch: float | None, conditions: dict[str, Any], where: str) -> Numbers:

@@ -63,8 +63,8 @@ def nonfinite(text: str) -> dict[str, Any]:
 
 def nonfinite_reasons(reasons: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the same from the reasons of a training run's row, which has no advisories."""
-    said = [text for name in ("h_norm", "g_norm") if name in reasons for text in str(reasons[name]).split("; ")]
-    return [nonfinite(text) for text in said if _NOT_FINITE.match(text)]
+    texts = [text for name in ("h_norm", "g_norm") if name in reasons for text in str(reasons[name]).split("; ")]
+    return [nonfinite(text) for text in texts if _NOT_FINITE.match(text)]
 
 
 def changes_shape(reasons: Mapping[str, str]) -> bool:
@@ -110,8 +110,8 @@ def as_report_2(data: Mapping[str, Any]) -> dict[str, Any]:
     given = {k: v for k, v in data.items() if k != "advisories"}
     facts = notes(data["advisories"])
     remark = str(given.get("notes") or "")
-    said = [*([{"code": "remark", "site": None, "values": {"text": remark}}] if remark else []), *facts["notes"]]
-    facts["notes"] = [{**note, "text": str(note["values"].get("text") or note["code"])} for note in said]
+    all_notes = [*([{"code": "remark", "site": None, "values": {"text": remark}}] if remark else []), *facts["notes"]]
+    facts["notes"] = [{**note, "text": str(note["values"].get("text") or note["code"])} for note in all_notes]
     findings = [{**f, "cause": _cause(f)} if isinstance(f, Mapping) else f for f in given["findings"]]
     open_ = {"verdict": "undecided", "clamped_readable": None, "unclamped_exact": None}
     return {**given, **facts, "schema": "walkback.report/2", "findings": findings, **open_}
@@ -121,9 +121,9 @@ def _cause(finding: Mapping[str, Any]) -> str:
     reason = str(finding.get("reason") or "")
     if finding.get("flagged") is False or not reason:
         return ""
-    said = next((cause for cause, start in _CAUSES.items() if reason.startswith(start)), "")
-    if said or finding.get("flagged"):
-        return said or ("nonfinite" if _NOT_FINITE.match(reason) else "")
+    cause = next((cause for cause, start in _CAUSES.items() if reason.startswith(start)), "")
+    if cause or finding.get("flagged"):
+        return cause or ("nonfinite" if _NOT_FINITE.match(reason) else "")
     return "not-given" if re.fullmatch("no .* (was|were) given", reason) else "not-measured"
 
 

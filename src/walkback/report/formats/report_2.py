@@ -115,6 +115,7 @@ class _Step(_Exact):
     holds: bool | None
 
 
+# Many fields, since the format has them; so do the depth and the document below.
 class _Checked(_Exact):
     model_config = ConfigDict(
         json_schema_extra={
@@ -168,6 +169,7 @@ class _Run(_Open):
     ] = {}
 
 
+# Many fields, since they are those of `measures.worth.Depth`.
 class _Depth(_Exact):
     worth_pp: float
     interval: Annotated[Many[float], Field(min_length=2, max_length=2)]
@@ -218,10 +220,11 @@ def _each_once(names: list[str]) -> list[str]:
     return names
 
 
-def _told(text: str, **more: Any) -> Any:
+def _described(text: str, **more: Any) -> Any:
     return Field(description=text, **more)
 
 
+# Many fields, since they are those of `Report`.
 class Document(_Exact):
     """A whole report."""
 
@@ -236,46 +239,48 @@ class Document(_Exact):
     method: str
     edition: Literal[_NAMES]  # type: ignore[valid-type]
     verdict: Literal["passes", "walked back", "undecided"]
-    failed: Annotated[Many[Literal[_WALKING_BACK]], AfterValidator(_each_once)] = _told(  # type: ignore[valid-type]
+    failed: Annotated[Many[Literal[_WALKING_BACK]], AfterValidator(_each_once)] = _described(  # type: ignore[valid-type]
         "The checks that walk the claim back.", json_schema_extra={"uniqueItems": True}
     )
-    measurement_valid: bool | None = _told("Is the reference valid by the edition's own check?")
-    clamped_readable: bool | None = _told(
+    measurement_valid: bool | None = _described("Is the reference valid by the edition's own check?")
+    clamped_readable: bool | None = _described(
         "Is the cosine as scripts compute it, with an epsilon of 1e-8, readable in this dtype?"
     )
-    unclamped_exact: bool | None = _told(
+    unclamped_exact: bool | None = _described(
         "Is the cosine without a clamp the one that float64 gives? null where it was not asked; of the gradient alone "
         "where credit_exact is null."
     )
-    credit_exact: bool | None = _told(
+    credit_exact: bool | None = _described(
         "Does float64 give the credit the same cosines? null where it was not asked: exactness is then the gradient's.",
         default=None,
     )
     depth_used: bool | None
     submode: Literal["drift-dominated", "noise-dominated"] | None
-    nonfinite: Many[Nonfinite] = _told("Where states or gradients are not finite, first batch first.")
-    altered: _Altered | None = _told(
+    nonfinite: Many[Nonfinite] = _described("Where states or gradients are not finite, first batch first.")
+    altered: _Altered | None = _described(
         "How the network's own backward pass was found not to be the derivative of its loss."
     )
-    doubted: _Doubted | None = _told(
+    doubted: _Doubted | None = _described(
         "Why the backward pass could not be checked, where something could have altered it."
     )
-    notes: Many[_Said] = _told("Everything said beside the numbers. Read code, site and values; text is for people.")
-    chain: Many[_Step] = _told("The walk-back chain in its four steps.", min_length=4, max_length=4)
+    notes: Many[_Said] = _described(
+        "Everything said beside the numbers. Read code, site and values; text is for people."
+    )
+    chain: Many[_Step] = _described("The walk-back chain in its four steps.", min_length=4, max_length=4)
     findings: Many[_Checked] = Field(min_length=min(_SIZES) - 1, max_length=max(_SIZES))  # one of depth is enough
     headline_acc: Accuracy
     frozen_baseline_acc: Accuracy
     bp_acc: Accuracy = None
     values: _Values  # type: ignore[valid-type]
     per_layer: _PerLayer  # type: ignore[valid-type]
-    aggregates: dict[Name, float | None] = _told("Γ in the orders of averaging in use.")
+    aggregates: dict[Name, float | None] = _described("Γ in the orders of averaging in use.")
     controls: dict[Name, Many[float | None] | None]
-    depth: _Depth | None = _told(
+    depth: _Depth | None = _described(
         "What the trained blocks are worth, from one checkpoint; null where it was not measured.", default=None
     )
-    run: _Run = _told("What is known of the training run.")
+    run: _Run = _described("What is known of the training run.")
     thresholds: _Thresholds
-    conditions: _Conditions = _told(  # type: ignore[valid-type]
+    conditions: _Conditions = _described(  # type: ignore[valid-type]
         "Under what was measured; more entries may be added."
     )
     reasons: dict[str, Text]

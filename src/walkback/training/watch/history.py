@@ -15,7 +15,15 @@ from walkback.errors import FormatError, InputError
 from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.progress import say
-from walkback.report.formats.logged import BLANK, WATCH_SCHEMA, culprit, jsonl_rows, measurements, plain, standing
+from walkback.report.formats.logged import (
+    BLANK,
+    WATCH_SCHEMA,
+    culprit,
+    jsonl_rows,
+    measurements,
+    plain,
+)
+from walkback.report.formats.logged_files import without_superseded
 from walkback.verdict.checks import DiagnosticThresholds, Finding
 from walkback.verdict.editions import Claim, decide
 from walkback.verdict.findings import about
@@ -139,18 +147,18 @@ def row_of(m: Measurements, by: Judge, begin: Mapping[str, Any], end: Mapping[st
 def same_network(row: Row, shapes: Sequence[Sequence[int]], path: Path | str | None) -> None:
     """Refuse to go on with the history of a network with other sites, or states of another shape."""
 
-    def known(shapes: Sequence[Sequence[int]]) -> list[list[int]]:
+    def per_sample(shapes: Sequence[Sequence[int]]) -> list[list[int]]:
         return [list(shape[-1:] if len(shape) == 2 else shape) for shape in shapes]  # batches differ in their tokens
 
-    def told(shapes: Sequence[Sequence[int]]) -> str:
+    def in_words(shapes: Sequence[Sequence[int]]) -> str:
         kinds = " or ".join(dict.fromkeys("×".join(map(str, shape)) or "scalar" for shape in shapes))
         return f"of shape {kinds} at {len(shapes)} sites"
 
     before = row["conditions"]["state_shapes"]
-    if known(before) != known(shapes):
+    if per_sample(before) != per_sample(shapes):
         raise InputError(
-            f"Expected {path} to be the history of this network, with states {told(shapes)}, but it is that of one "
-            f"with states {told(before)}. Give log another name, or delete the file if it is not needed."
+            f"Expected {path} to be the history of this network, with states {in_words(shapes)}, but it is that of one "
+            f"with states {in_words(before)}. Give log another name, or delete the file if it is not needed."
         )
 
 
@@ -196,7 +204,7 @@ def reopen(path: Path) -> tuple[list[Row], int | None]:
         )
     whole = data.rstrip(BLANK)
     keep = len(whole[: len(whole) - len(torn)].rstrip(BLANK)) if torn or not data.endswith(b"\n") else None
-    return [dict(row) for row, _ in standing([(row, "") for row in rows])], keep
+    return [dict(row) for row, _ in without_superseded([(row, "") for row in rows])], keep
 
 
 def repair(path: Path, keep: int) -> None:

@@ -9,37 +9,33 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from operator import length_hint
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from walkback.api import measure
 from walkback.errors import InputError, shown
 from walkback.measures.accumulate import Measurements
 from walkback.measures.worth import Depth
 from walkback.network.anatomy import Anatomy
 from walkback.network.layers import Sites
 from walkback.network.loss import Loss
-from walkback.network.values import buffers_of, parameters_of
-from walkback.progress import quietly
 from walkback.registry import true_or_false
 from walkback.report.formats.logged import judge, position
 from walkback.report.report import Report
 from walkback.tracing.trace import Credit
 from walkback.tracing.untouched import undrawn
 from walkback.training.watch import history
-from walkback.training.watch.history import Fired, History, Lost, Printer, Row
+from walkback.training.watch.gauge import Gauge
+from walkback.training.watch.history import Fired, History, Lost, Row
+from walkback.training.watch.kept import WatchRows
 from walkback.training.watch.ranks import sharded, together
 from walkback.training.watch.schedule import Schedule
 from walkback.verdict.checks import DiagnosticThresholds
-from walkback.verdict.claim import accuracies
 from walkback.verdict.editions import Claim, decide
 
 
@@ -126,30 +122,26 @@ class Watch:
             self.schedule = planned(every, max_overhead, edition, thresholds, log, clock())
         self.model, self.edition = model, edition
         self.thresholds = DiagnosticThresholds() if thresholds is None else thresholds
-        self._how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
-        self._how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
-        self._how |= {"sites": sites}
-        self._log = None if log is None else Path(log)
-        self._sinks = (*(() if log is None else (partial(history.append, Path(log)),)), *to)
-        self._live = (Printer(),) if live else ()
+        how: dict[str, Any] = {"probes": ("intrinsic",)} if edition == "intrinsic" else {}
+        how |= {"credit": credit, "anatomy": anatomy, "loss": loss, "chunk": chunk, "reference": reference}
         self._totals = {"total_epochs": total_epochs, "total_steps": total_steps}
-        self._clock, self._everyone = clock, sharded(model)
-        self._numbers: dict[str, Any] = {}  # the user's own, for the next row
-        self._rows: list[Row] = []
-        self._judged: list[tuple[tuple[Fired, ...], Lost | None]] = []  # of each row
+        self._everyone = sharded(model)
+        path = None if log is None else Path(log)
+        self._kept = kept = WatchRows((self.thresholds, edition), path, to, live)
         with undrawn(model):  # loaders, and loggers later on, draw from the random state
-            # An iterator would be used up by the first measurement.
-            self._batches = list(eval_batches) if isinstance(eval_batches, Iterator) else eval_batches
-            before, keep = ([], None) if self._log is None else together(partial(history.reopen, self._log))
-            spent, one, self._shapes = together(self._begin, self._everyone)
-            self._go_on(before, self._log)
-            if self._log is not None and keep is not None:
-                together(partial(history.repair, self._log, keep))
+            self._gauge = Gauge(model, eval_batches, {**how, "sites": sites}, clock)
+            before, whole = ([], None) if path is None else together(partial(history.reopen, path))
+            # The first measurement loads code, which says little of the cost.
+            once = partial(self._gauge.first, 1 if self.max_overhead is None else 2)
+            spent, one, kept.shapes = together(once, self._everyone)
+            kept.go_on(before, path)
+            if path is not None and whole is not None:
+                together(partial(history.repair, path, whole))
         if before:
             self.epochs, self.steps = position(before[-1])
         schedule = self.schedule
         # The cost of a measurement is guessed from one batch at first, and then known.
-        schedule.spent, schedule.cost, schedule.last = spent, one * max(1, length_hint(self._batches, 8)), clock()
+        schedule.spent, schedule.cost, schedule.last = spent, one * max(1, length_hint(self._gauge.batches, 8)), clock()
         # With nobody left to call it, it is sure that what `every` waits for will not come.
         self._warn = weakref.finalize(self, schedule.warn_unheard)
 
@@ -171,7 +163,7 @@ class Watch:
 
     def measure(self, **numbers: float) -> Row:
         """Measure now, whatever the cadence and its budget say."""
-        self._note(numbers)
+        self._kept.note(numbers)
         with undrawn(self.model):  # also what loggers draw; what they keep on the network is theirs
             return self._record()
 
@@ -182,8 +174,8 @@ class Watch:
         """
         self._warn()
         if depth is not None:
-            self._numbers["depth"] = Depth.of(depth).to_dict()
-        epoch, step = position(self._rows[-1]) if self._rows else (None, None)
+            self._kept.numbers["depth"] = Depth.of(depth).to_dict()
+        epoch, step = position(self._kept.rows[-1]) if self._kept.rows else (None, None)
         # An epoch that ends without a step moves nothing; a row without steps stands where none were taken.
         if step == self.steps and (step or epoch == self.epochs):
             return self.amend(0, **numbers)
@@ -199,22 +191,17 @@ class Watch:
         The row goes to the log and to the loggers again; read back, the log has it once. As in all rows, the numbers
         are those that rank 0 was told.
         """
-        self._note(numbers)
-        late, self._numbers = self._numbers, {}
-        if not self._rows or (since and self._rows[-1]["step"] <= since):
-            return None
+        self._kept.note(numbers)
         with undrawn(self.model):
-            row = together(partial(self._amended, late))
-        self._rows[-1] = row or self._rows[-1]
-        return row
+            return self._kept.amend(since)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of the training should keep: rows, counts and what waits for the next row.
 
         It holds what JSON can hold. A new watch that loads it goes on as if training had never been interrupted.
         """
-        state = self.schedule.state_dict(self._clock())
-        return {"rows": list(self._rows), "numbers": dict(self._numbers), "schedule": state}
+        state = self.schedule.state_dict(self._gauge.clock())
+        return {"rows": list(self._kept.rows), "numbers": dict(self._kept.numbers), "schedule": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state of `state_dict`; rows that a log has of the time after it are measured again.
@@ -228,10 +215,9 @@ class Watch:
         """
         if not isinstance(state, Mapping) or not {"rows", "numbers", "schedule"} <= set(state):
             raise InputError(f"Expected a state that Watch.state_dict() returned, but got {shown(state)}.")
-        self._rows, self._judged = [], []
-        self._go_on(state["rows"], "the state")
-        self._numbers = dict(state["numbers"])
-        self.schedule.load_state_dict(state["schedule"], self._clock())
+        self._kept.go_on(state["rows"], "the state")
+        self._kept.numbers = dict(state["numbers"])
+        self.schedule.load_state_dict(state["schedule"], self._gauge.clock())
 
     # -- what it says ------------------------------------------------------------------------------------------
 
@@ -248,7 +234,7 @@ class Watch:
         A check that fired is not yet trust that was lost: by "three-check", growth (D1) alone never loses it. Depth
         utility (D3, d) is left out: an early accuracy against a control's last one says nothing.
         """
-        return next((lost for _, lost in self._judged if lost is not None), None)
+        return self._kept.lost
 
     @property
     def should_stop(self) -> bool:
@@ -258,19 +244,17 @@ class Watch:
     @property
     def fired(self) -> tuple[Fired, ...]:
         """The first time of every check that flagged, the earliest first, whether or not trust was `lost` by it."""
-        flags = [flag for flags, _ in self._judged for flag in flags]
-        first = {flag.check: flag for flag in reversed(flags)}
-        return tuple(flag for flag in flags if first[flag.check] is flag)
+        return self._kept.fired
 
     @property
     def history(self) -> History:
         """All rows, in the shape `judge` reads; `str()` of it is a table."""
-        return History(self._rows)
+        return History(self._kept.rows)
 
     @property
     def overhead(self) -> float:
         """The share of wall time that measuring has taken since the watch was made."""
-        return self.schedule.overhead(self._clock())
+        return self.schedule.overhead(self._gauge.clock())
 
     def report(self, **claim: Any) -> Report:
         """Return what `judge` says of the history: the last measurement, and when each check first fired.
@@ -278,115 +262,53 @@ class Watch:
         Args:
             claim: arguments of `judge`: headline_acc, frozen_baseline_acc, bp_acc, method_name, notes.
         """
-        if not self._rows:
+        if not self._kept.rows:
             why = (unheard := self.schedule.unheard()) and f" ({unheard})"
             raise InputError(
                 f"Expected at least one measurement, but nothing was measured yet{why}. Call measure() first."
             )
-        return judge(self._rows, self.edition, self.thresholds, **claim)
+        return judge(self._kept.rows, self.edition, self.thresholds, **claim)
 
     def __str__(self) -> str:
         fired = [*map(str, self.fired)] or ["no check has fired"]
         lost = [str(self.lost)] if self.lost else ["trust is not lost"] if self.fired else []
-        notes = [*(self._rows[-1]["advisories"] if self._rows else ()), *filter(None, [self.schedule.unheard()])]
-        told = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
-        return "\n".join([str(self.history), *told, f"measuring took {self.overhead:.1%} of the time"])
+        notes = [
+            *(self._kept.rows[-1]["advisories"] if self._kept.rows else ()),
+            *filter(None, [self.schedule.unheard()]),
+        ]
+        lines = [*fired, *lost, *(f"note: {text}" for text in dict.fromkeys(notes))]
+        return "\n".join([str(self.history), *lines, f"measuring took {self.overhead:.1%} of the time"])
 
     # -- inside ------------------------------------------------------------------------------------------------
 
     def _turn(self, due: bool, numbers: Mapping[str, float]) -> Row | None:
-        self._note(numbers)
+        self._kept.note(numbers)
         if due and self.max_overhead is not None:
-            due, self.schedule.look = together(lambda: self.schedule.affordable(self._clock()))
+            due, self.schedule.look = together(lambda: self.schedule.affordable(self._gauge.clock()))
         return self.measure() if due else None
 
-    def _amended(self, late: Mapping[str, Any]) -> Row | None:
-        """Return the last row with these numbers, written anew unless it has them; None without any."""
-        row = {**self._rows[-1], **late}
-        if row != self._rows[-1]:
-            self._write(row)
-        return row if late else None
-
-    def _note(self, numbers: Mapping[str, Any]) -> None:
-        for name, value in numbers.items():
-            number = value.item() if hasattr(value, "item") else value
-            if name in history.RESERVED or isinstance(number, bool) or not isinstance(number, Real):
-                raise InputError(
-                    f"Expected numbers under names of your own, but got {name}={shown(value)}. Not among the names: "
-                    f"{', '.join(history.RESERVED)}."
-                )
-            self._numbers[name] = accuracies(name, number)[0] if name in ("acc", "test_acc") else float(number)
-
-    def _go_on(self, rows: Sequence[Row], whence: Path | str | None) -> None:
-        """Begin with rows that were measured before; the first that is measured may stand before the last of them."""
-        if rows:
-            history.same_network(rows[-1], self._shapes, whence)
-        for row in rows:
-            self._add(row)
-        self._resumed = bool(rows)
-
     def _record(self) -> Row:
-        schedule, began = self.schedule, self._now()
+        schedule, gauge = self.schedule, self._gauge
+        began = gauge.now()
         try:
             row = together(self._measured, self._everyone)
         finally:
-            schedule.spent += self._now() - began
-        began = self._clock()
-        self._numbers = {}
-        if self._resumed:  # measured again from an earlier point: what came after it does not stand
-            kept = sum(position(old) < position(row) for old in self._rows)
-            self._rows, self._judged, self._resumed = self._rows[:kept], self._judged[:kept], False
-        schedule.cost, schedule.last = row["seconds"], self._clock()
-        self._add(row)
-        together(partial(self._write, row, *self._live))
-        schedule.spent += self._clock() - began
+            schedule.spent += gauge.now() - began
+        began = gauge.clock()
+        schedule.cost, schedule.last = row["seconds"], gauge.clock()
+        self._kept.take(row)
+        schedule.spent += gauge.clock() - began
         return row
 
     def _measured(self) -> Row:
-        began = self._now()
-        with quietly():
-            m = measure(self.model, self._moved(), **self._how)
-        now, schedule = self._now(), self.schedule
+        schedule, gauge = self.schedule, self._gauge
+        began = gauge.now()
+        m = gauge.measured()
+        now = gauge.now()
         totals = {name: total for name, total in self._totals.items() if total is not None}
-        begin = {"epoch": self.epochs, "step": self.steps, **totals, **self._numbers}
+        begin = {"epoch": self.epochs, "step": self.steps, **totals, **self._kept.numbers}
         end = {"seconds": now - began, "elapsed": now - schedule.start, "overhead": schedule.overhead(now, now - began)}
-        return history.row_of(m, (self.thresholds, self.edition), begin, end)
-
-    def _add(self, row: Row) -> None:
-        self._judged.append(history.judged(row, (self.thresholds, self.edition)))
-        self._rows.append(row)
-
-    def _write(self, row: Row, *live: Callable[[Row], object]) -> None:
-        for sink in (*self._sinks, *live):
-            sink(row)
-
-    def _moved(self) -> Iterator[Any]:
-        """Yield the batches, on the model's device."""
-        for batch in self._batches:
-            yield _on(batch, self._device)
-
-    @property
-    def _device(self) -> torch.device:
-        """Where the model is now; it may have been moved since the watch was made."""
-        return next((t.device for t in (*parameters_of(self.model), *buffers_of(self.model))), torch.device("cpu"))
-
-    def _now(self) -> float:
-        """Return the time when everything that was asked of the device is done."""
-        device = self._device.type
-        if device != "cpu":
-            getattr(torch, device).synchronize()
-        return self._clock()
-
-    def _begin(self) -> tuple[float, float, list[list[int]]]:
-        """Return the seconds spent on one batch, those that it takes, and the shape of a state at each site."""
-        times, shapes = [self._now()], []
-        for _ in range(1 if self.max_overhead is None else 2):  # the first time loads code: it says little of the cost
-            first = next(iter(self._moved()), None)
-            with quietly():
-                m = measure(self.model, [] if first is None else [first], **self._how)
-            shapes = m.conditions["state_shapes"]
-            times.append(self._now())
-        return times[-1] - times[0], times[-1] - times[-2], shapes
+        return history.row_of(m, self._kept.by, begin, end)
 
 
 def planned(
@@ -404,11 +326,3 @@ def planned(
         got = shown(str(log) if isinstance(log, PathLike) else log)
         raise InputError(f"Expected log to end in .jsonl, one row per line, but got {got}.")
     return schedule
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {k: _on(v, device) for k, v in value.items()}
-    return type(value)(_on(v, device) for v in value) if type(value) in (tuple, list) else value

@@ -1,6 +1,6 @@
 """How often does each 95 % interval cover the truth? Simulated worlds whose truth is known, from a fixed seed.
 
-python -m walkback.calibration.coverage > results/interval-coverage.md
+python scripts/interval_coverage.py > results/interval-coverage.md
 """
 
 from __future__ import annotations
