@@ -15,7 +15,7 @@ from walkback.measures.dtypes import dtype_name
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
 from walkback.measures.measurements import Found, comparable
 from walkback.measures.nulls import student
-from walkback.measures.sums import REPEATED, Directions, some
+from walkback.measures.sums import AT_ONCE, REPEATED, Directions, some
 from walkback.measures.vectors import WHOLE, fits, pool_at, shown, site_vectors
 from walkback.network.prints import data_hash, prints_of
 from walkback.notes import Note
@@ -166,6 +166,8 @@ class Norms:
         self._norms, self._apart = _Sums(), _Sums()
         self._all, self._errors = _Sums(), LogErrors()  # over all tokens; and of read, all, and gradient
         self._typical = _Sums()  # the norm of the median token, which no sink among the tokens moves
+        # Of batches that wait: norms where they are read, apart, over all tokens, and of the samples that are counted.
+        self._waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._nonfinite: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
 
     def update(self, view: View) -> None:
@@ -173,23 +175,32 @@ class Norms:
         self._pool = t.pool
         norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
-        self._norms.add(norms if sure is None else norms[:, sure])
-        if sure is not None or not isinstance(self._apart.sum, Tensor):
-            self._apart.add(norms[:, :0] if sure is None else norms[:, ~sure])
         counted = slice(None) if sure is None or t.pool != "readout" else sure
         self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]
         everywhere = norms[: len(t.states)]
         if max(self._tokens) > 1:
             everywhere = torch.stack([site_norms(s, "mean", None, t.mask) for s in t.states])
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
-        self._all.add(everywhere[:, counted])
-        self._errors.add(torch.cat([norms[: len(everywhere)], everywhere, norms[-1:]])[:, counted])
+        here, apart = (norms, norms[:, :0]) if sure is None else (norms[:, sure], norms[:, ~sure])
+        self._waiting.append((here, apart, everywhere[:, counted], norms[:, counted]))
+        if sum(read.numel() for *_, read in self._waiting) >= AT_ONCE:
+            self._add_waiting()
         if not isfinite(norms.sum().item()):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
                 for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
                     self._nonfinite.setdefault((kind, site), t.index)
 
+    def _add_waiting(self) -> None:
+        """Add up the norms of several batches at once: it takes hardly longer than those of one."""
+        if self._waiting:
+            here, apart, everywhere, read = (torch.cat(parts, 1) for parts in zip(*self._waiting))
+            self._waiting.clear()
+            for sums, norms in ((self._norms, here), (self._apart, apart), (self._all, everywhere)):
+                sums.add(norms)
+            self._errors.add(torch.cat([read[: len(everywhere)], everywhere, read[-1:]]))
+
     def compute(self, found: Found) -> None:
+        self._add_waiting()
         (h, n, _), (g, samples, _) = self._totals()
         h = [some(v / n) if n else None for v in h.tolist()]
         g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
