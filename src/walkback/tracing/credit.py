@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -231,6 +232,12 @@ def _at(container: Any, key: Any) -> Any:
         return None
 
 
+def _held(books: Sequence[tuple[dict[str, Any], Any]]) -> list[list[Any]]:
+    """Return which names and objects stand in these dicts now, as lists that are compared at once: books are many."""
+    now = [book for book, _ in books]
+    return [list(map(len, now)), list(chain(*now)), list(map(id, chain.from_iterable(map(dict.values, now))))]
+
+
 class _Places:
     """Which tensors and modules stand where in a network, to see what was put in their place and to undo it."""
 
@@ -239,6 +246,7 @@ class _Places:
         names = ("_buffers", "_modules") if sharded else REGISTERED
         books = [getattr(m, name) for m in modules for name in names]
         self._books = [(book, dict(book)) for book in books if isinstance(book, dict)]
+        self._held = _held(self._books)
         self._volatile = [(m._non_persistent_buffers_set, set(m._non_persistent_buffers_set)) for m in modules]
         self._plain = [(at, key, t) for at, key, t in plain if _at(at, key) is t]  # the network may have changed them
 
@@ -246,7 +254,7 @@ class _Places:
         """Put them back; return the weights that others of another value stood for, and whether parts were new."""
         replaced: list[Tensor] = []
         strange = False
-        for book, was in self._books:
+        for book, was in self._books if _held(self._books) != self._held else ():
             if is_same(book, was):
                 continue
             for name in book.keys() | was.keys():

@@ -134,13 +134,18 @@ def imprint(t: Tensor) -> bytes | Tensor:
     True
     """
     near = type(t) is Tensor and t.device.type in AT_ONCE and t.layout == torch.strided
-    return _bits(t)[0].numpy().tobytes() if near and t.nbytes <= SMALL else fingerprints(t)
+    if not near or t.nbytes > SMALL:
+        return fingerprints(t)
+    as_it_is = t.dtype in (torch.float32, torch.float64, torch.int64) and not t.is_neg()  # numpy has no bfloat16
+    return (t.detach() if as_it_is else _bits(t)[0]).numpy().tobytes()
 
 
 def shows(before: bytes | Tensor, t: Tensor) -> bool:
     """Return whether a tensor was written since `imprint`."""
     now = imprint(t)
-    return now != before if isinstance(now, bytes) or isinstance(before, bytes) else not torch.equal(now, before)
+    if isinstance(now, bytes) or isinstance(before, bytes):
+        return bool(now != before)
+    return not torch.equal(now, before)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
