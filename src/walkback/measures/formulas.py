@@ -81,7 +81,7 @@ class Pairs:
 
     @cached_property
     def next_alike(self) -> Bool[Tensor, "sites 1"]:
-        return torch.tensor(self.alike, device=self.own.device)[:, None]
+        return torch.tensor(self.alike)[:, None].to(self.own.device)
 
     @staticmethod
     def joined(parts: Sequence[Pairs]) -> Pairs:

@@ -194,7 +194,7 @@ class IntrinsicMeter:
             apart = torch.linalg.vector_norm((g * (size_e / size_g)[:, None]).sub_(e), dim=1) / size_e
             made.append([0.5 * apart.square(), reported, shown, size_g * top_g, size_e * top_e, size_a])
         off, reported, shown, size_g, size_e, size_a = map(torch.stack, zip(*made))
-        least = torch.tensor([[least_norm(g.dtype)] for g in trace.grads], dtype=torch.float64, device=size_g.device)
+        least = torch.tensor([[least_norm(g.dtype)] for g in trace.grads], dtype=torch.float64).to(size_g.device)
         has_g, has_e, has_a = ~(size_g < least), ~(size_e < SQUARABLE), ~(size_a < SQUARABLE)
         either = has_g | has_e
         off = torch.where(has_g & has_e, off, 1.0)
