@@ -40,6 +40,7 @@ class Asked:
         self._first = [(book, dict(book)) for book in books]
         self._calls = 0
         self._kept: Kept | None = None  # the weights as they were at the first call
+        self._spare: list[Tensor] = []  # memory of the copies of the last call
         self._restless: set[int] = set()  # those that the network writes by itself
         self.found: AsFound | None = None
         self._plain: list[Tensor] = []  # neither parameters nor buffers, and yet the network computes with them
@@ -137,7 +138,7 @@ class Asked:
         places = _Places(self._modules, self._where, sharded)
         self.ran = False
         with ExitStack() as stack:
-            written = stack.enter_context(unwritten((*buffers, *moving, *shown)))
+            written = stack.enter_context(unwritten((*buffers, *moving, *shown), self._spare))
             stack.enter_context(Unstepped(weights))
             try:
                 made = credit(trace)
@@ -199,6 +200,7 @@ class Asked:
     def finish(self, put_back_only: bool = False) -> None:
         """Put back weights that were written past the version counter at the end of a session, and complain."""
         kept, self._kept = self._kept, None
+        self._spare.clear()
         if kept is not None and self._lasts:
             changed = kept.put_back()
             if not put_back_only:
