@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -100,25 +102,20 @@ def parts(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Cred
     exact = IntrinsicMeter(tracer := wb.Tracer(model), credit=credit)
     tracer.asked.alone = True
 
-    def metered(credit: Credit | None, times: int) -> None:
-        trace, meter = tracer.trace(*batches[0], credit), Meter()
-        for _ in range(times):
+    def metered(trace: wb.Trace) -> None:
+        meter = Meter()
+        for _ in few:
             meter.update(trace)
-
-    def exactly(times: int) -> None:
-        trace = tracer.trace(*batches[0], credit)
-        for _ in range(times):
-            exact.update(trace)
 
     few = batches[:16]
     tasks: dict[str, Callable[[], object]] = {
-        "pass": lambda: [block_pass(tracer, x, y, None) for x, y in few],
-        "trace": lambda: [tracer.trace(x, y) for x, y in few],
-        "asked": lambda: [tracer.trace(x, y, credit) for x, y in few],
-        "itself": lambda: [credit(trace) for _ in few],
-        "norms": lambda: metered(None, len(few)),
-        "cosines": lambda: metered(credit, len(few)),
-        "exact": lambda: exactly(len(few)),
+        "pass": lambda: dropped(block_pass(tracer, x, y, None) for x, y in few),
+        "trace": lambda: dropped(tracer.trace(x, y) for x, y in few),
+        "asked": lambda: dropped(tracer.trace(x, y, credit) for x, y in few),
+        "itself": lambda: dropped(credit(trace) for _ in few),
+        "norms": lambda: metered(replace(trace, credits=None)),
+        "cosines": lambda: metered(trace),
+        "exact": lambda: dropped(exact.update(trace) for _ in few),
     }
     with tracer:
         trace = tracer.trace(*batches[0], credit)
@@ -162,6 +159,11 @@ def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Cre
         values = interleaved({"": lambda: bare(wide, wider)}, rounds=6)[""]
     each = min(values) / len(batches)
     print(f"    {'the bare pass in float64':38} {1e3 * each:7.3f} ms, {each / pass_:5.2f} of a bare pass")
+
+
+def dropped(made: Iterable[object]) -> None:
+    """Let go of each thing before the next is made."""
+    deque(made, maxlen=0)
 
 
 def repeated(task: Callable[[], object], times: int = 20) -> None:
