@@ -158,9 +158,9 @@ def imprint(t: Tensor) -> bytes | Tensor:
 def shows(before: bytes | Tensor, t: Tensor) -> bool:
     """Return whether a tensor was written since `imprint`."""
     now = imprint(t)
-    if isinstance(now, bytes) or isinstance(before, bytes):
-        return bool(now != before)
-    return not torch.equal(now, before)
+    if isinstance(now, bytes) and isinstance(before, bytes):
+        return now != before
+    return isinstance(now, bytes) or isinstance(before, bytes) or not torch.equal(now, before)
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
