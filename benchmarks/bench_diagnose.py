@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -22,9 +24,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import walkback as wb
+from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import compare, site_norms
+from walkback.measures.precision import IntrinsicMeter
 from walkback.network.prints import data_hash, prints_of
 from walkback.selftest import ResidualNet
+from walkback.tracing.passes import block_pass
 from walkback.tracing.trace import Credit
 
 BATCHES = 64  # 8,192 samples: most of a test split
@@ -87,7 +92,51 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
         ratio = statistics.median(v / f for v, f in zip(values, floor))
         best = min(values) / min(floor)
         print(f"  {name:32} {1e3 * min(values) / len(batches):7.2f} ms per batch   {best:5.2f}x (median {ratio:.2f}x)")
+    whole = {name: min(values) / len(batches) for name, values in times.items()}
+    parts(model, batches, dfa, list(whole.values()))
     floors(model, batches, dfa, min(floor) / len(batches))
+
+
+def parts(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Credit, whole: list[float]) -> None:
+    """Print where the time of a batch goes: ever more of a measurement, and what each step adds to the one before."""
+    exact = IntrinsicMeter(tracer := wb.Tracer(model), credit=credit)
+    tracer.asked.alone = True
+
+    def metered(trace: wb.Trace) -> None:
+        meter = Meter()
+        for _ in few:
+            meter.update(trace)
+
+    few = batches[:16]
+    tasks: dict[str, Callable[[], object]] = {
+        "pass": lambda: dropped(block_pass(tracer, x, y, None) for x, y in few),
+        "trace": lambda: dropped(tracer.trace(x, y) for x, y in few),
+        "asked": lambda: dropped(tracer.trace(x, y, credit) for x, y in few),
+        "itself": lambda: dropped(credit(trace) for _ in few),
+        "norms": lambda: metered(replace(trace, credits=None)),
+        "cosines": lambda: metered(trace),
+        "exact": lambda: dropped(exact.update(trace) for _ in few),
+    }
+    with tracer:
+        trace = tracer.trace(*batches[0], credit)
+        best = {name: min(values) / len(few) for name, values in interleaved(tasks, rounds=8).items()}
+    bare, measured, credited, wide = whole
+    norms, cosines = best["norms"], best["cosines"] - best["norms"]
+    guards = best["asked"] - best["trace"] - best["itself"]
+    rest = measured - best["trace"] - norms
+    for name, seconds in {
+        "hooks, a copy of the input, the places of gradients": best["pass"] - bare,
+        "checks of the batch, its prints": best["trace"] - best["pass"],
+        "norms, stability": norms,
+        "the session, a loader, labels, what left the cache": rest,
+        "the credit itself": best["itself"],
+        "guards: has the credit written anything?": guards,
+        "cosines, neighbours, nulls, intervals": cosines,
+        "the rest of it: what left the cache": credited - measured - best["itself"] - guards - cosines,
+        "float64: pass, disagreement, absorption": best["exact"],
+        "float64: what left the cache": wide - credited - best["exact"],
+    }.items():
+        print(f"    {name:52} {1e3 * seconds:7.2f} ms, {seconds / bare:5.2f} of a bare pass")
 
 
 @torch.no_grad()
@@ -110,6 +159,11 @@ def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Cre
         values = interleaved({"": lambda: bare(wide, wider)}, rounds=6)[""]
     each = min(values) / len(batches)
     print(f"    {'the bare pass in float64':38} {1e3 * each:7.3f} ms, {each / pass_:5.2f} of a bare pass")
+
+
+def dropped(made: Iterable[object]) -> None:
+    """Let go of each thing before the next is made."""
+    deque(made, maxlen=0)
 
 
 def repeated(task: Callable[[], object], times: int = 20) -> None:

@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 from halting import DOORS, arrived, open_door
-from patience import until
+from patience import PATIENCE, until
 from places import ROOT
 from test_training import tiny
 from walkback.audit.executors import Event, Job, executor
@@ -158,6 +159,29 @@ def test_a_cluster_of_our_own_is_gone_afterwards(short: Path, tmp_path: Path, mo
     assert state("store", spec).kind == "finished"
     assert address.startswith("127.0.0.1:")
     until(lambda: not runs_in(short))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["Ray starts", "a run trains"])
+def test_sigterm_under_ray_ends_as_documented(moment: str, short: Path, tmp_path: Path) -> None:
+    """Exit code 130 and how to go on, no traceback, and neither a cluster nor a worker is left."""
+    spec = halting(1)
+    plan = tmp_path / "mine.toml"
+    rule = 'rule = "halting:Halts"\nrule_options = {name = "seed 1", at = 30}\n'
+    fixed = f'net_options = {{width = 16, depth = 2}}\ndata = "{spec.data}"\nepochs = {spec.epochs}\n'
+    plan.write_text(f"controls = false\n[fixed]\n{fixed}{rule}[[grid]]\nseed = [1]\n")
+    command = [sys.executable, "-m", "walkback", "audit", str(plan), "--out", str(tmp_path / "runs"), "--workers", "1"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([*command, "--executor", "ray"], stdout=pipe, stderr=pipe, text=True)
+    until(lambda: process.poll() is not None or (runs_in(short) if moment == "Ray starts" else arrived("seed 1")))
+    process.send_signal(signal.SIGTERM)
+    printed, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130, error
+    assert "Traceback" not in error + printed
+    assert "0 of 1 runs are finished" in error
+    assert "the same command goes on" in error
+    until(lambda: not runs_in(short))
+    assert state(tmp_path / "runs", spec).kind == ("new" if moment == "Ray starts" else "begun")
 
 
 def test_no_cluster_at_that_address(short: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import tracemalloc
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -30,6 +32,7 @@ from walkback.measures import formulas
 from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import PUBLISHED_BATCH, growth, pairwise_cosine
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
+from walkback.measures.stream import Prints
 from walkback.notes import Note, coded
 
 EXACT = 1e-10  # float64 against float64: only the order of additions differs
@@ -834,3 +837,33 @@ def test_without_credit_every_quantity_that_needs_one_says_so():
     m = wb.measure(wb.selftest.healthy(), wb.selftest.batches(2))
     without = {name for name, why in m.reasons.items() if why == "no credit was given"}
     assert without == {*NEED_CREDIT, "aggregates"}
+
+
+def test_a_sample_takes_eight_bytes() -> None:
+    """Its number, and hardly more, also while those are compared."""
+    samples, prints = 256 * 1024, Prints()
+    tracemalloc.start()
+    try:
+        for index in range(256):
+            prints.add(index, torch.arange(1024 * index, 1024 * (index + 1)) % (samples // 2))
+        assert prints.distinct() == samples // 2
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert 8 * samples < peak < 9 * samples
+    assert prints.repeats() == "batch 128 repeats batch 0"
+
+
+@pytest.mark.parametrize("sizes", [[3, 4, 2], [4096, 1, 9000], [20000]])
+def test_prints_are_those_of_batches_however_they_come(sizes: list[int]) -> None:
+    """Parts of a batch have its index, and `store` may come between them."""
+    drawn = torch.randint(50, (sum(sizes),), generator=torch.Generator().manual_seed(0))
+    prints = Prints()
+    for index, batch in enumerate(drawn.split(sizes)):
+        for part in batch.split(1500):
+            prints.add(index, part)
+        assert prints.distinct() == len(drawn[: sum(sizes[: index + 1])].unique())
+    prints.store()
+    assert list(prints._sums) == [int(batch.sum()) for batch in drawn.split(sizes)]
+    assert +prints.sizes == Counter(sizes)
+    assert prints.repeats() == ""

@@ -950,3 +950,18 @@ def test_updates_of_the_user_between_two_traces_stay() -> None:
             if i == 4:
                 weight.data.fill_(0.5)
     assert bool((weight == 0.5).all())
+
+
+def test_memory_of_copies_is_used_again():
+    """Of the same shape and type; a copy in it is as good as a new one."""
+    spare: list[Tensor] = []
+    for value in (1.0, 2.0):
+        one, other = torch.full((3, 4), value), torch.full((2,), int(value))
+        before = [copy.data_ptr() for copy in spare]
+        with unwritten([one, one.T, other], spare) as written:
+            one.data[1, 2] = float("nan")
+        assert [t is one for t in written] == [True, False]
+        assert written[1] is not other
+        assert torch.equal(one, torch.full((3, 4), value))
+        assert not before or before == [copy.data_ptr() for copy in spare]
+    assert len(before) == 3

@@ -12,12 +12,12 @@ from dataclasses import replace
 import torch
 
 from walkback.measures.alignment import Cosine, Gamma, Interval, Neighbour, Null, SameAsReference
-from walkback.measures.formulas import View, averaged, deep_sites, mean
+from walkback.measures.formulas import Pairs, View, averaged, deep_sites, mean
 from walkback.measures.measurements import Found, Measurements
 from walkback.measures.over_sites import DEEP_OVER, GAMMA_OVER
 from walkback.measures.quantities import NEED_CREDIT, PER_SITE, SHIFTED
 from walkback.measures.stream import Norms, Samples, Stability
-from walkback.measures.sums import Accumulator, Mean, Means
+from walkback.measures.sums import AT_ONCE, Accumulator, Mean, Means
 from walkback.measures.vectors import WHOLE
 from walkback.network.values import has_float64, no_autocast
 from walkback.registry import one_of
@@ -42,18 +42,13 @@ class Meter:
         seen, means = Samples(), [q for q in PER_SITE if q.accumulator == "mean" and q.name != "cosine"]
         cosine = Cosine(seen)
         self._seen, self._credited = seen, False
-        self._means = [cosine, *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means)]
-        self._of_credit: list[Accumulator] = [
-            Means(self._means),
-            Null(cosine, seen),
-            Interval(seen),
-            Gamma(cosine, gamma_over, deep_over),
-            SameAsReference(),
-        ]
-        self._of_stream: list[Accumulator] = [Norms(), Stability(seen)]
-
-    def _accumulators(self) -> list[Accumulator]:
-        return [self._seen, *(self._of_credit if self._credited else ()), *self._of_stream]
+        sums = Means([cosine, *((Neighbour if q.name in SHIFTED else Mean)(q.name) for q in means)])
+        null, interval = Null(cosine, seen), Interval(seen)
+        gamma, same = Gamma(cosine, gamma_over, deep_over), SameAsReference()
+        self._of_vectors, self._of_pairs = (null, gamma, same), (sums, interval, gamma)
+        self._of_credit: list[Accumulator] = [sums, null, interval, gamma, same]
+        self._of_stream = [Norms(), Stability(seen)]
+        self._waiting: list[Pairs] = []  # of batches whose numbers are not added up yet
 
     @property
     def samples(self) -> int:
@@ -66,12 +61,26 @@ class Meter:
         self._credited = trace.credits is not None
         with no_autocast(trace.losses.device):
             view = View(to_float64_device(trace))
-            for accumulator in self._accumulators():
-                accumulator.update(view)
+            for taker in (self._seen, *(self._of_vectors if self._credited else ()), *self._of_stream):
+                taker.update(view)
+            if self._credited:
+                self._waiting.append(view.pairs)
+                if sum(pairs.own.numel() for pairs in self._waiting) >= AT_ONCE:
+                    self._add_waiting()
 
+    def _add_waiting(self) -> None:
+        """Add up the numbers of several batches at once: it takes hardly longer than those of one."""
+        if self._waiting:
+            pairs = Pairs.joined(self._waiting)
+            self._waiting.clear()
+            for accumulator in self._of_pairs:
+                accumulator.add(pairs)
+
+    @torch.no_grad()
     def compute(self, found: Found) -> None:
         """Give every quantity that needs no further pass."""
-        for accumulator in self._accumulators():
+        self._add_waiting()
+        for accumulator in (self._seen, *(self._of_credit if self._credited else ()), *self._of_stream):
             accumulator.compute(found)
         if not self._credited:
             found.reasons |= dict.fromkeys((*NEED_CREDIT, "aggregates"), "no credit was given")
@@ -95,7 +104,7 @@ class MeanCosine:
         """Take one batch with its credits."""
         self._layers = trace.pool == WHOLE
         with no_autocast(trace.losses.device):
-            self._means.update(View(to_float64_device(trace)))
+            self._means.add(View(to_float64_device(trace)).pairs)
 
     def result(self) -> dict[str, float | None]:
         """Return Γ and the deep cosine of everything taken so far."""

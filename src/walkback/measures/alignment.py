@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from walkback.errors import InputError
-from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, averaged, concentration, deep_sites, mean
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, Pairs, View, averaged, concentration, deep_sites, mean
 from walkback.measures.measurements import Found
 from walkback.measures.nulls import SAMPLES as NULL_SAMPLES
 from walkback.measures.nulls import Coupling, null_half, student
@@ -110,9 +110,10 @@ class Interval:
         self._sum: Any = 0.0
         self._squares: Any = 0.0
 
-    def update(self, view: View) -> None:
-        cosines = torch.where(view.pairs.valid, view.pairs.own, 0.0)
-        for (group,) in self._groups.add(torch.cat([cosines, view.pairs.usable]).T):
+    def add(self, pairs: Pairs) -> None:
+        """Take the samples of one batch or several."""
+        cosines = torch.where(pairs.valid, pairs.own, 0.0)
+        for (group,) in self._groups.add(torch.cat([cosines, pairs.usable]).T):
             total, n = group.chunk(2)
             self._sum = self._sum + total / n
             self._squares = self._squares + (total / n) ** 2
@@ -153,19 +154,11 @@ class Gamma:
         self._by_batch, self._n_groups, self._sites = 0.0, 0, 0
 
     def update(self, view: View) -> None:
-        p, trace = view.pairs, view.trace
+        trace = view.trace
         assert trace.credits is not None
         if trace.pool == WHOLE and self._gamma_over != GAMMA_OVER[0]:
             raise InputError("Expected gamma_over only of a residual stream: of a plain network Γ takes all layers.")
         self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE, self._gamma_over))
-        cos, na, ng = (t[: self._sites] for t in (p.own, p.credit_norm, p.grad_norm))
-        (a, top_a), (g, top_g) = by_largest(na.T), by_largest(ng.T)
-        size_a, size_g = a.norm(dim=1), g.norm(dim=1)
-        whole = ~(size_g * top_g < SQUARABLE)
-        given = whole & ~(size_a * top_a < SQUARABLE)
-        by_sample = torch.where(given, (cos.T * a * g).sum(1) / (size_a * size_g), 0.0)
-        flat = (cos * na * ng).sum(), na.square().sum(), ng.square().sum()
-        self._orders = self._orders + torch.stack([by_sample.sum(), whole.sum(), given.sum(), *flat])
         alike: dict[int, list[int]] = {}  # sites by the numbers of a sample there: those are added up as one
         for site, credit in enumerate(trace.credits[: self._sites]):
             alike.setdefault(credit[0].numel(), []).append(site)
@@ -177,6 +170,17 @@ class Gamma:
         for group in zip(*made):
             self._by_batch = self._by_batch + torch.cat(group).mean()
             self._n_groups += 1
+
+    def add(self, pairs: Pairs) -> None:
+        """Take the samples of one batch or several."""
+        cos, na, ng = (t[: self._sites] for t in (pairs.own, pairs.credit_norm, pairs.grad_norm))
+        (a, top_a), (g, top_g) = by_largest(na.T), by_largest(ng.T)
+        size_a, size_g = a.norm(dim=1), g.norm(dim=1)
+        whole = ~(size_g * top_g < SQUARABLE)
+        given = whole & ~(size_a * top_a < SQUARABLE)
+        by_sample = torch.where(given, (cos.T * a * g).sum(1) / (size_a * size_g), 0.0)
+        flat = (cos * na * ng).sum(), na.square().sum(), ng.square().sum()
+        self._orders = self._orders + torch.stack([by_sample.sum(), whole.sum(), given.sum(), *flat])
 
     def compute(self, found: Found) -> None:
         cosine, reasons = found.values["cosine"], found.reasons

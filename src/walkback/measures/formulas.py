@@ -7,7 +7,7 @@ and the credit a_l that the rule under test gives it. Site 0 is written by the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -62,42 +62,64 @@ class Pairs:
     beside: Tensor  # cos(g_l, g_{l+1})
     credit_norm: Tensor
     grad_norm: Tensor
-    usable: Tensor  # has g_l a direction? NaN has: it is not finite, which is another finding than an underflow
-    directed: Tensor  # has a_l one?
-    next_alike: Tensor  # (sites, 1): has site l + 1 the shape of site l?
+    alike: tuple[bool, ...]  # by site: has site l + 1 the shape of site l?
     dtype: torch.dtype
 
-    @property
+    @cached_property
+    def usable(self) -> Bool[Tensor, "sites batch"]:
+        """Has g_l a direction? NaN has: it is not finite, which is another finding than an underflow."""
+        return ~(self.grad_norm < least_norm(self.dtype))
+
+    @cached_property
+    def directed(self) -> Bool[Tensor, "sites batch"]:
+        """Has a_l one?"""
+        return ~(self.credit_norm < SQUARABLE)
+
+    @cached_property
     def valid(self) -> Bool[Tensor, "sites batch"]:
         return self.usable & self.directed  # these samples have a cosine
+
+    @cached_property
+    def next_alike(self) -> Bool[Tensor, "sites 1"]:
+        return torch.tensor(self.alike)[:, None].to(self.own.device)
+
+    @staticmethod
+    def joined(parts: Sequence[Pairs]) -> Pairs:
+        """Return the pairs of several batches as those of one."""
+        if len(parts) == 1:
+            return parts[0]
+        return replace(parts[-1], **{name: torch.cat([getattr(part, name) for part in parts], 1) for name in NUMBERS})
+
+
+NUMBERS = ("own", "above", "below", "beside", "credit_norm", "grad_norm")
 
 
 def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
     """Compare the credits of one batch with the references, site by site and with the neighbours of each site."""
     alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
-    rows: list[list[Tensor]] = []
     nowhere = torch.full((len(grads[0]),), torch.nan, dtype=torch.float64, device=grads[0].device)
     products = nowhere
-    before: list[Tensor] = []  # rows and norms of the site before: two sites at a time are held in float64
+    dots: list[list[Tensor]] = []  # by site: ⟨a_l, g_l⟩, ⟨a_l, g_{l+1}⟩, ⟨a_l, g_{l−1}⟩, ⟨g_l, g_{l+1}⟩
+    sizes: list[list[Tensor]] = []  # by site: ‖a_l‖, ‖g_l‖, and what they were divided by
+    before: list[Tensor] = []  # rows of the site before: two sites at a time are held in float64
     for site, (given, reference) in enumerate(zip(credits, grads)):
         (a, top_a), (g, top_g) = by_largest(given), by_largest(reference)
-        na, ng = torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
-        below = nowhere
         if products.shape != a.shape:
             products = torch.empty_like(a)  # written over and over: memory that was just used is the fastest
+        dots.append([torch.mul(a, g, out=products).sum(1), nowhere, nowhere, nowhere])
         if site and alike[site - 1]:
-            a_before, g_before, na_before, ng_before = before
-            rows[-1][1] = torch.mul(a_before, g, out=products).sum(1) / (na_before * ng)
-            rows[-1][2] = torch.mul(g_before, g, out=products).sum(1) / (ng_before * ng)
-            below = torch.mul(a, g_before, out=products).sum(1) / (na * ng_before)
-        before = [a, g, na, ng]
-        own = torch.mul(a, g, out=products).sum(1) / (na * ng)
-        rows.append([own, nowhere, nowhere, below, na * top_a, ng * top_g])
-    own, above, beside, below, na, ng = map(torch.stack, zip(*rows))
-    usable, directed = ~(ng < least_norm(grads[-1].dtype)), ~(na < SQUARABLE)
-    own = torch.where((na == 0) | (ng == 0), 0.0, own)
-    next_alike = torch.tensor([*alike, False])[:, None].to(na.device)
-    return Pairs(own, above, below, beside, na, ng, usable, directed, next_alike, grads[-1].dtype)
+            a_before, g_before = before
+            dots[-2][1] = torch.mul(a_before, g, out=products).sum(1)
+            dots[-2][3] = torch.mul(g_before, g, out=products).sum(1)
+            dots[-1][2] = torch.mul(a, g_before, out=products).sum(1)
+        before = [a, g]
+        sizes.append([torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1), top_a, top_g])
+    na, ng, top_a, top_g = torch.stack([torch.stack(of) for of in sizes], 1)
+    own, above, below, beside = torch.stack([torch.stack(of) for of in dots], 1)
+    own = torch.where((na == 0) | (ng == 0), 0.0, own / (na * ng))
+    after, prior = ng.roll(-1, 0), ng.roll(1, 0)
+    above, below, beside = above / (na * after), below / (na * prior), beside / (ng * after)
+    return Pairs(own, above, below, beside, na * top_a, ng * top_g, (*alike, False), grads[-1].dtype)
 
 
 class View:
@@ -123,50 +145,50 @@ class View:
 Counted = tuple[Float[Tensor, "sites batch"], Bool[Tensor, "sites batch"], Bool[Tensor, "sites batch"]]
 
 
-def cosine(view: View) -> Counted:
+def cosine(p: Pairs) -> Counted:
     """Return cos(a_l, g_l): 0 for a sample without credit; one whose reference underflowed is left out."""
-    return view.pairs.own, view.pairs.usable, view.pairs.valid
+    return p.own, p.usable, p.valid
 
 
-def zero_credit(view: View) -> Float[Tensor, "sites batch"]:
+def zero_credit(p: Pairs) -> Float[Tensor, "sites batch"]:
     """Return 1 for a sample without credit."""
-    return (view.pairs.usable & ~view.pairs.directed).double()
+    return (p.usable & ~p.directed).double()
 
 
-def cosine_clamped(view: View) -> Float[Tensor, "sites batch"]:
+def cosine_clamped(p: Pairs) -> Float[Tensor, "sites batch"]:
     """Return cos(a_l, g_l) as F.cosine_similarity gives it (ε in its denominator) on a mean loss over 128 samples."""
-    p = view.pairs
-    return p.own * unclamped(p.credit_norm, p.dtype) * unclamped(p.grad_norm, p.dtype)
+    eps = cosine_eps(p.dtype)
+    return p.own * unclamped(p.credit_norm, eps) * unclamped(p.grad_norm, eps)
 
 
-def below_eps(view: View) -> Float[Tensor, "sites batch"]:
+def below_eps(p: Pairs) -> Float[Tensor, "sites batch"]:
     """Return 1 for a sample whose reference is under that ε."""
-    norms, eps = view.pairs.grad_norm, cosine_eps(view.pairs.dtype)
+    norms, eps = p.grad_norm, cosine_eps(p.dtype)
     return torch.where(torch.isnan(norms), torch.nan, (norms / PUBLISHED_BATCH < eps).double())
 
 
-def cosine_above(view: View) -> Counted:
+def cosine_above(p: Pairs) -> Counted:
     """Return cos(a_l, g_{l+1}): would the credit fit the next site better?"""
-    there = view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
-    return view.pairs.above, there, there & view.pairs.directed
+    there = p.usable.roll(-1, 0) & p.next_alike
+    return p.above, there, there & p.directed
 
 
-def cosine_below(view: View) -> Counted:
+def cosine_below(p: Pairs) -> Counted:
     """Return cos(a_l, g_{l-1}): would the credit fit the previous site better?"""
-    there = view.pairs.usable.roll(1, 0) & view.pairs.next_alike.roll(1, 0)
-    return view.pairs.below, there, there & view.pairs.directed
+    there = p.usable.roll(1, 0) & p.next_alike.roll(1, 0)
+    return p.below, there, there & p.directed
 
 
-def gradient_next(view: View) -> Counted:
+def gradient_next(p: Pairs) -> Counted:
     """Return cos(g_l, g_{l+1}): how alike the references of the two sites are."""
-    both = view.pairs.usable & view.pairs.usable.roll(-1, 0) & view.pairs.next_alike
-    return view.pairs.beside, both, both
+    both = p.usable & p.usable.roll(-1, 0) & p.next_alike
+    return p.beside, both, both
 
 
-def unclamped(norms: Tensor, dtype: torch.dtype) -> Tensor:
+def unclamped(norms: Tensor, eps: float | Tensor) -> Tensor:
     """Return the share of a cosine that ε leaves, ‖x‖/max(‖x‖, ε), of per-sample norms at the published scale."""
     size = norms / PUBLISHED_BATCH
-    return size / size.clamp(min=cosine_eps(dtype))
+    return size / size.clamp(min=eps)
 
 
 # -- over sites and groups of samples -------------------------------------------------------------------------

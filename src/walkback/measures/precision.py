@@ -28,12 +28,13 @@ that comes out the same both times: it is a lower bound, and `conditions["intrin
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from walkback.errors import InputError, shown
@@ -42,7 +43,7 @@ from walkback.measures.credit_rounding import CreditRounding
 from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
 from walkback.measures.over_sites import student
-from walkback.measures.rounding import by_largest, least_norm, unit_rows
+from walkback.measures.rounding import SQUARABLE, by_largest, cosine_eps, least_norm
 from walkback.measures.sums import Directions, some
 from walkback.measures.vectors import WHOLE, readers, site_vectors
 from walkback.network.batch import mapped
@@ -107,7 +108,7 @@ class IntrinsicMeter:
         tracer.learn(branches=True)
         self.method = self.why = ""  # chosen on the first batch; why float64 was not, or nothing could be
         self.samples = 0
-        self._sum: dict[Any, Any] = defaultdict(float)  # (name, site) -> total, count and, of some, squares
+        self._sum: dict[str, Any] = defaultdict(float)  # name -> by site the total, the count and the sum of squares
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by id: a parameter, and what stands for it
         self._given_up = False
         self._absorption = ""
@@ -122,10 +123,11 @@ class IntrinsicMeter:
                 self._rounding.see(trace, exact)
             trace = to_float64_device(trace)
             with torch.no_grad():
-                if exact is not None:
-                    self._add_precision(trace, to_float64_device(exact))
+                if exact is None:
+                    self._add_epsilon(trace, *(_norms(side) for side in (trace.grads, trace.credits or ())))
+                else:
+                    self._add_epsilon(trace, *self._add_precision(trace, to_float64_device(exact)))
                     self._add_absorption(trace, exact)
-                self._add_epsilon(trace)
                 self._add_direction(trace)
         self.samples += len(trace.losses)
 
@@ -173,25 +175,42 @@ class IntrinsicMeter:
 
     # -- what is added up ----------------------------------------------------------------------------
 
-    def _add_precision(self, trace: Trace, exact: Trace) -> None:
+    def _add_precision(self, trace: Trace, exact: Trace) -> tuple[Tensor, Tensor]:
+        """Add up disagreement and shift; return (sites, B) norms of the reference and of the credit."""
+        made: list[list[Tensor]] = []  # by site: what is wrong, cosines as reported and exact, norms of g, e and a
+        nothing = torch.zeros(len(trace.losses), dtype=torch.float64, device=trace.losses.device)
         for site, (low, high) in enumerate(zip(trace.grads, exact.grads)):
-            g, has_g = unit_rows(low, least_norm(low.dtype))
-            e, has_e = unit_rows(high, least_norm(torch.float64))
-            # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0.
-            off = torch.where(has_g & has_e, 0.5 * (g - e).square().sum(1), 1.0)
-            either = has_g | has_e
-            self._add_squares("off", site, torch.where(either, off, 0.0), either)
+            (g, top_g), (e, top_e) = by_largest(low), by_largest(high)
+            size_g, size_e = (torch.linalg.vector_norm(rows, dim=1) for rows in (g, e))
+            reported = shown = size_a = nothing
             if trace.credits is not None:
-                a, has_a = unit_rows(trace.credits[site], least_norm(torch.float64))
-                shift = torch.zeros_like(off)
-                for name, v, has, sign in (("reported", g, has_g & has_a, -1), ("exact", e, has_e & has_a, 1)):
-                    cosines = torch.where(has, (a * v).sum(1), 0.0)
-                    self._sum[name, site] += torch.stack([cosines.sum(), has.sum()])
-                    shift += sign * cosines
-                self._add_squares("shift", site, shift, either & has_a)
+                a, top_a = by_largest(trace.credits[site])
+                size_a = torch.linalg.vector_norm(a, dim=1)
+                products = a * g
+                reported = products.sum(1) / (size_a * size_g)
+                shown = torch.mul(a, e, out=products).sum(1) / (size_a * size_e)
+                size_a = size_a * top_a
+            # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0. Here u and v are ‖e‖ long.
+            apart = torch.linalg.vector_norm((g * (size_e / size_g)[:, None]).sub_(e), dim=1) / size_e
+            made.append([0.5 * apart.square(), reported, shown, size_g * top_g, size_e * top_e, size_a])
+        off, reported, shown, size_g, size_e, size_a = map(torch.stack, zip(*made))
+        least = torch.tensor([[least_norm(g.dtype)] for g in trace.grads], dtype=torch.float64).to(size_g.device)
+        has_g, has_e, has_a = ~(size_g < least), ~(size_e < SQUARABLE), ~(size_a < SQUARABLE)
+        either = has_g | has_e
+        off = torch.where(has_g & has_e, off, 1.0)
+        self._add("off", torch.where(either, off, 0.0), either)
+        if trace.credits is not None:
+            shift = torch.zeros_like(off)
+            for name, v, has, sign in (("reported", reported, has_g & has_a, -1), ("exact", shown, has_e & has_a, 1)):
+                cosines = torch.where(has, v, 0.0)
+                self._add(name, cosines, has)
+                shift += sign * cosines
+            self._add("shift", shift, either & has_a)
+        return size_g, size_a
 
-    def _add_squares(self, name: str, site: int, values: Tensor, counted: Tensor) -> None:
-        self._sum[name, site] += torch.stack([values.sum(), counted.sum(), values.square().sum()])
+    def _add(self, name: str, values: Float[Tensor, "sites batch"], counted: Tensor) -> None:
+        """Add up, by site, values, how many samples count, and squares."""
+        self._sum[name] += torch.stack([values.sum(1), counted.sum(1), values.square().sum(1)], 1)
 
     def _add_absorption(self, trace: Trace, exact: Trace) -> None:
         if trace.pool == WHOLE:
@@ -205,35 +224,38 @@ class IntrinsicMeter:
             self._absorption = "f from the blocks run in float64 on the measured states: their own rounding counts too"
             states = [_float64(h) for h in trace.states]
             branches = self.tracer.branches_at(exact.inputs, states, self._other_weights())
-        for site, (h, new, f) in enumerate(zip(trace.states, trace.states[1:], branches), 1):
+        nothing = trace.losses.new_zeros(len(trace.losses), dtype=torch.float64)
+        lost, some_f = [nothing], [nothing.bool()]  # site 0 is written by the stem, which adds to nothing
+        for h, new, f in zip(trace.states, trace.states[1:], branches):
             if f is None or h.shape != new.shape:
+                lost.append(nothing)
+                some_f.append(some_f[0])
                 continue
-            h, new, f = (t.flatten(1).double() for t in (h, new, f.to(h.device)))
-            size = f.norm(dim=1)
+            size = torch.linalg.vector_norm(f.to(h.device).flatten(1), dim=1, dtype=torch.float64)
+            off = (new.double() - h).sub_(f.to(h.device)).flatten(1)
             # Written so that NaN stays in.
-            some_f = ~(size == 0)
-            lost = torch.where(some_f, ((new - h) - f).norm(dim=1) / size, 0.0)
-            self._sum["absorbed", site] += torch.stack([lost.sum(), some_f.sum()])
+            some_f.append(~(size == 0))
+            lost.append(torch.where(some_f[-1], torch.linalg.vector_norm(off, dim=1) / size, 0.0))
+        self._add("absorbed", torch.stack(lost), torch.stack(some_f))
 
-    def _add_epsilon(self, trace: Trace) -> None:
-        for site, g in enumerate(trace.grads):
-            left = unclamped(_norms(g), g.dtype)
-            if trace.credits is not None:
-                left = left * unclamped(_norms(trace.credits[site]), g.dtype)
-            self._sum["epsilon", site] += torch.stack([(1 - left).sum(), torch.ones_like(left).sum()])
+    def _add_epsilon(self, trace: Trace, size_g: Tensor, size_a: Tensor) -> None:
+        eps = torch.tensor([cosine_eps(g.dtype) for g in trace.grads], dtype=torch.float64)[:, None].to(size_g.device)
+        left = unclamped(size_g, eps)
+        if trace.credits is not None:
+            left = left * unclamped(size_a, eps)
+        self._add("epsilon", 1 - left, torch.ones_like(left))
 
     def _add_direction(self, trace: Trace) -> None:
         """Add samples to the direction's stability; one seen before is left out, so repeating data changes nothing."""
         assert trace.prints is not None
-        fresh = []
-        for row, mark in enumerate(trace.prints.tolist()):
-            if mark not in self._seen:
-                self._seen.add(mark)
-                fresh.append(row)
+        found = trace.prints.tolist()
+        marks = dict(zip(reversed(found), reversed(range(len(found)))))  # of each number its first row
+        fresh = sorted(row for mark, row in marks.items() if mark not in self._seen)
+        self._seen.update(marks)
         if not fresh:
             return
         vectors = site_vectors(trace.grads[-1], trace.pool, readers(trace), trace.mask)
-        self._directions.add(vectors[torch.tensor(fresh)])
+        self._directions.add(vectors if len(fresh) == len(vectors) else vectors[torch.tensor(fresh)])
 
     # -- the answer ----------------------------------------------------------------------------------
 
@@ -248,7 +270,7 @@ class IntrinsicMeter:
         }  # fmt: skip
         found.notes += again.notes if again else ()
         out = f"the reference could not be computed again ({self.why})" if self._given_up else ""
-        no_credit = ("exact", 0) not in self._sum
+        no_credit = "exact" not in self._sum
         for name, values, missing in (
             ("float64_disagreement", [self._mean("off", site) for site in sites],
              out or "credit and reference are zero or not finite"),
@@ -275,9 +297,9 @@ class IntrinsicMeter:
             found.notes.append(Note("perturbed-rounding", None, {"why": self.why}))
 
     def _mean(self, name: str, site: int) -> float | None:
-        if (name, site) not in self._sum:
+        if name not in self._sum:
             return None
-        total, n, *_ = self._sum[name, site].tolist()
+        total, n, _ = self._sum[name][site].tolist()
         return some(total / n) if n else None
 
     def _interval(self, found: Found) -> None:
@@ -286,7 +308,7 @@ class IntrinsicMeter:
         distinct, samples = (found.conditions.get(name, self.samples) for name in ("distinct_samples", "samples"))
         known = [(name, site, v) for name in of for site, v in enumerate(found.values[name]) if v is not None]
         ends = [
-            mean_ends(self._sum[SUMMED[name], site], abs(value), distinct / samples, plain=name == "float64_shift")
+            mean_ends(self._sum[SUMMED[name]][site], abs(value), distinct / samples, plain=name == "float64_shift")
             for name, site, value in known
         ]
         found.values |= dict.fromkeys(names)
@@ -344,7 +366,7 @@ def _nudged(t: Tensor, seed: int) -> Tensor:
     return t * (1 + torch.finfo(t.dtype).eps * signs.to(t.device, t.dtype))
 
 
-def _norms(x: Tensor) -> Tensor:
-    """Return (B,) norms, whatever their size."""
-    rows, top = by_largest(x)
-    return torch.linalg.vector_norm(rows, dim=1) * top
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return (sites, B) norms, whatever their size; nothing of no tensors."""
+    sizes = [torch.linalg.vector_norm(rows, dim=1) * top for rows, top in map(by_largest, tensors)]
+    return torch.stack(sizes) if sizes else torch.empty(0)

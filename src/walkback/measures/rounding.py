@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -35,12 +37,15 @@ def least_norm(dtype: torch.dtype) -> float:
 def by_largest(x: Tensor) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " batch"]]:
     """Divide float64 rows by their largest entry, so that no square over- or underflows: (B, n) and (B,) the entries.
 
-    Squares of narrower types fit float64: those rows come as they are, over 1.
+    Rows whose squares fit float64 come as they are, over 1: those of narrower types, and those of usual size.
     """
     rows = x.flatten(1)
+    one = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
     if x.dtype != torch.float64:
-        return rows.double(), torch.ones(len(rows), dtype=torch.float64, device=rows.device)
-    top = rows.abs().amax(1)
+        return rows.double(), one
+    top = torch.linalg.vector_norm(rows, inf, dim=1)
+    if bool(((top > SQUARABLE) & (top < 1 / SQUARABLE)).all()):
+        return rows, one
     top = torch.where(top == 0, 1.0, top)
     return rows / top[:, None], top
 

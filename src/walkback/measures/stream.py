@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
 from math import exp, inf, isfinite, nan, sqrt
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from walkback.measures.dtypes import dtype_name
 from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
 from walkback.measures.measurements import Found, comparable
 from walkback.measures.nulls import student
-from walkback.measures.sums import REPEATED, Directions, some
+from walkback.measures.sums import AT_ONCE, REPEATED, Directions, some
 from walkback.measures.vectors import WHOLE, fits, pool_at, shown, site_vectors
 from walkback.network.prints import data_hash, prints_of
 from walkback.notes import Note
@@ -30,63 +32,113 @@ OUTLIER = 0.1
 NEARLY_ZERO = 0.05
 
 
+class Prints:
+    """A number for every sample, eight bytes each on the CPU, and the sum of those of each batch."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.sizes: Counter[int] = Counter()  # how many batches have how many samples
+        self._waiting: list[tuple[int, Tensor]] = []  # index of the batch, and its samples, wherever they are
+        self._waits = 0
+        self._flat, self._filled = np.empty(0, np.int64), 0  # longer than it is filled
+        self._sums, self._last = array("q"), (-1, 0)  # of batches; the last one, and how many samples of it there were
+        self._distinct = 0, 0  # of so many samples, how many are different
+
+    def add(self, index: int, prints: Int[Tensor, " batch"]) -> None:
+        """Take a batch, or a part of one."""
+        self.samples += len(prints)
+        self._waiting.append((index, prints))
+        self._waits += len(prints)
+        if self._waits >= AT_ONCE:
+            self.store()
+
+    def store(self) -> None:
+        """Put down what waits: many batches cost one transfer from a device."""
+        if not self._waiting:
+            return
+        numbers = torch.cat([prints for _, prints in self._waiting]).cpu().numpy()
+        end = self._filled + len(numbers)
+        if end > len(self._flat):
+            self._flat.resize(max(end, len(self._flat) * 17 // 16), refcheck=False)  # large memory grows in place
+        self._flat[self._filled : end] = numbers
+        start = 0
+        for index, prints in self._waiting:
+            stop = start + len(prints)
+            total, (last, size) = int(numbers[start:stop].sum()), self._last
+            if index == last:
+                total += self._sums.pop()
+                self.sizes[size] -= 1
+            self._sums.append((total + 2**63) % 2**64 - 2**63)
+            self._last = index, len(prints) + (size if index == last else 0)
+            self.sizes[self._last[1]] += 1
+            start = stop
+        self._filled, self._waits = end, 0
+        self._waiting.clear()
+
+    def distinct(self) -> int:
+        """Return how many samples are different; sorts them in place, which forgets their order."""
+        if self._distinct[0] != self.samples:
+            self.store()
+            flat = self._flat[: self._filled]
+            flat.sort()
+            changes = (np.count_nonzero(part[1:] != part[:-1]) for part in windows(flat, AT_ONCE))
+            self._distinct = self.samples, 1 + sum(map(int, changes))
+        return self._distinct[1]
+
+    def repeats(self) -> str:
+        """Name the first batch that holds the samples of another; "" where none does."""
+        self.store()
+        seen: dict[int, int] = {}
+        for batch, total in enumerate(self._sums):
+            first = seen.setdefault(total, batch)
+            if first != batch:
+                return f"batch {batch} repeats batch {first}"
+        return ""
+
+
+def windows(flat: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Yield parts of an array that overlap by one, so that every pair of neighbours is in one of them.
+
+    >>> [part.tolist() for part in windows(np.arange(4), 2)]
+    [[0, 1, 2], [2, 3]]
+    """
+    return (flat[start : start + size + 1] for start in range(0, len(flat), size))
+
+
 class Samples:
     """Which samples there were, in what batches, and under what they were measured."""
 
     def __init__(self) -> None:
-        self.samples = 0
-        self._prints: list[tuple[int, Tensor]] = []  # index of the batch, and a number for each of its samples
+        self.prints = Prints()
         self._hash: Any = 0  # the sum of those of the batches, modulo 2⁶⁴
-        self._distinct_of = (0, 0)  # samples, and how many of them are different
         self._pool: int | str | None = None
         self._masked = False
 
+    @property
+    def samples(self) -> int:
+        """How many there were so far."""
+        return self.prints.samples
+
     def update(self, view: View) -> None:
         trace = view.trace
-        if not self._prints:
+        if not self.samples:
             self.shapes = [tuple(h.shape[1:]) for h in trace.states]
             self.dtype, self._state_dtype = trace.grads[-1].dtype, trace.states[-1].dtype
             self._device, self._where = str(trace.logits.device), str(trace.losses.device)
         self._pool = trace.pool
         self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
         prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
-        self._prints.append((trace.index, prints))
+        self.prints.add(trace.index, prints)
         self._hash = self._hash + data_hash(trace.inputs, len(prints))
-        self.samples += len(prints)
-
-    def by_batch(self) -> list[Tensor]:
-        """Return the prints of every batch."""
-        found = ([p for _, p in parts] for _, parts in groupby(self._prints, key=lambda part: part[0]))
-        return [parts[0] if len(parts) == 1 else torch.cat(parts) for parts in found]
 
     @property
     def repeated(self) -> float:
         """The share of samples that had been there before."""
-        return 1 - self._distinct() / self.samples
-
-    def _distinct(self) -> int:
-        if self._distinct_of[0] != self.samples:
-            flat = torch.cat([prints for _, prints in self._prints])
-            if flat.device.type == "cpu":
-                flat.numpy().sort()  # in place: `unique` takes three times the memory
-                distinct = 1 + int((flat[1:] != flat[:-1]).sum())
-            else:
-                distinct = flat.unique().numel()
-            self._distinct_of = self.samples, distinct
-        return self._distinct_of[1]
-
-    def repeats(self) -> str:
-        """Name the first batch that holds the samples of another; "" where none does."""
-        seen: dict[int, int] = {}
-        for batch, total in enumerate(torch.stack([prints.sum() for prints in self.by_batch()]).tolist()):
-            first = seen.setdefault(total, batch)
-            if first != batch:
-                return f"batch {batch} repeats batch {first}"
-        return ""
+        return 1 - self.prints.distinct() / self.samples
 
     def compute(self, found: Found) -> None:
-        batches = self.by_batch()
-        sizes = sorted({len(prints) for prints in batches})
+        distinct = self.prints.distinct()
+        sizes = sorted(size for size, batches in self.prints.sizes.items() if batches)
         found.values["dtype"] = dtype_name(self.dtype)
         found.conditions |= {
             "mode": "eval",
@@ -94,10 +146,10 @@ class Samples:
             "dtype": str(self._state_dtype).removeprefix("torch."),
             "gradient_dtype": str(self.dtype).removeprefix("torch."),
             "statistics": f"float64 on {self._where}",
-            "batches": len(batches),
+            "batches": self.prints.sizes.total(),
             "batch_size": sizes[0] if len(sizes) == 1 else sizes,
             "samples": self.samples,
-            "distinct_samples": self._distinct(),
+            "distinct_samples": distinct,
             "probe_hash": f"{int(self._hash) & (2**64 - 1):016x}",
             "state_shape": list(self.shapes[-1]),
             "state_shapes": [list(shape) for shape in self.shapes],
@@ -166,6 +218,8 @@ class Norms:
         self._norms, self._apart = _Sums(), _Sums()
         self._all, self._errors = _Sums(), LogErrors()  # over all tokens; and of read, all, and gradient
         self._typical = _Sums()  # the norm of the median token, which no sink among the tokens moves
+        # Of batches that wait: norms where they are read, apart, over all tokens, and of the samples that are counted.
+        self._waiting: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._nonfinite: dict[tuple[str, int], int] = {}  # (kind, site) -> first batch with a non-finite value
 
     def update(self, view: View) -> None:
@@ -173,23 +227,32 @@ class Norms:
         self._pool = t.pool
         norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
-        self._norms.add(norms if sure is None else norms[:, sure])
-        if sure is not None or not isinstance(self._apart.sum, Tensor):
-            self._apart.add(norms[:, :0] if sure is None else norms[:, ~sure])
         counted = slice(None) if sure is None or t.pool != "readout" else sure
         self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]
         everywhere = norms[: len(t.states)]
         if max(self._tokens) > 1:
             everywhere = torch.stack([site_norms(s, "mean", None, t.mask) for s in t.states])
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
-        self._all.add(everywhere[:, counted])
-        self._errors.add(torch.cat([norms[: len(everywhere)], everywhere, norms[-1:]])[:, counted])
+        here, apart = (norms, norms[:, :0]) if sure is None else (norms[:, sure], norms[:, ~sure])
+        self._waiting.append((here, apart, everywhere[:, counted], norms[:, counted]))
+        if sum(read.numel() for *_, read in self._waiting) >= AT_ONCE:
+            self._add_waiting()
         if not isfinite(norms.sum().item()):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):
                 for site in (~torch.isfinite(of_kind)).any(1).nonzero().flatten().tolist():
                     self._nonfinite.setdefault((kind, site), t.index)
 
+    def _add_waiting(self) -> None:
+        """Add up the norms of several batches at once: it takes hardly longer than those of one."""
+        if self._waiting:
+            here, apart, everywhere, read = (torch.cat(parts, 1) for parts in zip(*self._waiting))
+            self._waiting.clear()
+            for sums, norms in ((self._norms, here), (self._apart, apart), (self._all, everywhere)):
+                sums.add(norms)
+            self._errors.add(torch.cat([read[: len(everywhere)], everywhere, read[-1:]]))
+
     def compute(self, found: Found) -> None:
+        self._add_waiting()
         (h, n, _), (g, samples, _) = self._totals()
         h = [some(v / n) if n else None for v in h.tolist()]
         g = [some(v / samples / PUBLISHED_BATCH) for v in g.tolist()]
@@ -319,7 +382,7 @@ class Stability:
         batches = found.conditions["batches"]
         why = ""
         if seen.repeated > REPEATED:
-            again = seen.repeats() or f"{seen.repeated:.0%} of the samples occur more than once"
+            again = seen.prints.repeats() or f"{seen.repeated:.0%} of the samples occur more than once"
             why = f"needs disjoint batches, but {again}"
         elif of.empty:
             why = f"the batch-mean reference at the last site is zero or not finite in {of.empty} groups"

@@ -11,20 +11,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from walkback.measures import formulas
-from walkback.measures.formulas import PUBLISHED_BATCH, Counted, View, pairwise_cosine
+from walkback.measures.formulas import PUBLISHED_BATCH, Counted, Pairs, pairwise_cosine
 from walkback.measures.measurements import Found
 
 # With a larger share of repeated samples, groups of samples are not independent.
 REPEATED = 0.05
+# Numbers of samples at sites that wait until they are added up: small enough for the cache.
+AT_ONCE = 2**13
 
 
 @runtime_checkable
 class Accumulator(Protocol):
-    """Adds up something over traces."""
-
-    def update(self, view: View) -> None:
-        """Take one batch, or a part of one."""
-        ...
+    """Adds up something over batches: by `update` with each trace, or by `add` with the pairs of one or several."""
 
     def compute(self, found: Found) -> None:
         """Add what there is so far to what the accumulators before this one found."""
@@ -58,9 +56,10 @@ class Means:
         self._means = means
         self._sums: Any = 0.0
 
-    def update(self, view: View) -> None:
-        made: list[Tensor | Counted] = [mean.formula(view) for mean in self._means]
-        every = torch.ones((), dtype=torch.bool, device=view.trace.losses.device)
+    def add(self, pairs: Pairs) -> None:
+        """Take the samples of one batch or several."""
+        made: list[Tensor | Counted] = [mean.formula(pairs) for mean in self._means]
+        every = torch.ones((), dtype=torch.bool, device=pairs.own.device)
         parts = [(m, *[every.expand(m.shape)] * 2) if isinstance(m, Tensor) else m for m in made]
         value, counted, given = (torch.stack(part) for part in zip(*parts))
         sums = torch.stack([torch.where(given, value, 0.0).sum(-1), counted.sum(-1), given.sum(-1)], 1)

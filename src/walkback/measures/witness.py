@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import inf, isfinite, sqrt
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from walkback.errors import WalkbackError
@@ -20,7 +22,7 @@ from walkback.tracing.trace import Trace
 
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
-AT_ONCE = 256  # groups that are counted at once: the numbers of all samples would be as large as the samples
+AT_ONCE = 8  # groups that are counted at once: many batches take hardly longer than one
 SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
 
 
@@ -39,7 +41,7 @@ class Witness:
 
     def __init__(self, tracer: Tracer | None, custom_loss: bool, given: object) -> None:
         self._tracer, self._custom_loss, self._given = tracer, custom_loss, given
-        self._labels: list[Tensor] = []
+        self._classes = ClassCounts()
         self._right = self._samples = 0
         self._span = 0.0
         self._kinds: int | None = None
@@ -55,28 +57,16 @@ class Witness:
         if logits.shape[-1]:  # arrays may come without logits
             low, high = logits.aminmax(dim=-1)
             self._span += float((high.float() - low.float()).mean()) * len(labels)  # float32: MPS has no float64
-        classes = self._classes(logits, labels)
+        classes = _classes(logits, labels, self._custom_loss)
         if classes is not None:
             self._kinds = logits.shape[1]
             small = next(t for t in (torch.uint8, torch.int16, torch.int32) if self._kinds - 1 <= torch.iinfo(t).max)
-            self._labels.append(classes.to("cpu", small))  # every label is kept: a byte of each, or two
+            self._classes.add(classes.to("cpu", small))  # from a device a byte of each, or two
             self._right += int((logits.argmax(1) == classes).sum())
-
-    def _classes(self, logits: Tensor, labels: Tensor) -> Tensor | None:
-        """Return (B,) one class per sample; None where labels are something else: of tokens, several, numbers."""
-        if logits.ndim != 2 or logits.shape[1] < 2:
-            return None
-        if labels.is_floating_point():
-            return labels.argmax(1) if labels.shape == logits.shape and not self._custom_loss else None
-        fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
-        if not fits:
-            return None
-        least, most = labels.aminmax()
-        return labels if int(least) >= 0 and int(most) < logits.shape[1] else None
 
     def compute(self, found: Found) -> None:
         """Say what is odd, and how many samples the network gets right; None for tokens and other tasks."""
-        classified = sum(map(len, self._labels)) == self._samples
+        classified = self._classes.samples == self._samples
         found.conditions["probe_accuracy"] = self._right / self._samples if classified else None
         found.conditions["classes"] = self._kinds if classified else None
         batches, distinct = found.conditions["batches"], found.conditions["distinct_samples"]
@@ -88,7 +78,7 @@ class Witness:
             found.notes.append(Note("few-samples", None, values))
         if share > REPEATED:
             found.notes.append(Note("repeated-samples", None, {"share": share}))
-        found.notes += [] if not classified else filter(None, [class_sorted(torch.cat(self._labels))])
+        found.notes += [] if not classified else filter(None, [self._classes.note()])
         if factor is None:
             found.notes.append(Note("loss-not-cross-entropy"))
         elif abs(factor - 1) >= 1e-3:
@@ -96,6 +86,69 @@ class Witness:
         if factor is not None and SATURATED < span < inf:  # what is not finite is a finding of its own
             found.notes.append(Note("saturated", None, {"span": span}))
         found.notes += filter(None, [_left_out(self._tracer, self._given)])
+
+
+def _classes(logits: Tensor, labels: Tensor, custom_loss: bool) -> Tensor | None:
+    """Return (B,) one class per sample; None where labels are something else: of tokens, several, numbers."""
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        return None
+    if labels.is_floating_point():
+        return labels.argmax(1) if labels.shape == logits.shape and not custom_loss else None
+    fits = labels.shape == logits.shape[:1] and labels.dtype != torch.bool
+    if not fits:
+        return None
+    least, most = labels.aminmax()
+    return labels if int(least) >= 0 and int(most) < logits.shape[1] else None
+
+
+class ClassCounts:
+    """Counts classes in groups of consecutive samples as they come: it keeps numbers of classes, not of samples."""
+
+    def __init__(self, group: int = PUBLISHED_BATCH) -> None:
+        self.samples = self.groups = 0
+        self._group = group
+        self._left = torch.empty(0, dtype=torch.int64)  # samples that are not counted yet
+        self._sums = torch.zeros(2, 0, dtype=torch.int64)  # by class over groups: how often it is there, and squared
+        self._kinds: Counter[int] = Counter()  # how many groups have how many classes
+
+    def add(self, labels: Tensor) -> None:
+        """Take (B,) classes."""
+        self.samples += len(labels)
+        self._left = torch.cat([self._left, labels.long().cpu()])
+        if len(self._left) >= AT_ONCE * self._group:
+            self._count()
+
+    def _count(self) -> None:
+        groups = len(self._left) // self._group
+        labels, self._left = self._left[: groups * self._group], self._left[groups * self._group :]
+        if not groups:
+            return
+        classes = 1 + int(labels.max())
+        cells, counts = (torch.arange(groups).repeat_interleave(self._group) * classes + labels).unique(
+            return_counts=True
+        )
+        more = max(0, classes - self._sums.shape[1])
+        self._sums = F.pad(self._sums, (0, more)).index_add(1, cells % classes, torch.stack([counts, counts**2]))
+        self._kinds.update((cells // classes).bincount(minlength=groups).tolist())
+        self.groups += groups
+
+    def note(self) -> Note | None:
+        """Say whether groups have other labels than the whole: a χ² test of independence, see `class_sorted`."""
+        self._count()
+        often, squares = self._sums[:, self._sums[0] > 0].double()
+        kinds = torch.cat([self._sums[0].nonzero().flatten(), self._left]).unique()
+        if self.samples >= self._group and len(kinds) == 1:
+            return Note("one-class", None, {"samples": self.samples, "label": int(kinds[0])})
+        freedom = (self.groups - 1) * (len(often) - 1)
+        if self.groups < 2 or not freedom:
+            return None
+        # Σ (seen − expected)²/expected over groups and classes, where expected is how often a class is there per group.
+        ratio = float((squares * self.groups / often - often).sum()) / freedom
+        spread = 2 / (9 * freedom)
+        if (ratio ** (1 / 3) - (1 - spread)) / sqrt(spread) < SORTED:
+            return None
+        typical = sorted(self._kinds.elements())[(self.groups - 1) // 2]
+        return Note("sorted-classes", None, {"group": self._group, "typical": typical, "classes": len(often)})
 
 
 def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
@@ -112,33 +165,10 @@ def class_sorted(labels: Tensor, group: int = PUBLISHED_BATCH) -> Note | None:
     >>> class_sorted(torch.arange(1024) // 128).code
     'sorted-classes'
     """
-    parts = labels.split(AT_ONCE * group)
-    kinds = torch.cat([part.unique() for part in parts]).unique() if len(labels) else labels
-    if len(labels) >= group and len(kinds) == 1:
-        return Note("one-class", None, {"samples": len(labels), "label": int(labels[0])})
-    groups = len(labels) // group
-    if groups < 2 or len(kinds) < 2:
-        return None
-    seen = torch.cat([_counted(part, kinds, group) for part in parts])
-    seen = seen[:, seen.sum(0) > 0]
-    expected = seen.sum(0) / groups
-    freedom = (groups - 1) * (seen.shape[1] - 1)
-    if not freedom:
-        return None
-    ratio = float(((seen - expected) ** 2 / expected).sum()) / freedom
-    spread = 2 / (9 * freedom)
-    if (ratio ** (1 / 3) - (1 - spread)) / sqrt(spread) < SORTED:
-        return None
-    typical = int((seen > 0).sum(1).median())
-    return Note("sorted-classes", None, {"group": group, "typical": typical, "classes": seen.shape[1]})
-
-
-def _counted(labels: Tensor, kinds: Tensor, group: int) -> Tensor:
-    """Return (groups, kinds) how often each kind of label stands in each group of consecutive ones."""
-    groups = len(labels) // group
-    labels = labels[: groups * group]
-    cells = torch.arange(groups).repeat_interleave(group) * len(kinds) + torch.searchsorted(kinds, labels).cpu()
-    return torch.bincount(cells, minlength=groups * len(kinds)).view(groups, len(kinds)).double()
+    counts = ClassCounts(group)
+    for part in labels.split(AT_ONCE * group):
+        counts.add(part)
+    return counts.note()
 
 
 def _beside_cross_entropy(trace: Trace) -> tuple[Tensor, Tensor] | None:

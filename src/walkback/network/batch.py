@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -183,7 +184,7 @@ def check_batch(x: Inputs, y: Tensor, index: int, device: torch.device | None) -
                 )
             )
         # A sum is cheap, and overflow only looks closer. Masks that are added to attention hold −∞ on purpose.
-        if "mask" not in name and value.is_floating_point() and not bool(torch.isfinite(value.sum())):
+        if "mask" not in name and value.is_floating_point() and not isfinite(value.sum().item()):
             bad = ~torch.isfinite(value)
             if bool(bad.any()):
                 where = tuple(int(i) for i in bad.nonzero()[0])

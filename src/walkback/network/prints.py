@@ -38,7 +38,8 @@ def data_hash(x: Inputs, batch: int) -> Int[Tensor, ""]:
     Records hold it, so its weights stay as they are; to tell samples apart take `fingerprints`, which sees every sign.
     """
     words = [_words(t) for t in per_sample(x, batch).values()]
-    sums = [_products(w, _odd(w.shape[1], w.device)).sum() * (2 * i + 1) for i, w in enumerate(words)]
+    # Over samples first: modulo 2⁶⁴ the order changes nothing, and sums are faster than products.
+    sums = [(w.sum(0) * _odd(w.shape[1], w.device)).sum() * (2 * i + 1) for i, w in enumerate(words)]
     return torch.stack(sums).sum()
 
 

@@ -105,8 +105,12 @@ def fragile(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)):
         return True
     ours = {t.untyped_storage().data_ptr() for t in inner(tensor)}
-    kept = (t for keeps in own for t in inner(keeps) if t.layout is torch.strided and not t.is_meta)
-    return any(t.untyped_storage().data_ptr() in ours for t in kept)
+    plain = (Tensor, nn.Parameter)  # which hold their values themselves: most do, and there are many
+    for keeps in own:
+        for t in (keeps,) if type(keeps) in plain else inner(keeps):
+            if t.layout is torch.strided and not t.is_meta and t.untyped_storage().data_ptr() in ours:
+                return True
+    return False
 
 
 def inner(tensor: Tensor) -> list[Tensor]:

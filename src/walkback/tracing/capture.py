@@ -192,7 +192,7 @@ class Capture:
         """
         needs = isinstance(output, Tensor) and output.is_floating_point() and not output.requires_grad
         if needs and not fragile(output, self.own()):
-            self._seed(output)
+            carry_gradient(output)
 
     def before_readout(self, name: str, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Take down what the readout receives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import chain
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Asked:
         self._first = [(book, dict(book)) for book in books]
         self._calls = 0
         self._kept: Kept | None = None  # the weights as they were at the first call
+        self._spare: list[Tensor] = []  # memory of the copies of the last call
         self._restless: set[int] = set()  # those that the network writes by itself
         self.found: AsFound | None = None
         self._plain: list[Tensor] = []  # neither parameters nor buffers, and yet the network computes with them
@@ -136,7 +138,7 @@ class Asked:
         places = _Places(self._modules, self._where, sharded)
         self.ran = False
         with ExitStack() as stack:
-            written = stack.enter_context(unwritten((*buffers, *moving, *shown)))
+            written = stack.enter_context(unwritten((*buffers, *moving, *shown), self._spare))
             stack.enter_context(Unstepped(weights))
             try:
                 made = credit(trace)
@@ -198,6 +200,7 @@ class Asked:
     def finish(self, put_back_only: bool = False) -> None:
         """Put back weights that were written past the version counter at the end of a session, and complain."""
         kept, self._kept = self._kept, None
+        self._spare.clear()
         if kept is not None and self._lasts:
             changed = kept.put_back()
             if not put_back_only:
@@ -231,6 +234,12 @@ def _at(container: Any, key: Any) -> Any:
         return None
 
 
+def _held(books: Sequence[tuple[dict[str, Any], Any]]) -> list[list[Any]]:
+    """Return which names and objects stand in these dicts now, as lists that are compared at once: books are many."""
+    now = [book for book, _ in books]
+    return [list(map(len, now)), list(chain(*now)), list(map(id, chain.from_iterable(map(dict.values, now))))]
+
+
 class _Places:
     """Which tensors and modules stand where in a network, to see what was put in their place and to undo it."""
 
@@ -239,6 +248,7 @@ class _Places:
         names = ("_buffers", "_modules") if sharded else REGISTERED
         books = [getattr(m, name) for m in modules for name in names]
         self._books = [(book, dict(book)) for book in books if isinstance(book, dict)]
+        self._held = _held(self._books)
         self._volatile = [(m._non_persistent_buffers_set, set(m._non_persistent_buffers_set)) for m in modules]
         self._plain = [(at, key, t) for at, key, t in plain if _at(at, key) is t]  # the network may have changed them
 
@@ -246,7 +256,7 @@ class _Places:
         """Put them back; return the weights that others of another value stood for, and whether parts were new."""
         replaced: list[Tensor] = []
         strange = False
-        for book, was in self._books:
+        for book, was in self._books if _held(self._books) != self._held else ():
             if is_same(book, was):
                 continue
             for name in book.keys() | was.keys():

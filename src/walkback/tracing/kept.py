@@ -19,12 +19,20 @@ class Kept:
     They are compared by value, since batch norm, `.data` and numpy write past the version counter, and only what
     differs is written. What holds the same bits again gets its version back: a backward pass begun before can still be
     finished. Tensors without values (meta, freed by sharding) are left out.
+
+    Args:
+        tensors: to copy.
+        spare: memory of copies that nobody needs any more. What is used of it is taken out of the list.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], spare: list[Tensor] | None = None) -> None:
+        spare = [] if spare is None else spare
         self._of = {id(t): t for t in tensors}
         self._kept = [
-            (t, part, part.detach(), _copy(part)) for t in self._of.values() for part in inner(t) if _has_values(part)
+            (t, part, part.detach(), _copy(part, spare))
+            for t in self._of.values()
+            for part in inner(t)
+            if _has_values(part)
         ]
         self._versions = [
             (part, part._version, _unsafe_preserve_version_counter(part))
@@ -48,6 +56,10 @@ class Kept:
     def is_of(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether these are the tensors that were copied."""
         return self._of.keys() == {id(t) for t in tensors}
+
+    def copies(self) -> list[Tensor]:
+        """Return the copies."""
+        return [copy for *_, copy in self._kept]
 
     def leave(self, tensors: Iterable[Tensor]) -> None:
         """Forget these: they are someone else's to change."""
@@ -83,10 +95,11 @@ class Kept:
 
 
 @contextmanager
-def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def unwritten(tensors: Iterable[Tensor], spare: list[Tensor] | None = None) -> Iterator[list[Tensor]]:
     """Put back on leaving, bit for bit, what every tensor held on entering, also where code wrote to its `.data`.
 
-    Yields a list that has on leaving those that had been written; see `Kept`.
+    Yields a list that has on leaving those that had been written; see `Kept`. `spare` has the copies afterwards, whose
+    memory serves the next call: new memory is slow.
 
     >>> kept, other = torch.tensor([1.0, float("nan")]), torch.zeros(2)
     >>> with unwritten([kept, other]) as written:
@@ -94,11 +107,13 @@ def unwritten(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     >>> [t is other for t in written], other
     ([True], tensor([0., 0.]))
     """
-    kept, written = Kept(tensors), []
+    kept, written = Kept(tensors, spare), []
     try:
         yield written
     finally:
         written += kept.put_back()
+        if spare is not None:
+            spare[:] = kept.copies()
 
 
 def _has_values(t: Tensor) -> bool:
@@ -134,7 +149,10 @@ def imprint(t: Tensor) -> bytes | Tensor:
     True
     """
     near = type(t) is Tensor and t.device.type in AT_ONCE and t.layout == torch.strided
-    return _bits(t)[0].numpy().tobytes() if near and t.nbytes <= SMALL else fingerprints(t)
+    if not near or t.nbytes > SMALL:
+        return fingerprints(t)
+    as_it_is = t.dtype in (torch.float32, torch.float64, torch.int64) and not t.is_neg()  # numpy has no bfloat16
+    return (t.detach() if as_it_is else _bits(t)[0]).numpy().tobytes()
 
 
 def shows(before: bytes | Tensor, t: Tensor) -> bool:
@@ -187,7 +205,12 @@ def _bits(t: Tensor) -> list[Tensor]:
     return [t.resolve_neg().view(_WORDS[t.element_size()])]
 
 
-def _copy(t: Tensor) -> Tensor:
+def _copy(t: Tensor, spare: list[Tensor]) -> Tensor:
+    for i, copy in enumerate(spare):
+        same = (copy.shape, copy.dtype, copy.device) == (t.shape, t.dtype, t.device)
+        plain = all(type(x) is Tensor and x.layout == torch.strided and not x.is_quantized for x in (t, copy))
+        if same and plain:
+            return spare.pop(i).copy_(t.detach())
     try:
         return t.detach().clone()
     except torch.OutOfMemoryError:

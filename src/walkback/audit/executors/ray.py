@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import socket
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -108,14 +107,14 @@ def _connected(address: str | None, cpus: int) -> Iterator[Any]:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keep what SIGTERM does: Ray, when it connects, has it end the process with a code of its own."""
-    ours = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
+    """Keep what SIGTERM does, from the first moment: Ray would have it end the process with a code of its own."""
+    given = signal.signal
+
+    def set_others(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number == signal.SIGTERM else given(number, handler)
+
+    with patch.object(signal, "signal", set_others):
         yield
-    finally:
-        if ours and before is not None:
-            signal.signal(signal.SIGTERM, before)
 
 
 def _connect(address: str, init: Callable[[], Any]) -> None:
