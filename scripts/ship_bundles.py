@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import walkback as wb
+from walkback.training.sums import SUMS, sums_text
 
 RECIPE = {"net": "resmlp", "net_options": {"width": 128}, "data": "teacher", "epochs": 7, "seed": 0}
 FAST = {"lr": 8e-3, "schedule": "constant"}
@@ -44,6 +45,8 @@ def main(out: Path) -> None:
         for name in ("spec.json", "machine.json", "trajectory.jsonl", "weights.safetensors"):
             shutil.copyfile(out / spec.name / name, folder / name)
         report.save(folder / "report.json")
+        files = {file.name: file.read_bytes() for file in folder.iterdir()}
+        (folder / SUMS).write_text(sums_text(spec.digest, files), encoding="utf-8")
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{spec.rule}: {report.verdict} ({', '.join(report.failed) or 'nothing failed'}), {size / 1e6:.2f} MB")
 

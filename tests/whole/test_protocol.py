@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -244,3 +245,14 @@ def test_a_shipped_bundle_with_other_weights_is_a_miss(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "shipped_cases", lambda: [dataclasses.replace(bp, model=dfa.model, credit=None)])
     assert main() == 1
     assert "MISS  trained by BP" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "spec.json"])
+def test_a_flipped_bit_in_a_shipped_bundle_is_refused(tmp_path, file):
+    shutil.copytree(selftest.BUNDLES / "dfa", tmp_path / "dfa")
+    assert wb.load_bundle(tmp_path / "dfa").spec["rule"] == "dfa"
+    data = bytearray((tmp_path / "dfa" / file).read_bytes())
+    data[-3] ^= 1
+    (tmp_path / "dfa" / file).write_bytes(data)
+    with pytest.raises(wb.WalkbackError):
+        wb.load_bundle(tmp_path / "dfa")
