@@ -16,7 +16,8 @@ from torch import Tensor
 
 import walkback as wb
 from walkback.audit.records import read_records
-from walkback.audit.settings import RULES, command
+from walkback.audit.settings import RULES
+from walkback.audit.wording import command
 from walkback.network.loss import cross_entropy
 from walkback.training.loop import probe_batches
 

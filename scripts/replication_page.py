@@ -115,9 +115,9 @@ def _filled(text: str) -> str:
 HOW = """## How to see it yourself
 
 ```console
-$ walkback audit as-published --out runs
-$ walkback evidence decoded --from runs
-$ walkback evidence primary --as-published --from runs
+$ walkback audit as-published --out runs                                # hours; or take the records in evidence/runs
+$ walkback evidence decoded --from evidence/runs
+$ walkback evidence primary --as-published --from evidence/runs
 ```
 
 [Every published figure in one table](../results/tables/decoded.md) has five documents' figures beside ours, twice:

@@ -255,7 +255,7 @@ def test_the_first_step_which_imports_and_allocates_is_no_estimate(monkeypatch: 
 
     spec = RunSpec(data="teacher", net_options={"width": 8}, epochs=1)
     monkeypatch.setattr(cost.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(cost.Step, "of", lambda *_: slow_at_first)
+    monkeypatch.setattr(cost.TrainingStep, "of", lambda *_: slow_at_first)
     data, *_ = cost._sample("teacher", None, 512)
     assert cost._seconds_per_step(spec, data, budget=0.1) == 0.25
     assert calls[0] == 2  # the warm-up and one that counts, however small the budget

@@ -398,9 +398,9 @@ def test_large_features_are_fitted_in_float32_to_the_optimum_of_float64(
     monkeypatch.setattr(readout, "LARGE", 1000)
     monkeypatch.setattr(readout, "PART", 5000)
     if wide:
-        monkeypatch.setattr(readout.Problem, "spread", lambda _self, _fitted: None)
+        monkeypatch.setattr(readout.ReadoutFit, "spread", lambda _self, _fitted: None)
     found = fit(torch.tensor(x), torch.tensor(y), 1e-4)
-    assert readout.Problem(torch.tensor(x), torch.tensor(y), CLASSES).kind == torch.float32
+    assert readout.ReadoutFit(torch.tensor(x), torch.tensor(y), CLASSES).kind == torch.float32
     expected = by_scipy(x, y, 1e-4)(x)
     logits = found.logits(torch.tensor(x)).numpy()
     losses = [np.mean(logsumexp(z, 1) - z[np.arange(len(y)), y]) for z in (logits, expected)]

@@ -454,7 +454,7 @@ def test_bp_s_penalty_is_the_gradient_of_the_penalised_loss() -> None:
     net = wb.nets.build("resmlp", (6,), 4, width=8, depth=2).double()
     x, y = torch.randn(16, 6, dtype=torch.float64), torch.randint(4, (16,))
     bp = wb.rules.make("bp")
-    loop.Step(loop.Parts.of(net), bp, exact=True, frozen=False, penalty=0.3, reader=False)(x, y)
+    loop.TrainingStep(loop.Parts.of(net), bp, exact=True, frozen=False, penalty=0.3, reader=False)(x, y)
     found = {name: p.grad.clone() for name, p in net.named_parameters()}
     net.zero_grad()
     logits, hidden = net(x, return_hidden=True)
@@ -565,7 +565,7 @@ def test_relaxation_leaves_running_statistics_alone() -> None:
     ep = wb.rules.make("ep", steps=3)
     wb.rules.set_up(ep, net, x, 4, torch.Generator())
     net.train()
-    loop.Step(loop.Parts.of(net), ep, exact=False, frozen=False, penalty=0.0, reader=False)(x, y)
+    loop.TrainingStep(loop.Parts.of(net), ep, exact=False, frozen=False, penalty=0.0, reader=False)(x, y)
     counts = {int(b) for name, b in net.named_buffers() if name.endswith("num_batches_tracked")}
     assert counts == {1}
 

@@ -1,4 +1,4 @@
-"""Which modules of a network look like the blocks of its residual stream: nn.Module -> candidates, best first.
+"""Which modules look like blocks: nn.Module -> candidates, best first; long, since it has each way of storing them.
 
 Two readings, in this order. *Spellings*: the dotted patterns by which libraries name their stacks. *Runs*: siblings of
 one kind, which is what a stack of blocks is whatever its name. Only the structure is looked at; the first batch shows

@@ -31,7 +31,8 @@ class Asked:
     """The credit of one batch after the other, on one network.
 
     Held against a credit are weights, whether `parameters()` shows them or not, and plain tensors that the forward pass
-    reads. What the network writes or makes anew by itself when it runs is not, where the credit ran the network.
+    reads. What the network writes or makes anew by itself when it runs is not, where the credit ran the network. Many
+    attributes, since what a credit may not write to and what the network writes by itself are kept apart.
     """
 
     def __init__(self, model: nn.Module) -> None:
