@@ -51,7 +51,9 @@ def page(tries: list[Record]) -> str:
 def row(run: Record) -> list[str]:
     """What a try chose, and what came out."""
     spec = run.spec
-    chosen = [*worded(spec.rule_options), *spec.conventions, *other_optimiser(spec)] or ["our default"]
+    chosen = [*worded(spec.net_options), *worded(spec.rule_options), *spec.conventions, *other_optimiser(spec)] or [
+        "our default"
+    ]
     values = [(of(run), kind) for _, _, kind, of in QUANTITIES]
     found = [NONE if value is None else number(value, kind) for value, kind in values]
     return [", ".join(chosen), how_long(spec)[0], *found]
