@@ -152,8 +152,8 @@ def _fits(f: Figures, dfa: list[Record]) -> str:
         f"**DFA**: ‖g_0‖ {f.beside('DFA', '‖g_L‖ at site 0', 'per-layer')}; in its first epoch the deep cosine is "
         f"{f.beside('DFA', 'deep cosine', 'early-epochs, epoch 1')}, and (b) fires at epoch "
         f"{f('DFA', 'first epoch of b', 'temporal')} (3 to 4). Its weights move by {moved:.0f} times their norm (95 "
-        f"and 200), and the product of a block's norms grows to {f.beside('DFA', 'growth of ‖w₁‖·‖w₂‖', MECHANISM)} times "
-        f"what it was. "
+        f"and 200), and the product of a block's norms grows to "
+        f"{f.beside('DFA', 'growth of ‖w₁‖·‖w₂‖', MECHANISM)} times what it was. "
         f"**FA**: ‖h_L‖ {f.beside('FA', '‖h_L‖')}. **DFA under λ = 1e-4**: ‖h_L‖ "
         f"{f.beside('DFA', '‖h_L‖', PENALISED)}, ‖g_L‖ {f.beside('DFA', '‖g_L‖', PENALISED)}; under 1e-2 accuracy "
         f"{f.beside('DFA', 'accuracy', 'matched-penalty')}.\n\n" + _counts(f)
