@@ -38,6 +38,7 @@ LIBRARIES = (
     "sixth",
     "seventh",
     "eighth",
+    "ninth",
 )
 
 
