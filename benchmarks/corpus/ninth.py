@@ -1,6 +1,6 @@
 """A seventh unseen set: plain and residual networks as a stranger writes them; sites were written before a reading."""
 
-# ruff: noqa: D101, D102, E731  # a network is a few lines, and its case names it
+# ruff: noqa: D101, E731  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
