@@ -129,11 +129,12 @@ class Hopfield(nn.Module):
 
     def forward(self, x):
         states = [x, x.new_zeros(len(x), 12), x.new_zeros(len(x), 10), x.new_zeros(len(x), C)]
-        for _ in range(self.steps):
+        for step in range(self.steps):
             for i, w in enumerate(self.synapses):
                 drive = w(states[i])
-                if i < 2:
+                if i < 2 or step < self.steps - 1:  # other layers read the output but for the last one
                     mark(drive)
+                if i < 2:
                     drive = torch.sigmoid(drive + 0.5 * states[i + 2] @ self.synapses[i + 1].weight)
                 states[i + 1] = drive
         return states[-1]
