@@ -641,11 +641,11 @@ def _clips():
 
 
 def _mlps():
-    library = lambda: importlib.import_module("x_mlps_pytorch")
+    library = importlib.import_module("x_mlps_pytorch")
     yield Case(
         "x_mlps_pytorch.MLP",
         SET,
-        lambda: library().MLP(6, 12, 12, 10, C),
+        lambda: library.MLP(6, 12, 12, 10, C),
         inputs(11, 6),
         ("layers.0.0", "layers.1.0", "layers.2.0"),
     )
