@@ -156,8 +156,9 @@ What was mended: a classifier that reads several hidden layers is no skip; block
 ResNets); a user's loss that wants more than the logits is told what it is given, where its error came out raw; parts of
 each step are no longer offered as blocks.
 
-A last set of 31 networks (`ninth.py`) was written the same way after that, by someone who had not read the others. It
-is read by what the sets before it left. The first reading, as it came out:
+A last set of 31 networks (`ninth.py`) was written the same way after that, by someone who had read one of the other
+sets only, for its form. One of them, VideoResNet, turned out to be in the corpus already. The first reading, as it came
+out:
 
 | networks | right | part, said | part, unsaid | silently wrong | refused clearly | unclear or crashed |
 |---|---|---|---|---|---|---|
