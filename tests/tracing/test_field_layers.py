@@ -165,17 +165,17 @@ class Down(nn.Sequential):
 
 
 def test_layers_that_lead_to_a_stage_are_no_blocks() -> None:
-    def stage(a: int, b: int) -> nn.Module:
+    def stage(a: int, b: int) -> nn.Sequential:
         return nn.Sequential(Down(nn.Linear(a, b), nn.BatchNorm1d(b)), Added(b), Added(b))
 
+    first, second, stem, head = stage(8, 7), stage(7, 9), nn.Linear(6, 8), nn.Linear(9, 3)
     net = nn.Sequential()
-    net.stem, net.stages, net.head = nn.Linear(6, 8), nn.Sequential(stage(8, 7), stage(7, 9)), nn.Linear(9, 3)
+    net.stem, net.stages, net.head = stem, nn.Sequential(first, second), head
     net = net.double().eval()
-    states = [net.stages[0][0](net.stem(X[:, 0]))]
-    for module in (*net.stages[0][1:], net.stages[1], net.head):
-        parts = module if isinstance(module, nn.Sequential) else [module]
-        for part in parts:
-            states.append(part(states[-1]))
+    states = [stem(X[:, 0])]
+    for part in (*first, *second, head):
+        states.append(part(states[-1]))
+    states = states[1:]
     kept = [states[i] for i in (0, 1, 2, 4, 5)]
     grads = torch.autograd.grad(F.cross_entropy(states[-1], Y, reduction="sum"), kept)
     m = wb.measure(net, [(X[:, 0], Y)])
