@@ -89,6 +89,8 @@ def logits_of(out: Any) -> Tensor:
     """Return the logits in what a network returned."""
     if getattr(out, "logits", None) is not None:
         return out.logits
+    if isinstance(out, dict) and "logits" in out:
+        return out["logits"]
     found = first(out if isinstance(out, (Tensor, tuple, list)) else list(out.values()))
     assert found is not None
     return found

@@ -14,6 +14,7 @@ import fifth_plain
 import fifth_residual
 import hand_built
 import hand_built_third
+import ninth
 import of_the_field
 import of_transformers
 import plain
@@ -33,6 +34,7 @@ MODULES = (
     of_transformers,
     sixth,
     seventh,
+    ninth,
 )
 
 READ = {
@@ -53,6 +55,8 @@ READ = {
     "forward-forward: lengths removed between layers, all but the first read by a linear classifier",
     "6 wide ResNet: groups of blocks as attributes, the activation shared with the shortcut",
     "DRTP: blocks of layer, activation and an injected error, forward(x, labels)",
+    "equilibrium propagation: a list of states relaxes, feedback by the transposed weights",
+    "graph network: h + relu(W A norm(h)), convolutions and norms in two lists",
     "squeeze and excite between two convolutions",
     "8 list with norm first: [norm, block, norm, block], called in pairs",
     "2 a load-balancing loss handed along, and not used by the loss",

@@ -201,3 +201,33 @@ def test_a_stack_that_is_not_the_whole_stream_is_not_taken() -> None:
 
     with pytest.raises(wb.AnatomyError, match=r"not the whole stream|several"):
         wb.measure(Stages().double(), [batch()])
+
+
+class Graph(nn.Module):
+    """Mixes neighbours between a norm and its layer: h + relu(W A norm(h))."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.leave = nn.Linear(6, D), nn.Linear(D, CLASSES)
+        self.layers = nn.ModuleList(nn.Linear(D, D) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(D) for _ in range(3))
+        self.states = []
+
+    def forward(self, nodes: Tensor, adjacency: Tensor) -> Tensor:
+        states = [self.enter(nodes)]
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            states.append(states[-1] + torch.relu(layer(adjacency @ norm(states[-1]))))
+        object.__setattr__(self, "states", states)
+        return self.leave(states[-1].mean(1))
+
+
+def test_what_is_mixed_between_a_norm_outside_and_its_block() -> None:
+    draw = torch.Generator().manual_seed(1)
+    x = {"nodes": torch.randn(9, 4, 6, generator=draw).double(), "adjacency": torch.rand(9, 4, 4, generator=draw)}
+    x["adjacency"], y = x["adjacency"].double(), torch.randint(CLASSES, (9,), generator=draw)
+    net = Graph().double()
+    m = wb.measure(net, [(x, y)])
+    grads = torch.autograd.grad(F.cross_entropy(net(**x), y, reduction="sum"), net.states)
+    assert m.h_norm == pytest.approx([h.detach().norm(dim=-1).mean().item() for h in net.states], rel=1e-12)
+    assert m.g_norm == pytest.approx([g.norm(dim=-1).mean().item() / 128 for g in grads], rel=1e-9)

@@ -147,3 +147,37 @@ def test_blocks_of_two_kinds_in_stages_are_all_read() -> None:
     net = nn.Sequential()
     net.stem, net.stages, net.head = nn.Linear(6, 6), nn.Sequential(Stage(), Stage()), nn.Linear(6, 3)
     assert len(wb.measure(net.double(), [(X[:, 0], Y)]).h_norm) == 5
+
+
+class Added(nn.Module):
+    """h + f(h)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.f = nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h + self.f(h)
+
+
+class Down(nn.Sequential):
+    """A layer and its norm, without a skip."""
+
+
+def test_layers_that_lead_to_a_stage_are_no_blocks() -> None:
+    def stage(a: int, b: int) -> nn.Sequential:
+        return nn.Sequential(Down(nn.Linear(a, b), nn.BatchNorm1d(b)), Added(b), Added(b))
+
+    first, second, stem, head = stage(8, 7), stage(7, 9), nn.Linear(6, 8), nn.Linear(9, 3)
+    net = nn.Sequential()
+    net.stem, net.stages, net.head = stem, nn.Sequential(first, second), head
+    net = net.double().eval()
+    states = [stem(X[:, 0])]
+    for part in (*first, *second, head):
+        states.append(part(states[-1]))
+    states = states[1:]
+    kept = [states[i] for i in (0, 1, 2, 4, 5)]
+    grads = torch.autograd.grad(F.cross_entropy(states[-1], Y, reduction="sum"), kept)
+    m = wb.measure(net, [(X[:, 0], Y)])
+    assert m.h_norm == pytest.approx([h.detach().norm(dim=1).mean().item() for h in kept], rel=1e-12)
+    assert m.g_norm == pytest.approx([g.norm(dim=1).mean().item() / 128 for g in grads], rel=1e-9)

@@ -356,6 +356,22 @@ def test_layers_whose_outputs_are_added_are_said(skips):
     assert said == ([["layers.0", "skips.0"]] if skips else [])
 
 
+@pytest.mark.parametrize("back", [True, False])
+def test_feedback_by_a_weight_is_no_skip(back):
+    def forward(self, x):
+        s = torch.zeros(len(x), 7)
+        for _ in range(2):
+            h = self.layers[0](x)
+            h = (h + s @ self.layers[1].weight).sigmoid() if back else (h + self.up(s)).sigmoid()
+            s = self.layers[1](h).sigmoid()
+        return self.out(s)
+
+    net = Net(forward, layers=nn.ModuleList([lin(6, 9), lin(9, 7)]), up=lin(7, 9), out=lin(7, 4))
+    notes = wb.diagnose(net, batches(1)).notes
+    said = [note.values["layers"] for note in notes if note.code == "layers-summed"]
+    assert bool(said) is not back
+
+
 def test_sites_and_anatomy_exclude_each_other(net):
     with pytest.raises(wb.WalkbackError, match="Expected sites= or anatomy=, but got both"):
         wb.diagnose(net, batches(1), sites="layers", anatomy={"blocks": ["0"]})

@@ -319,10 +319,19 @@ def _in_lists(prefix: str, parent: nn.Module) -> Iterator[Stack]:
 def _in_stages(prefix: str, parent: nn.Module) -> Iterator[Stack]:
     """Yield blocks of several types in stages, as in MobileNets: Sequentials of blocks, and nothing else is there."""
     stages = [_children(name, m) for name, m in _children(prefix, parent) if type(m) is nn.Sequential]
-    blocks = [block for stage in stages for block in stage]
+    rows = [[_is_layers_in_a_row(m) for _, m in stage] for stage in stages]
+    led = all(len(row) > 1 and row[0] and not any(row[1:]) for row in rows)  # by what leads from stage to stage
+    blocks = [block for stage in stages for block in stage[led:]]
     only = prefix and len(stages) > 1 and len(stages) == len(_children(prefix, parent)) and all(stages)
     if only and all(_may_be_block(m) and _has_weights(m) and type(m) not in CONTAINERS for _, m in blocks):
-        yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), f"{prefix}.*.*", False)
+        pattern = "" if led else f"{prefix}.*.*"
+        yield Stack(tuple(path for path, _ in blocks), _kinds(m for _, m in blocks), pattern, False)
+
+
+def _is_layers_in_a_row(module: nn.Module) -> bool:
+    """Return whether a module runs layers of torch's own one after the other: it has no skip."""
+    row = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    return row and all(type(m).__module__.startswith("torch.nn.modules") for _, m in children_of(module))
 
 
 def _in_siblings(parent: nn.Module, siblings: list[tuple[str, nn.Module]]) -> Iterator[Stack]:

@@ -171,10 +171,13 @@ class _Seen:
         return None
 
     def summed(self) -> list[str] | None:
-        """Return layers whose outputs are added before the next layer reads them; None where there are none."""
+        """Return layers whose outputs are added before the next layer reads them; None where there are none.
+
+        Feedback by a weight, as s @ layer.weight, is no skip.
+        """
         for run in self.layers if self.joins else ():
             for edge in run.edges.values():
-                nearest = self._below.nearest(edge.node)
+                nearest = self._below.unmixed(edge.node)
                 met = [other.call.name for other in self.layers if self._bit[other] & nearest]
                 if len(met) > 1 and self.read(run):
                     return met

@@ -42,6 +42,7 @@ class Below:
         self._below: dict[Any, int] = {}
         self._nearest: dict[Any, int] = {}
         self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
+        self._unmixed: dict[Any, int] = {}  # the same on ways that meet no weight between layers
         self.reached: set[tuple[Any, int]] = set()
         self.joins = False  # whether two marked places meet in a sum, as a branch and a skip do, or two towers
         todo: list[tuple[Any, bool]] = [(self._top, False)]
@@ -55,7 +56,7 @@ class Below:
                 todo.append((node, True))
                 todo += [(child, False) for child, _ in below if child not in self._below]
                 continue
-            under = closest = 0
+            under = closest = unmixed = 0
             behind = [(marks.get(edge, 0) & near or self._ungated.get(edge[0], 0)) for edge in below]
             for edge in below:
                 here = marks.get(edge, 0)
@@ -63,7 +64,9 @@ class Below:
                     self.reached.add(edge)
                 under |= here | self._below[edge[0]]
                 closest |= here & near or self._nearest.get(edge[0], 0)
-            self._below[node], self._nearest[node] = under, closest
+                between_layers = _mixes(edge[0]) and edge[0] not in inside
+                unmixed |= here & near or (0 if between_layers else self._unmixed.get(edge[0], 0))
+            self._below[node], self._nearest[node], self._unmixed[node] = under, closest, unmixed
             if len(behind) == 2 and type(node).__name__.startswith("MulBackward"):
                 gated = [self._below[edge[0]] if _is_gate(edge[0]) else 0 for edge in below]
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
@@ -85,6 +88,10 @@ class Below:
         """
         ways = self._nearest if self.joins else self._ungated
         return (node is None and self._first) or ways.get(self._top if node is None else node, 0)
+
+    def unmixed(self, node: Any) -> int:
+        """Return the bits that the ways down from a node meet first, on ways that meet no weight outside of a layer."""
+        return self._unmixed.get(node, 0)
 
 
 def goes_past_weights(made: Iterable[Any], given: set[Any]) -> bool:

@@ -163,11 +163,24 @@ def find_receivers(capture: Capture) -> tuple[tuple[str, ...], int | None] | Non
     for end, which in ends:
         if _is_one_step(capture, [*handed, end]):
             return (), which
-    before = [capture.passed.get(spot) for spot in handed]
+    before = [_norm_below(capture, spot) for spot in handed]
     names = tuple(name for name, _ in filter(None, before))
     given = [spot for _, spot in filter(None, before)]
     steps = (which for end, which in ends if _is_one_step(capture, [*given, end]))
     return None if len(set(names)) < depth else next(((names, which) for which in steps), None)
+
+
+def _norm_below(capture: Capture, spot: Spot) -> tuple[str, Spot] | None:
+    """Return the module that made what a block is handed, and what that was given, or None.
+
+    Past what has one input with a gradient, as A @ norm(h) in a graph network.
+    """
+    while spot not in capture.passed:
+        below = [(child, nr) for child, nr in spot[0].next_functions if child is not None]
+        if len(below) != 1:
+            return None
+        spot = below[0]
+    return capture.passed[spot]
 
 
 def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
