@@ -46,7 +46,9 @@ def main(store: str) -> None:
     rows = [[form, *(f"{column[form]:+.3f}" for column in columns.values())] for form in names]
     table = tabulate(rows, ["step, precision, how", *columns], "github", disable_numparse=True)
     made = "\n".join(f"- `{command(run.spec, [run.spec.seed], Path('STORE'))}`" for run in runs)
-    text = f"{HEAD}\n\n{table}\n\n{TAIL}\n\nMade by `python scripts/perturbation_forms.py STORE` from:\n\n{made}\n"
+    where = ", ".join(runs[0].machine[key] for key in ("torch", "machine", "blas") if key in runs[0].machine)
+    how = f"Made by `python scripts/perturbation_forms.py STORE` ({where}) from:"
+    text = f"{HEAD}\n\n{table}\n\n{TAIL}\n\n{how}\n\n{made}\n"
     Path("evidence/perturbation-forms.md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -198,9 +198,9 @@ def _does_not_fit(f: Figures, dfa: list[Record]) -> str:
 - **A linear model of CIFAR-100's pixels has {_probe("cifar100"):.3f} (0.177)**, by the networks' recipe; it
   overfits.
 - **ρ_pert is half the cosine in every published row**, where isotropic directions estimate the same angle. A step of
-  0.0016 in float32 [gives that](../evidence/perturbation-forms.md): rounding takes half of DFA's ρ_pert, where the
-  gradient is small, and leaves BP's at 0.99. By our float64 nothing is lost. So this second metric of the papers has
-  the weakness of the first."""
+  0.0016 in float32 [gives that](../evidence/perturbation-forms.md), on one seed: rounding takes half of DFA's ρ_pert,
+  where the gradient is small, and leaves BP's at 0.99. By our float64 nothing is lost. So this second metric of the
+  papers has the weakness of the first."""
 
 
 def _fires(run: Record) -> int:

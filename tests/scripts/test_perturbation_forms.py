@@ -43,3 +43,13 @@ def test_the_gradient_predicts_a_small_step_and_float32_loses_one_that_is_short_
 def test_the_correlation_is_that_of_numpy(forms) -> None:
     u, w = torch.randn(2, 50, dtype=torch.float64)
     assert float(forms["correlation"](u, w, 0)) == pytest.approx(torch.corrcoef(torch.stack([u, w]))[0, 1].item())
+
+
+def test_the_table_holds_what_the_page_on_replication_says_of_it() -> None:
+    lines = (ROOT / "evidence/perturbation-forms.md").read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    values = {name: [float(v) for v in row] for name, *row in cells[2:]}
+    bp, dfa, _ = values["0.0016, float32, per sample"]
+    assert dfa / values["cosine"][1] == pytest.approx(0.5, abs=0.03), "half the cosine of DFA"
+    assert bp == pytest.approx(0.99, abs=0.005)
+    assert values["0.0016, float64, per sample"][1] == pytest.approx(values["cosine"][1], abs=0.01)
