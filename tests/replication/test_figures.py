@@ -27,6 +27,7 @@ from walkback.errors import FormatError, InputError
 from walkback.replication import summaries
 from walkback.replication.figures import FIGURES, save_figure, save_figures
 from walkback.replication.figures.courses import _LAMBDA as STRENGTHS
+from walkback.replication.figures.depth import most_runs
 from walkback.replication.figures.remarks import missing_note
 from walkback.replication.figures.style import HEADING, LETTER, NOTE, RED, SKY, WIDTHS, look
 from walkback.replication.found import markdown_list
@@ -684,3 +685,10 @@ def test_the_pages_list_what_the_folders_hold():
 
 def test_all_rules_of_the_world_are_known():
     assert set(LAST) == {"bp", "fa", "dfa", "state-bridge", "credit-bridge", "ep"}
+
+
+def test_accuracy_by_depth_keeps_the_settings_with_most_runs_in_their_order():
+    groups = {("net", rule): [{"n": n}] for rule, n in (("a", 1), ("b", 3), ("c", 1), ("d", 2))}
+    assert [rule for _, rule in most_runs(groups, 2)] == ["b", "d"]
+    assert [rule for _, rule in most_runs(groups, 3)] == ["a", "b", "d"]  # of equals, the first
+    assert most_runs(groups, 4) == groups

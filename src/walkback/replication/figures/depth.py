@@ -12,7 +12,9 @@ from walkback.audit.records import Records
 from walkback.replication.figures import style as st
 from walkback.replication.figures.remarks import missing_note, nothing, told_apart
 
+Groups = dict[tuple[str, str], list[dict[str, Any]]]  # rows of each network and rule
 ACROSS = {"single": 2, "double": 4}
+PANELS = 12  # at most: of more, those with most runs
 RANDOM: dict[str, Any] = {"color": st.GREY, "marker": "s", "linestyle": "--", "markersize": 3, "mfc": "white"}
 FLOORS: dict[str, dict[str, Any]] = {
     "stem alone": {"color": st.GREY, "ls": "-.", "lw": 0.8},
@@ -24,17 +26,19 @@ FLOORS: dict[str, dict[str, Any]] = {
 def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     """Accuracy of linear probes by site, with trained and with re-randomised blocks: do the blocks add to the stem?"""
     table = st.numbers("accuracy-by-depth", records)
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: Groups = {}
     for row in st.ours(table):
         groups.setdefault((row["network"], row["rule"]), []).append(row)
     if not groups:
         raise nothing("accuracy by depth", table.missing)
+    every, groups = groups, most_runs(groups, PANELS)
     across = min(ACROSS[width], len(groups))
     lines = -(-len(groups) // across)
     settings, headings = told_apart([(rule, network.split(" · ")) for network, rule in groups])
     seeds = [(heading, "", rows[0]["n"]) for heading, rows in zip(headings, groups.values())]
     says = f"Readouts refitted; blocks: trained over re-randomised ones under the same stem. {settings}"
-    fig = st.canvas(width, 0.45 + 1.5 * lines, missing_note((), seeds), says)
+    more = f"{len(every) - len(groups)} more are in the table accuracy-by-depth." if len(every) > len(groups) else ""
+    fig = st.canvas(width, 0.45 + 1.5 * lines, missing_note((), seeds, more), says)
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)
@@ -50,6 +54,12 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     ]
     st.legend(fig, [*keys, *(st.handle(name, **look) for name, look in FLOORS.items())], 4 if width == "double" else 2)
     return fig
+
+
+def most_runs(groups: Groups, most: int) -> Groups:
+    """Return the groups with most runs, `most` of them, in the order in which they come."""
+    kept = sorted(groups, key=lambda key: -int(groups[key][0]["n"]))[:most]
+    return {key: rows for key, rows in groups.items() if key in kept}
 
 
 def _draw(ax: Axes, rule: str, rows: list[dict[str, Any]]) -> None:
