@@ -7,9 +7,11 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from walkback.audit.as_published import SHIFTED
 from walkback.audit.records import Record, read_records
 from walkback.audit.settings import RULES
 from walkback.audit.wording import command, how_long, other_optimiser, worded
+from walkback.measures.over_sites import mean
 from walkback.replication.agree import published
 from walkback.replication.published import figures
 from walkback.report.table import NONE, number
@@ -17,12 +19,15 @@ from walkback.report.table import NONE, number
 # Head, quantity, how it is written, where our record has it.
 QUANTITIES = (
     ("acc", "acc", "acc", lambda r: r.accuracy),
-    ("Γ", "gamma", "cos", lambda r: r.measurements.gamma),
+    ("Γ", "gamma", "cos", lambda r: mean(cosines(r)[: len(r.measurements.h_norm) - 1])),
+    ("deep cosine", "deep_cosine", "cos", lambda r: mean(cosines(r)[1:])),
     ("‖h_L‖", "h_norm", "norm", lambda r: r.measurements.h_norm[-1]),
     ("‖g_L‖", "g_norm", "norm", lambda r: r.measurements.g_norm[-1]),
     ("ρ", "growth", "norm", lambda r: r.measurements.growth),
     ("stability", "stability", "cos", lambda r: r.measurements.stability),
 )
+
+SETTINGS = {"primary": "", "wide-shallow": "d=512, L=2"}
 
 
 def main() -> None:
@@ -38,14 +43,44 @@ def page(tries: list[Record]) -> str:
         "Every try to find what the documents leave unsaid, also where it failed. One seed (42), at most 30 epochs, on "
         "the true CIFAR-10, augmented. Published figures are of 100 epochs: what grows in a try may grow further.",
     ]
-    for rule in [r for r in RULES if any(t.spec.rule == r for t in tries)]:
-        said = [published(figures("primary", rule, what=what)) for _, what, _, _ in QUANTITIES]
-        rows = [["**published**", "100 epochs", *said]]
-        rows += [row(t) for t in sorted(tries, key=lambda t: (t.spec.epochs, t.spec.name)) if t.spec.rule == rule]
+    for where, rule, penalty in sorted({group(t) for t in tries}, key=in_order):
+        here = [t for t in tries if group(t) == (where, rule, penalty)]
+        rows = [["**published**", *printed] for printed in published_rows(where, rule, penalty)]
+        rows += [row(t) for t in sorted(here, key=lambda t: (t.spec.epochs, t.spec.name))]
         heads = ["what was chosen", "length", *(head for head, *_ in QUANTITIES)]
-        parts += [f"## {RULES[rule]}", tabulate(rows, heads, tablefmt="pipe", disable_numparse=True)]
+        title = ", ".join(filter(None, [RULES[rule], SETTINGS[where], f"λ {penalty:g}" if penalty else ""]))
+        parts += [f"## {title}", tabulate(rows, heads, tablefmt="pipe", disable_numparse=True)]
     lines = [f"- `{command(t.spec, [t.spec.seed], Path('runs'))}`" for t in tries]
     return "\n\n".join([*parts, "## Commands", "\n".join(sorted(lines))]) + "\n"
+
+
+def group(run: Record) -> tuple[str, str, float]:
+    """The published setting that a try is laid beside, its rule, and λ."""
+    wide = run.spec.net_options.get("width") == 512
+    return "wide-shallow" if wide else "primary", run.spec.rule, run.spec.penalty
+
+
+def in_order(key: tuple[str, str, float]) -> tuple[int, int, float]:
+    where, rule, penalty = key
+    return [*RULES].index(rule), [*SETTINGS].index(where), penalty
+
+
+def published_rows(where: str, rule: str, penalty: float) -> list[list[str]]:
+    """What is published of 100 epochs, and of the 30 of the penalty's sweep."""
+    sources = [("100 epochs", where, 0.0)] if not penalty else []
+    sources += [("30 epochs", "lambda-sweep", penalty)] if where == "primary" else []
+    rows = []
+    for length, of, strength in sources:
+        known = [figures(of, rule, what=what, penalty=strength) for _, what, _, _ in QUANTITIES]
+        if any(known):
+            rows.append([length, *(published(some) if some else NONE for some in known)])
+    return rows
+
+
+def cosines(run: Record) -> list[float | None]:
+    """Cosines by site, of FA one site off, as its published ones seem to be paired."""
+    m = run.measurements
+    return m.cosine_below[1:] if run.spec.rule in SHIFTED and m.cosine_below else m.cosine
 
 
 def row(run: Record) -> list[str]:

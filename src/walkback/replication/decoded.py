@@ -61,7 +61,7 @@ EXPLAINED = (
     ("* fa gamma", "tested", "one site off: its last term is cos(g_L, g_{L−1}), near 1 in any such network"),
     ("* fa growth", "open", "inferred from a flag of D1"),
     ("* fa g_norm", "open", "the reader's site lets the stream grow; ‖g_L‖ stays above the published one"),
-    ("* ep *", "bounded search", "β, steps and step size are not stated; two steps give sites 0…L−2 no credit"),
+    ("* ep *", "bounded search", "a weak nudge in float32 gives accuracy and Γ by rounding, not ‖h_L‖ and ρ"),
     ("* state-bridge *", "bounded search", "G, its inputs and its error are not stated"),
     ("* credit-bridge *", "bounded search", "whether V sees the label is not stated"),
     ("* dfa growth*", "open", "ρ is that of the first block over the stem, and nothing tried keeps it near 237"),
