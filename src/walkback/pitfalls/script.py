@@ -13,9 +13,15 @@ Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
-_FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
+_FEEDBACK = re.compile(
+    r"Bs?_?\d*|B_(hidden|out|fb|rand|layer|mat)\w*|\w+_B\d*|(\w+_)?fb(_?(w|mat|weight)\w*)?\d*|.*feedback.*|"
+    r"backward_(weight|mat)\w*|(random|fixed|backward)_B\d*|(W|w|weights?)_(back|bwd|backward|fb|fa|dfa)\d*",
+    re.DOTALL,
+)
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
-MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
+MODEL = re.compile(r"(\w+_)?(model|net|network|mlp|resmlp|resnet|cnn|vit|classifier|student)\d*")
+# What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
+SENT = re.compile(r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE)
 NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
@@ -27,7 +33,11 @@ _MADE = {
 }
 
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
-_COSINE_NAME = re.compile(r"(\w+_)?(cos(ines?)?(_?sim(ilarity)?)?|alignments?)")
+_COSINE_NAME = re.compile(
+    r"(\w+_)?(cos(ines?)?(_?sims?(ilarity)?)?|align(ment)?s?|angles?)(_(between|of|deg|degrees|rad|fn|score|sim|rows?))?",
+    re.IGNORECASE,
+)
+_OF_NUMBERS = ("torch", "numpy", "math", "cmath", "jax.numpy")  # their cos is that of an angle
 # Methods and functions that leave a gradient a gradient.
 KEEP = {
     *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
@@ -62,6 +72,7 @@ class Script:
                 self._inside.setdefault(scope, []).append(node)
         self.aliases = dict(_imports(self.nodes))
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
+        self._put: dict[tuple[Scope, str], list[Assigned]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -156,21 +167,42 @@ class Script:
         if not isinstance(node, ast.Call):
             return False
         called = self.name(node.func)
-        return called in COSINES or _COSINE_NAME.fullmatch(called.rpartition(".")[2]) is not None
+        package, _, name = called.rpartition(".")
+        named = _COSINE_NAME.fullmatch(name or last(node.func)) is not None
+        return called in COSINES or (named and package not in _OF_NUMBERS)
 
     def assignments(self, scope: Scope, name: str) -> list[Assigned]:
         return self._assigned.get((scope, name), [])
+
+    def put_into(self, scope: Scope, name: str) -> list[Assigned]:
+        """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
+        return self._put.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
+                if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                    self._fill(target.value.id, node.value, scope, node.lineno)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
+        elif isinstance(node, ast.Call) and method(node) in ("append", "insert") and node.args:
+            if isinstance(of := owner(node), ast.Name):
+                self._fill(of.id, node.args[-1], scope, node.lineno)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and isinstance(node.target, ast.Name):
+            for part in node.value.elts:
+                self._fill(node.target.id, part, scope, node.lineno)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):  # h /= h.norm(…)
+            if isinstance(node.target, ast.Name):
+                divided = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+                self._bind(node.target, divided, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
         elif isinstance(node, ast.comprehension):  # its element stands before it
             first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
             self._bind(node.target, node.iter, scope, first, first)
+
+    def _fill(self, name: str, value: ast.AST, scope: Scope, line: int) -> None:
+        self._put.setdefault((scope, name), []).append(Assigned(line, line + 1, value))
 
     def _bind(self, target: ast.AST, value: ast.AST, scope: Scope, made: int, seen: int) -> None:
         if isinstance(target, ast.Starred):
@@ -222,13 +254,20 @@ class Kinds:
         last = max(before, key=lambda a: a.seen)
         if last in self._known:
             return self._known[last]
-        line, self.line = self.line, last.made
         self._open.append(last)
         try:
-            self._known[last] = self.holds(last.value)
+            values = self.script.put_into(self.scope, name) if _is_empty(last.value) else [last]
+            self._known[last] = any(self._at(one) for one in values if one.seen <= self.line)
             return self._known[last]
         finally:
             self._open.pop()
+
+    def _at(self, one: Assigned) -> bool:
+        """Return whether an assigned value holds it, with names as they were at that line."""
+        line, self.line = self.line, one.made
+        try:
+            return self.holds(one.value)
+        finally:
             self.line = line
 
 
@@ -283,6 +322,12 @@ def _data(kinds: Kinds, node: ast.AST) -> bool | None:
             if name.startswith(("torch.", "numpy.")):
                 return name.rpartition(".")[2] in _MADE
     return None
+
+
+def _is_empty(node: ast.AST) -> bool:
+    """Return whether it is an empty list or dict, to be filled."""
+    called = isinstance(node, ast.Call) and last(node.func) in ("list", "dict", "OrderedDict", "defaultdict")
+    return called or (isinstance(node, ast.List) and not node.elts) or (isinstance(node, ast.Dict) and not node.keys)
 
 
 def is_feedback(word: str) -> bool:
