@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import LEAST, default_epsilon, held_up
+from walkback.pitfalls.by_hand import COMPARES, LEAST, default_epsilon, held_up, of_gradients
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import COSINES, Script
 from walkback.pitfalls.trained import cosine
@@ -33,17 +33,18 @@ def detect(script: Script) -> Found:
         made = call.func if isinstance(call.func, ast.Call) else modules.get(ast.dump(call.func))
         if script.name(call.func) in COSINES:
             vectors = [*call.args[:2], *(k.value for k in call.keywords if k.arg in ("x1", "x2"))]
-            value = default_epsilon(script, call, 3)
+            value, place = default_epsilon(script, call, 3), call
         elif isinstance(made, ast.Call) and script.name(made.func) == "torch.nn.CosineSimilarity":
             vectors = list(call.args)
-            value = default_epsilon(script, made, 1)
+            value, place = default_epsilon(script, made, 1), made
         else:
             continue
         if value is None or value < LEAST:
             continue
-        if any(script.is_gradient(v) and not script.is_normalised(v) for v in vectors):
+        raw = [v for v in vectors if not script.is_normalised(v)]
+        if any(of_gradients(script, call, v, COMPARES) for v in raw):
             yield (
-                call,
+                place,
                 f"the ε of {value:g} in this cosine holds smaller gradients up, so it comes "
                 "out too small (in float64 too)",
                 fix,

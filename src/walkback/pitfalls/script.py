@@ -43,7 +43,16 @@ KEEP = {
     *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
     *("double", "float", "half", "bfloat16", "to", "type", "type_as", "astype", "cpu", "cuda", "numpy", "mean", "sum"),
 }
-_GATHER = ("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "list", "tuple", "reversed", "numpy.asarray")
+_GATHER = (
+    *("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "torch.ravel", "list", "tuple", "reversed"),
+    *("numpy.asarray", "numpy.concatenate", "numpy.stack", "numpy.array", "numpy.ravel"),
+    "torch.nn.utils.parameters_to_vector",
+)
+# Functions that hand gradients back, as bp_grads(net, x, y) or collect_gradients(net).
+_GIVES_GRADIENTS = re.compile(
+    r"(get|compute|calc(ulate)?|collect|take|flat(ten)?|bp|backprop|d?fa|ep|true|exact|reference|layer|read|grab|extract)_"
+    r"(\w+_)?(grads?|gradients?|credits?)(_(of|for|at|wrt|vector|list|dict)\w*)?"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +294,7 @@ def _gradient(kinds: Kinds, node: ast.AST) -> bool | None:
             return any(map(kinds.holds, parts))
         case ast.Call(func=called, args=parts) if kinds.script.name(called) in _GATHER:
             return any(map(kinds.holds, parts))
-        case ast.Call() if kinds.script.differentiates(node):
+        case ast.Call() if kinds.script.differentiates(node) or _GIVES_GRADIENTS.fullmatch(method(node)):
             return True
     return None
 
@@ -326,8 +335,9 @@ def _data(kinds: Kinds, node: ast.AST) -> bool | None:
 
 def _is_empty(node: ast.AST) -> bool:
     """Return whether it is an empty list or dict, to be filled."""
-    called = isinstance(node, ast.Call) and last(node.func) in ("list", "dict", "OrderedDict", "defaultdict")
-    return called or (isinstance(node, ast.List) and not node.elts) or (isinstance(node, ast.Dict) and not node.keys)
+    called = last(node.func) if isinstance(node, ast.Call) else ""
+    made = called == "defaultdict" or (called in ("list", "dict", "OrderedDict") and not node.args)  # type: ignore[attr-defined]
+    return made or (isinstance(node, ast.List) and not node.elts) or (isinstance(node, ast.Dict) and not node.keys)
 
 
 def is_feedback(word: str) -> bool:
