@@ -98,10 +98,7 @@ def _option(script: Script, name: str) -> float | int | None:
 
 def follow(script: Script, node: ast.AST) -> ast.AST:
     """Return what a name was assigned last before its use, else the node itself."""
-    if isinstance(node, ast.Name):
-        made = [a for a in script.assignments(script.scope(node), node.id) if a.seen <= node.lineno]
-        return max(made, key=lambda a: a.seen).value if made else node
-    return node
+    return script.last_assigned(node) or node
 
 
 def is_norm(script: Script, node: ast.AST, depth: int = 3) -> bool:

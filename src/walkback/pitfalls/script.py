@@ -183,6 +183,13 @@ class Script:
     def assignments(self, scope: Scope, name: str) -> list[Assigned]:
         return self._assigned.get((scope, name), [])
 
+    def last_assigned(self, node: ast.AST) -> ast.AST | None:
+        """Return what a name was assigned last before it is used here; None of what is no such name."""
+        if not isinstance(node, ast.Name):
+            return None
+        made = [a for a in self.assignments(self.scope(node), node.id) if a.seen <= getattr(node, "lineno", 0)]
+        return max(made, key=lambda a: a.seen).value if made else None
+
     def put_into(self, scope: Scope, name: str) -> list[Assigned]:
         """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
         return self._put.get((scope, name), [])
@@ -304,11 +311,26 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
         case ast.Name(id=name):
             return bool(kinds.assigned(name))
         case ast.BinOp(op=ast.Div(), left=left, right=right):
-            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(right)]
+            below = kinds.script.last_assigned(right) or right
+            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(below)]
             return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
         case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
             return True
+        case ast.Call(func=ast.Name(id=called)):  # of the script: def unit(v): return v / v.norm()
+            made = [f for f in kinds.script.of(ast.FunctionDef) if f.name == called]
+            ends = [r.value for f in made for r in ast.walk(f) if isinstance(r, ast.Return) and r.value is not None]
+            return len(ends) == 1 and isinstance(ends[0], (ast.BinOp, ast.Call)) and _is_unit(kinds.script, ends[0])
     return None
+
+
+def _is_unit(script: Script, node: ast.AST) -> bool:
+    """Return whether something is divided by its norm right here."""
+    match node:
+        case ast.BinOp(op=ast.Div(), left=left, right=right):
+            return any((of := script.norm_of(c)) is not None and ast.dump(of) == ast.dump(left) for c in script.calls(right))
+        case ast.Call(func=called):
+            return script.name(called).endswith("functional.normalize")
+    return False
 
 
 def _data(kinds: Kinds, node: ast.AST) -> bool | None:
@@ -429,3 +451,30 @@ def words(node: ast.AST) -> Iterator[str]:
 def targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
     """Return what is assigned to."""
     return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+# -- networks ----------------------------------------------------------------------------------------------------
+
+_VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|test|eval|fit|define|prepare|restore)_")
+_INPUTS = {"x", "inputs", "input_ids", "pixel_values", "images", "data", "return_hidden", "output_hidden_states"}
+
+
+def is_pass(call: ast.Call) -> bool:
+    """Return whether a network is called, not a function that loads, builds or trains one."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
+        return last(call.func.value) != "" and not isinstance(call.func.value, ast.Call)
+    name = last(call.func)
+    given = any(number(a) is None for a in call.args[:1]) or any(k.arg is None or k.arg in _INPUTS for k in call.keywords)
+    called = MODEL.fullmatch(name) is not None or (isinstance(call.func, ast.Name) and name == "self")
+    return called and not _VERB.match(name) and given
+
+
+def drops_out(call: ast.Call) -> bool:
+    """Return whether it makes or applies dropout that is not zero."""
+    name = method(call).lower()
+    share = argument(call, 1 if name == "dropout" and "." in ast.unparse(call.func) else 0, "p")
+    if "dropout" in name:
+        off = literal(argument(call, 2, "training")) is False
+        return not off and literal(share) != 0
+    given = next((k.value for k in call.keywords if k.arg and "dropout" in k.arg), None)
+    return given is not None and literal(given) != 0
