@@ -38,7 +38,7 @@ def held_up(script: Script) -> Iterator[tuple[ast.expr, float]]:
                 | ast.Call(func=ast.Attribute(value=one), args=[other])
             ) if not isinstance(node, ast.Call) or method(node) in _PRODUCTS:
                 made = [unit for unit in (_unit(script, side) for side in (one, other)) if unit is not None]
-                if len(made) == 2 and any(of_gradients(script, node, unit) for unit, _ in made):
+                if len(made) == 2 and any(of_gradients(script, node, unit, COMPARES) for unit, _ in made):
                     yield from ((unit, epsilon) for unit, epsilon in made if epsilon is not None)
             case ast.Call(args=[test, one, other]) if method(node) == "where" and 0 in (literal(one), literal(other)):
                 epsilon = _threshold(script, test)
@@ -195,6 +195,8 @@ def _unit(script: Script, node: ast.AST, depth: int = DEEPEST) -> tuple[ast.expr
     """Return where a vector is divided by its norm, as g / (‖g‖ + ε) or F.normalize(g), and its ε; None if it is not."""
     node = follow(script, node)
     match node:
+        case ast.Name() if depth and script.last_assigned(node) is not None:  # of a loop over such a list
+            return _unit(script, node, depth - 1)
         case ast.ListComp(elt=of) | ast.Attribute(attr="T", value=of) if depth:
             return _unit(script, of, depth - 1)
         case ast.Call(func=ast.Attribute(attr=called, value=of)) if depth and called in (*KEEP, "t"):
@@ -206,7 +208,8 @@ def _unit(script: Script, node: ast.AST, depth: int = DEEPEST) -> tuple[ast.expr
             below = follow(script, right)
             held = follow(script, _inner(script, below))
             of = script.norm_of(held) if isinstance(held, ast.Call) else None
-            if of is not None and ast.dump(of) == ast.dump(left):
+            above = left.operand if isinstance(left, ast.UnaryOp) else left
+            if of is not None and ast.dump(of) == ast.dump(above):
                 return node, _floor(script, below)
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Scope, Script, method, owner, words
+from walkback.pitfalls.script import SENT, Scope, Script, method, owner, words
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")
@@ -83,7 +83,7 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     }
     if not cosines or any(_SAMPLES.search(word) for word in over if word not in holders):  # run.credits are no runs
         return False
-    if any(map(_LAYERS.search, over)) or any(map(_LAYER.search, words(loop.target))):
+    if any(_LAYERS.search(word) or SENT.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
         return True
     paired = isinstance(loop.iter, ast.Call) and script.name(loop.iter.func) in ("zip", "enumerate", "range")
     averaged = any(method(node) == "mean" for node in inner)
