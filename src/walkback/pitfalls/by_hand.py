@@ -82,6 +82,7 @@ def _kept(script: Script, node: ast.Attribute) -> float | int | None:
         n
         for n in inside
         if any(isinstance(t, ast.Attribute) and ast.unparse(t) == ast.unparse(node) for t in n.targets)
+        or (script.parents[n] is owner and any(last(t) == node.attr for t in n.targets))
     ]
     return value_of(script, made[0].value) if len(made) == 1 and not isinstance(made[0].value, ast.Attribute) else None
 

@@ -18,7 +18,7 @@ _EVALUATES = re.compile(
     re.I,
 )
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
-_LOADING = re.compile(r"load_state_dict|load_from_checkpoint|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)")
+_LOADING = re.compile(r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)")
 _WEIGHTS = re.compile(r"weight|ckpt|checkpoint|model|params|trained", re.IGNORECASE)
 _DRAWS = re.compile(r"(draw|sample|random|init|reset|redraw|new|make|generate|create|gen)\w*_(\w+_)?(feedback\w*|fb\w*|Bs?)")
 _TRAINS = re.compile(r"(train|fit|learn)(_\w+)?")
@@ -56,7 +56,7 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
     named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
     called = method(node.value)
     drawn = node.value is not None and (script.is_random(node.value) or _DRAWS.fullmatch(called) is not None)
-    return [*named, called] if drawn and any(map(is_feedback, named)) else []
+    return [*named, called] if drawn and any(map(is_feedback, (*named, called.lower()))) else []
 
 
 def _trains(script: Script, scope: Scope) -> bool:

@@ -39,7 +39,9 @@ def detect(script: Script) -> Found:
             yield node, why, fix
             continue
         named = [over for over in means if isinstance(over, ast.Name)]
-        layers = any((script.scope(node), n.id) in lists or _says_layers(script, n) for n in named)
+        layers = any(
+            (script.scope(node), n.id) in lists or _says_layers(script, n) or _of_stacked_layers(script, n) for n in named
+        )
         uses = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id in {m.id for m in named}]
         if layers and all(_only_collects(script, n, node) for n in uses):
             yield node, why, fix
@@ -59,6 +61,16 @@ def _is_layer_list(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) or len(node.generators) != 1:
         return False
     return _per_layer(script, node.generators[0], node.value if isinstance(node, ast.DictComp) else node.elt)
+
+
+def _of_stacked_layers(script: Script, name: ast.Name) -> bool:
+    """Return whether it is a cosine, written out, of tensors that layers were stacked into."""
+    made = script.last_assigned(name)
+    if made is None or not _is_cosine_by_hand(made):
+        return False
+    parts = [script.last_assigned(n) for n in ast.walk(made)]
+    stacks = [call for part in parts if part is not None for call in script.calls(part) if method(call) == "stack"]
+    return any(_LAYERS.search(word) for call in stacks for a in call.args for word in words(a))
 
 
 def _says_layers(script: Script, name: ast.Name) -> bool:

@@ -143,11 +143,11 @@ def _fallbacks(script: Script) -> Found:
     fix = "raise an error: without the feedback the credit can't be measured"
     for node in script.nodes:
         if isinstance(node, ast.IfExp):
-            missing, there = _missing(node.test)
+            missing, there = _missing(script, node.test)
             if (missing and script.is_gradient(node.body)) or (there and script.is_gradient(node.orelse)):
                 yield node, why, fix
         elif isinstance(node, ast.If):
-            missing, there = _missing(node.test)
+            missing, there = _missing(script, node.test)
             for statement in [*(node.body if missing else ()), *(node.orelse if there else ())]:
                 if _takes_gradient(script, statement):
                     yield statement, why, fix
@@ -164,12 +164,12 @@ def _fallbacks(script: Script) -> Found:
                 yield node, drawn, fix
 
 
-def _missing(test: ast.AST) -> tuple[bool, bool]:
+def _missing(script: Script, test: ast.AST) -> tuple[bool, bool]:
     """Return (true where the feedback is missing, true where it is there)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        missing, there = _missing(test.operand)
+        missing, there = _missing(script, test.operand)
         return there, missing
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and any(map(is_feedback, words(test))):
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and _names_feedback(script, test):
         op = test.ops[0]
         none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
         missing = (none and isinstance(op, (ast.Is, ast.Eq))) or isinstance(op, ast.NotIn)
@@ -177,7 +177,14 @@ def _missing(test: ast.AST) -> tuple[bool, bool]:
         return missing, there
     if method(test) == "hasattr" and any(map(is_feedback, words(test))):  # hasattr(x, "feedback")
         return False, True
-    return False, isinstance(test, (ast.Name, ast.Attribute)) and is_feedback(last(test))
+    return False, isinstance(test, (ast.Name, ast.Attribute)) and _names_feedback(script, test)
+
+
+def _names_feedback(script: Script, test: ast.expr) -> bool:
+    """Return whether a test names feedback, or what was read under that name: matrices = stored.get("feedback")."""
+    read = [script.last_assigned(n) for n in ast.walk(test)]
+    keys = [word for value in read if method(value) in ("get", "getattr", "pop") for word in words(value)]  # type: ignore[arg-type]
+    return any(map(is_feedback, (*words(test), *keys)))
 
 
 def _takes_gradient(script: Script, statement: ast.stmt) -> bool:

@@ -20,7 +20,7 @@ PITFALL = Entry(8, "two-passes", "credit and reference come from different passe
 
 # Batches are compared with each other: how much of a gradient is noise, or whether it drifts.
 _MEANT = re.compile(r"noise|stabil|drift|consisten|between_batch|across|varia|snr|stale|repeat", re.IGNORECASE)
-_CHANGES = re.compile(r"(\w+_)?(aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)")
+_CHANGES = re.compile(r"(\w+_)?(transforms?|aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)")
 
 
 def detect(script: Script) -> Found:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, keyword, literal
+from walkback.pitfalls.script import Script, literal, method, owner, root
 from walkback.pitfalls.trained import train
 
 PITFALL = Entry(9, "unmatched-control", "depth is compared with a control that trained for less", "lint, report")
@@ -17,6 +17,7 @@ _RECIPE = (
     *("lr", "learning_rate", "weight_decay", "batch_size", "net", "model", "data", "dataset", "width", "hidden", "seed"),
 )
 _FROZEN = re.compile(r"(-*)(freeze|frozen)([_-](blocks|body|hidden|trunk|layers))?|(blocks|body|hidden|trunk)_frozen")
+_FREEZES = re.compile(r"freeze(_(blocks|body|hidden|trunk|layers))?")
 _TRAINED = re.compile(r"(train|update|learn)_(blocks|body|hidden|trunk|layers)")
 
 
@@ -29,7 +30,8 @@ def detect(script: Script) -> Found:
     runs: dict[str, list[tuple[ast.expr, bool, Recipe]]] = {}
     for call in script.calls():
         if name := script.name(call.func):
-            runs.setdefault(name, []).append((call, _is_frozen(call), _recipe(call)))
+            frozen = _is_frozen(call) or _was_frozen(script, call)
+            runs.setdefault(name, []).append((call, frozen, _recipe(call)))
             if shorter := _depends_on_frozen(call):
                 yield call, f"the frozen control is trained otherwise than what it is compared with: {shorter}", FIX
     runs["a command line"] = list(_commands(script))
@@ -58,6 +60,18 @@ def _says_frozen(name: str, value: object) -> bool:
     return (value is True and _FROZEN.fullmatch(name) is not None) or (
         value is False and _TRAINED.fullmatch(name) is not None
     )
+
+
+def _was_frozen(script: Script, call: ast.Call) -> bool:
+    """Return whether a network is handed in whose blocks were frozen before: control.blocks.requires_grad_(False)."""
+    given = {a.id for a in call.args if isinstance(a, ast.Name)}
+    for before in script.inside(script.scope(call)) if given else ():
+        if isinstance(before, ast.Call) and before.lineno < call.lineno:
+            off = method(before) == "requires_grad_" and literal(before.args[0] if before.args else None) is False
+            of = [owner(before)] if off else before.args if _FREEZES.fullmatch(method(before)) else []
+            if any(part is not None and root(part) in given for part in of):
+                return not off or isinstance(of[0], ast.Attribute)
+    return False
 
 
 def _depends_on_frozen(call: ast.Call) -> str:

@@ -316,6 +316,8 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
             return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
         case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
             return True
+        case ast.Call(func=called, args=parts) if kinds.script.name(called).endswith(("layer_norm", "rms_norm")):
+            return len(parts) < 3 and keyword(node, "weight") is None
         case ast.Call(func=ast.Name(id=called)):  # of the script: def unit(v): return v / v.norm()
             made = [f for f in kinds.script.of(ast.FunctionDef) if f.name == called]
             ends = [r.value for f in made for r in ast.walk(f) if isinstance(r, ast.Return) and r.value is not None]
