@@ -193,7 +193,7 @@ def _inner(script: Script, node: ast.AST) -> ast.AST:
 
 
 def _unit(script: Script, node: ast.AST, depth: int = DEEPEST) -> tuple[ast.expr, float | None] | None:
-    """Return where a vector is divided by its norm, as g / (‖g‖ + ε) or F.normalize(g), and its ε; None if it is not."""
+    """Return where a vector is divided by its norm, g / (‖g‖ + ε) or F.normalize(g), and its ε; None if it is not."""
     node = follow(script, node)
     match node:
         case ast.Name() if depth and script.last_assigned(node) is not None:  # of a loop over such a list
@@ -203,7 +203,9 @@ def _unit(script: Script, node: ast.AST, depth: int = DEEPEST) -> tuple[ast.expr
         case ast.Call(func=ast.Attribute(attr=called, value=of)) if depth and called in (*KEEP, "t"):
             return None if script.name(node.func).startswith(("torch.", "numpy.")) else _unit(script, of, depth - 1)
         case ast.Call() if script.name(node.func).endswith("functional.normalize"):
-            epsilon = value_of(script, argument(node, 3, "eps")) if keyword(node, "eps") or len(node.args) > 3 else LEAST
+            epsilon = (
+                value_of(script, argument(node, 3, "eps")) if keyword(node, "eps") or len(node.args) > 3 else LEAST
+            )
             return node, epsilon if epsilon is not None and epsilon >= LEAST else None
         case ast.BinOp(op=ast.Div(), left=left, right=right):
             below = follow(script, right)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import COMPARES, LEAST, default_epsilon, held_up, of_gradients
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import COSINES, Script
+from walkback.pitfalls.script import COSINES, SENT, Script, names
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
@@ -42,13 +43,24 @@ def detect(script: Script) -> Found:
         if value is None or value < LEAST:
             continue
         raw = [v for v in vectors if not script.is_normalised(v)]
-        if any(of_gradients(script, call, v, COMPARES) for v in raw):
+        direct = any(script.is_gradient(v) or SENT.search(w) for v in raw for w in names(v))
+        if direct or (
+            not any(_is_weight(script, v) for v in raw) and any(of_gradients(script, call, v, COMPARES) for v in raw)
+        ):
             yield (
                 place,
                 f"the ε of {value:g} in this cosine holds smaller gradients up, so it comes "
                 "out too small (in float64 too)",
                 fix,
             )
+
+
+def _is_weight(script: Script, vector: ast.expr) -> bool:
+    """Return whether it is made of a weight or a feedback matrix, whose norms no ε reaches."""
+    parts = [vector, *(made for n in ast.walk(vector) if (made := script.last_assigned(n)) is not None)]
+    return any(
+        re.fullmatch(r"(\w+_)?(weights?|[WB]\d*)(_flat)?", word) is not None for part in parts for word in names(part)
+    )
 
 
 NORM = 1e-10  # of the gradient: what DFA leaves of it under a terminal norm

@@ -8,7 +8,19 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Scope, Script, is_feedback, last, literal, method, names, owner, targets, words
+from walkback.pitfalls.script import (
+    NULL,
+    Scope,
+    Script,
+    is_feedback,
+    last,
+    literal,
+    method,
+    names,
+    owner,
+    targets,
+    words,
+)
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
@@ -18,9 +30,13 @@ _EVALUATES = re.compile(
     re.I,
 )
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
-_LOADING = re.compile(r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)")
+_LOADING = re.compile(
+    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)"
+)
 _WEIGHTS = re.compile(r"weight|ckpt|checkpoint|model|params|trained", re.IGNORECASE)
-_DRAWS = re.compile(r"(draw|sample|random|init|reset|redraw|new|make|generate|create|gen)\w*_(\w+_)?(feedback\w*|fb\w*|Bs?)")
+_DRAWS = re.compile(
+    r"(draw|sample|random|init|reset|redraw|new|make|generate|create|gen)\w*_(\w+_)?(feedback\w*|fb\w*|Bs?)"
+)
 _TRAINS = re.compile(r"(train|fit|learn)(_\w+)?")
 
 
@@ -56,7 +72,9 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
     named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
     called = method(node.value)
     drawn = node.value is not None and (script.is_random(node.value) or _DRAWS.fullmatch(called) is not None)
-    return [*named, called] if drawn and any(map(is_feedback, (*named, called.lower()))) else []
+    if not drawn or not any(map(is_feedback, (*named, called.lower()))):
+        return []
+    return named if _DRAWS.fullmatch(called) else [*named, called]  # the verb says no null
 
 
 def _trains(script: Script, scope: Scope) -> bool:

@@ -40,9 +40,12 @@ def detect(script: Script) -> Found:
             continue
         named = [over for over in means if isinstance(over, ast.Name)]
         layers = any(
-            (script.scope(node), n.id) in lists or _says_layers(script, n) or _of_stacked_layers(script, n) for n in named
+            (script.scope(node), n.id) in lists or _says_layers(script, n) or _of_stacked_layers(script, n)
+            for n in named
         )
-        uses = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id in {m.id for m in named}]
+        uses = [
+            n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id in {m.id for m in named}
+        ]
         if layers and all(_only_collects(script, n, node) for n in uses):
             yield node, why, fix
     for node in script.of(ast.AugAssign):
@@ -154,7 +157,13 @@ def _averaged(script: Script, node: ast.AST) -> list[ast.AST]:
     elif isinstance(node, ast.Call) and method(node) in ("mean", "fmean", "average", "nanmean"):
         whole = script.name(node.func).startswith(("torch.", "numpy.", "statistics.", "jax.", "mean", "fmean"))
         given = [*node.args, *node.keywords]
-        over = owner(node) if not whole and not given else node.args[0] if whole and len(given) == 1 and node.args else None
+        over = (
+            owner(node)
+            if not whole and not given
+            else node.args[0]
+            if whole and len(given) == 1 and node.args
+            else None
+        )
     found: list[ast.AST] = []
     while over is not None and len(found) < 9:
         found.append(over)

@@ -48,7 +48,7 @@ def _unsaved(script: Script) -> Found:
         return
     for call in saves:
         whole = script.name(call.func) in _SAVES[:3]
-        if any(("state_dict" == w) if whole else _WEIGHTS.fullmatch(w) for w in set(_saved_words(script, call))):
+        if any((w == "state_dict") if whole else _WEIGHTS.fullmatch(w) for w in set(_saved_words(script, call))):
             yield (
                 call,
                 f"{', '.join(sorted(names))} is not saved with the weights: without it the credit can't be measured",
@@ -88,9 +88,10 @@ def _plain_attributes(script: Script) -> Iterator[tuple[ast.stmt, str]]:
                 of = owner(call)
                 value, name = call.args[-1] if call.args else None, last(of) if of and root(of) == "self" else ""
             kept = value and any(method(c) in ("Parameter", "Buffer", "ParameterList") for c in script.calls(value))
-            if value is not None and is_feedback(name) and not NULL.search(name) and not kept:
-                if _drawn_tensor(script, value) and not _is_parameters(made, name):
-                    yield node, name  # type: ignore[misc]
+            if value is None or kept or not is_feedback(name) or NULL.search(name) or _is_parameters(made, name):
+                continue
+            if isinstance(node, ast.stmt) and _drawn_tensor(script, value):
+                yield node, name
 
 
 def _is_parameters(made: ast.ClassDef, name: str) -> bool:

@@ -20,7 +20,9 @@ PITFALL = Entry(8, "two-passes", "credit and reference come from different passe
 
 # Batches are compared with each other: how much of a gradient is noise, or whether it drifts.
 _MEANT = re.compile(r"noise|stabil|drift|consisten|between_batch|across|varia|snr|stale|repeat", re.IGNORECASE)
-_CHANGES = re.compile(r"(\w+_)?(transforms?|aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)")
+_CHANGES = re.compile(
+    r"(\w+_)?(transforms?|aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)"
+)
 
 
 def detect(script: Script) -> Found:
@@ -34,17 +36,27 @@ def detect(script: Script) -> Found:
         calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: (call.lineno, call.col_offset))
         drawn = [c for c in calls if _draws(script, c) and not _in_handler(script, c)]
         if len(drawn) > 1:
-            yield drawn[1], "a second batch is drawn: credit and reference of a cosine must come from the same pass", fix
+            yield (
+                drawn[1],
+                "a second batch is drawn: credit and reference of a cosine must come from the same pass",
+                fix,
+            )
             continue
         for loop in nodes:
             if isinstance(loop, ast.For) and _two_loaders(script, loop):
-                yield loop.iter, "two batches are drawn: credit and reference of a cosine must come from the same one", fix
+                yield (
+                    loop.iter,
+                    "two batches are drawn: credit and reference of a cosine must come from the same one",
+                    fix,
+                )
         changed = [c for c in calls if _CHANGES.fullmatch(method(c))]
         if len(changed) > 1 and len({ast.dump(c) for c in changed[:2]}) == 1:
             yield changed[1], "a second augmentation is drawn: credit and reference see different samples", fix
         told = any(method(c) == "train" and literal(argument(c, 0, "mode")) is not False for c in calls)
         if (told or random) and not script.has_call("eval"):
-            yield from ((c, "this pass draws other dropout masks than the one before", fix) for c in _again(script, calls))
+            yield from (
+                (c, "this pass draws other dropout masks than the one before", fix) for c in _again(script, calls)
+            )
 
 
 def _called(script: Script, scope: ast.AST, compared: list[ast.AST]) -> Iterator[str]:
@@ -62,10 +74,10 @@ def _again(script: Script, calls: list[ast.Call]) -> Iterator[ast.Call]:
     for second in passes[1:]:
         same = [c for c in passes if c.lineno < second.lineno and ast.dump(c.func) == ast.dump(second.func)]
         between = [c for c in calls if same and same[0].lineno <= c.lineno <= second.lineno]
-        if any(script.differentiates(c) or method(c) == "backward" for c in between):
-            if not any(method(c) in ("step", "argmax") for c in between):
-                yield second
-                return
+        taken = any(script.differentiates(c) or method(c) == "backward" for c in between)
+        if taken and not any(method(c) in ("step", "argmax") for c in between):
+            yield second
+            return
 
 
 def _two_loaders(script: Script, loop: ast.For) -> bool:

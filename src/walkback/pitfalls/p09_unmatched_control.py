@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script, literal, method, owner, root
@@ -13,8 +14,30 @@ from walkback.pitfalls.trained import train
 PITFALL = Entry(9, "unmatched-control", "depth is compared with a control that trained for less", "lint, report")
 
 _RECIPE = (
-    *("epochs", "n_epochs", "num_epochs", "max_epochs", "num_train_epochs", "steps", "n_steps", "max_steps", "iterations"),
-    *("lr", "learning_rate", "weight_decay", "batch_size", "net", "model", "data", "dataset", "width", "hidden", "seed"),
+    *(
+        "epochs",
+        "n_epochs",
+        "num_epochs",
+        "max_epochs",
+        "num_train_epochs",
+        "steps",
+        "n_steps",
+        "max_steps",
+        "iterations",
+    ),
+    *(
+        "lr",
+        "learning_rate",
+        "weight_decay",
+        "batch_size",
+        "net",
+        "model",
+        "data",
+        "dataset",
+        "width",
+        "hidden",
+        "seed",
+    ),
 )
 _FROZEN = re.compile(r"(-*)(freeze|frozen)([_-](blocks|body|hidden|trunk|layers))?|(blocks|body|hidden|trunk)_frozen")
 _FREEZES = re.compile(r"freeze(_(blocks|body|hidden|trunk|layers))?")
@@ -93,7 +116,7 @@ def _commands(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
         options = [part for part in parts if part.startswith("--")]
         if len(options) < 2 or (text is not None and not any(part.endswith(".py") for part in parts)):
             continue
-        after = dict(zip(parts, parts[1:]))
+        after = dict(pairwise(parts))
         recipe: Recipe = {part.lstrip("-").replace("-", "_"): after.get(part) for part in options}
         yield node, any(map(_FROZEN.fullmatch, options)), {k: v for k, v in recipe.items() if k in _RECIPE}
 

@@ -44,7 +44,9 @@ def detect(script: Script) -> Found:
         trains = any(method(call) in (*learns, "train") for call in calls)  # `_told_to_train` looks at the last
         trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
         if trains:  # what it measures between its steps is under no_grad
-            quiet = [block for block in nodes if isinstance(block, ast.With) and _is_quiet(script, block)]
+            quiet = [
+                n for n in nodes if isinstance(n, ast.With) and _is_quiet(script, n) and not _tracks(script, n, calls)
+            ]
             nodes = [inner for block in quiet for inner in ast.walk(block)]
             passes = [call for call in passes if call in nodes]
             trains = not (passes and _accuracy(script, nodes))
@@ -62,6 +64,16 @@ def _switches_off(calls: Iterator[ast.Call]) -> bool:
         method(call) == "eval" or (method(call) == "train" and literal(argument(call, 0, "mode")) is False)
         for call in calls
     )
+
+
+def _tracks(script: Script, block: ast.With, calls: list[ast.Call]) -> bool:
+    """Return whether it stands beside the steps, in the same turn of a loop: the accuracy of training, to look at."""
+    steps = [call for call in calls if method(call) == "step"]
+    return any(_loop(script, step) is _loop(script, block) for step in steps)
+
+
+def _loop(script: Script, node: ast.AST) -> ast.AST | None:
+    return next((up for up in script.above(node) if isinstance(up, (ast.For, ast.While))), None)
 
 
 def _has_one_mode(script: Script) -> bool:
@@ -147,7 +159,10 @@ def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
     calls = [call for part in parts for call in script.calls(part)]
     return any(
         method(call) in ("argmax", "topk")
-        or (method(call) == "max" and (keyword(call, "dim", "axis") is not None or len(call.args) == 2 - bool(_own(call))))
+        or (
+            method(call) == "max"
+            and (keyword(call, "dim", "axis") is not None or len(call.args) == 2 - bool(_own(call)))
+        )
         for call in calls
     )
 

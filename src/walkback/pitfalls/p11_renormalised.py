@@ -54,7 +54,9 @@ def _divides(script: Script, norm: ast.Call) -> bool:
     """Return whether something is divided by a norm, there or by the name that it is assigned to."""
     up = script.parents[norm]
     kept = {t.id for t in up.targets if isinstance(t, ast.Name)} if isinstance(up, ast.Assign) else set()
-    divisors = (n.right for n in script.inside(script.scope(norm)) if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div))
+    inside = script.inside(script.scope(norm))
+    divisors = [n.right for n in inside if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    divisors += [n.value for n in inside if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Div)]
     return any(norm in ast.walk(right) or (isinstance(right, ast.Name) and right.id in kept) for right in divisors)
 
 

@@ -16,7 +16,9 @@ PITFALL = Entry(13, "batch-size", "the gradient norm of a mean loss depends on t
 
 _LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "CrossEntropyLoss", "NLLLoss", "MSELoss", "binary_cross_entropy")
 _CRITERION = re.compile(r"(\w+_)?(criterion|loss_fn|loss_func|loss_function|crit|objective)")
-_NO_BATCH = re.compile(r"loader|loss|norm|layer|block|grad|state|hidden|hs$|sites|acts|names|total|rows|classes", re.IGNORECASE)
+_NO_BATCH = re.compile(
+    r"loader|loss|norm|layer|block|grad|state|hidden|hs$|sites|acts|names|total|rows|classes", re.IGNORECASE
+)
 _SIZE = re.compile(r"(^|_)(batch_?size|n_samples|num_samples|bs|B|N)$")
 
 

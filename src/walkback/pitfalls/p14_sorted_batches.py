@@ -34,12 +34,16 @@ def detect(script: Script) -> Found:
                 folders |= {last(t) for t in node.targets}
             if _sorts_labels(script, node.value) and _used_as_index(script, node):
                 yield node, why, fix
-        elif (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice)) or (
-            isinstance(node, ast.Call)
-            and ((script.name(node.func) == "sorted" and _sorts_samples(node)) or _sorts_by_column(node))
+        elif (
+            (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice))
+            or (
+                isinstance(node, ast.Call)
+                and ((script.name(node.func) == "sorted" and _sorts_samples(node)) or _sorts_by_column(node))
+            )
+            or (
+                isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
+            )
         ):
-            yield node, why, fix
-        elif isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node):
             yield node, why, fix
     for call in script.calls() if folders_matter else ():
         data = call.args[0] if call.args else keyword(call, "dataset")
@@ -47,7 +51,9 @@ def detect(script: Script) -> Found:
             continue
         shuffle = keyword(call, "shuffle")
         sampler = keyword(call, "sampler", "batch_sampler")
-        ordered = (sampler is None or method(sampler) == "SequentialSampler") and (shuffle is None or literal(shuffle) is False)
+        ordered = (sampler is None or method(sampler) == "SequentialSampler") and (
+            shuffle is None or literal(shuffle) is False
+        )
         if ordered and len(call.args) < 3 and (method(data) in _FOLDERS or last(data) in folders):
             yield call, f"ImageFolder lists its samples class by class: {why}", "pass shuffle=True"
 
@@ -76,7 +82,9 @@ def _gathers_classes(call: ast.Call) -> bool:
 def _shuffles(script: Script, node: ast.AST) -> bool:
     """Return whether an order is drawn in the same function."""
     calls = (n for n in script.inside(script.scope(node)) if isinstance(n, ast.Call))
-    return any(method(c) in ("randperm", "permutation", "shuffle") or literal(keyword(c, "shuffle")) is True for c in calls)
+    return any(
+        method(c) in ("randperm", "permutation", "shuffle") or literal(keyword(c, "shuffle")) is True for c in calls
+    )
 
 
 def _reads_gradients(script: Script) -> bool:

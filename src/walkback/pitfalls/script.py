@@ -21,7 +21,9 @@ _FEEDBACK = re.compile(
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
 MODEL = re.compile(r"(\w+_)?(model|net|network|mlp|resmlp|resnet|cnn|vit|classifier|student)\d*")
 # What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
-SENT = re.compile(r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE)
+SENT = re.compile(
+    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
+)
 NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
@@ -329,7 +331,9 @@ def _is_unit(script: Script, node: ast.AST) -> bool:
     """Return whether something is divided by its norm right here."""
     match node:
         case ast.BinOp(op=ast.Div(), left=left, right=right):
-            return any((of := script.norm_of(c)) is not None and ast.dump(of) == ast.dump(left) for c in script.calls(right))
+            return any(
+                (of := script.norm_of(c)) is not None and ast.dump(of) == ast.dump(left) for c in script.calls(right)
+            )
         case ast.Call(func=called):
             return script.name(called).endswith("functional.normalize")
     return False
@@ -466,7 +470,9 @@ def is_pass(call: ast.Call) -> bool:
     if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
         return last(call.func.value) != "" and not isinstance(call.func.value, ast.Call)
     name = last(call.func)
-    given = any(number(a) is None for a in call.args[:1]) or any(k.arg is None or k.arg in _INPUTS for k in call.keywords)
+    given = any(number(a) is None for a in call.args[:1]) or any(
+        k.arg is None or k.arg in _INPUTS for k in call.keywords
+    )
     called = MODEL.fullmatch(name) is not None or (isinstance(call.func, ast.Name) and name == "self")
     return called and not _VERB.match(name) and given
 
