@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.networks import drops_out, is_pass
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, argument, drops_out, is_pass, literal, method, names, targets, words
+from walkback.pitfalls.script import Script, argument, literal, method, names, targets, words
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ _FREEZES = re.compile(r"freeze(_(blocks|body|hidden|trunk|layers))?")
 _TRAINED = re.compile(r"(train|update|learn)_(blocks|body|hidden|trunk|layers)")
 
 
-Recipe = dict[str | None, object]
+Recipe = dict[str, object]
 FIX = "train it with the same recipe; walkback.frozen_baseline(spec) does"
 
 
@@ -124,13 +124,15 @@ def _commands(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
 def _settings(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
     """Yield dicts of settings that are written down: {"epochs": 10, "freeze_blocks": True}."""
     for node in script.of(ast.Dict):
-        known = {str(literal(k)): literal(v) for k, v in zip(node.keys, node.values) if literal(k) is not None}
+        known: Recipe = {str(literal(k)): literal(v) for k, v in zip(node.keys, node.values) if literal(k) is not None}
         if recipe := {k: v for k, v in known.items() if k in _RECIPE and v is not None}:
-            yield node, any(_says_frozen(k, v) for k, v in known.items()), dict(recipe)
+            yield node, any(_says_frozen(str(k), v) for k, v in known.items()), recipe
 
 
 def _recipe(call: ast.Call) -> Recipe:
-    return {k.arg: k.value.value for k in call.keywords if k.arg in _RECIPE and isinstance(k.value, ast.Constant)}
+    return {
+        str(k.arg): literal(k.value) for k in call.keywords if k.arg in _RECIPE and isinstance(k.value, ast.Constant)
+    }
 
 
 def _differ(ours: Recipe, theirs: Recipe) -> list[tuple[object, object, object]]:

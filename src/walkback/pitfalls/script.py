@@ -457,32 +457,3 @@ def words(node: ast.AST) -> Iterator[str]:
 def targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
     """Return what is assigned to."""
     return node.targets if isinstance(node, ast.Assign) else [node.target]
-
-
-# -- networks ----------------------------------------------------------------------------------------------------
-
-_VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|test|eval|fit|define|prepare|restore)_")
-_INPUTS = {"x", "inputs", "input_ids", "pixel_values", "images", "data", "return_hidden", "output_hidden_states"}
-
-
-def is_pass(call: ast.Call) -> bool:
-    """Return whether a network is called, not a function that loads, builds or trains one."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "forward":
-        return last(call.func.value) != "" and not isinstance(call.func.value, ast.Call)
-    name = last(call.func)
-    given = any(number(a) is None for a in call.args[:1]) or any(
-        k.arg is None or k.arg in _INPUTS for k in call.keywords
-    )
-    called = MODEL.fullmatch(name) is not None or (isinstance(call.func, ast.Name) and name == "self")
-    return called and not _VERB.match(name) and given
-
-
-def drops_out(call: ast.Call) -> bool:
-    """Return whether it makes or applies dropout that is not zero."""
-    name = method(call).lower()
-    share = argument(call, 1 if name == "dropout" and "." in ast.unparse(call.func) else 0, "p")
-    if "dropout" in name:
-        off = literal(argument(call, 2, "training")) is False
-        return not off and literal(share) != 0
-    given = next((k.value for k in call.keywords if k.arg and "dropout" in k.arg), None)
-    return given is not None and literal(given) != 0
