@@ -6,7 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from walkback.pitfalls.script import KEEP, SENT, Script, argument, keyword, last, literal, method, number, owner
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method, number, owner
+from walkback.pitfalls.script import KEEP, SENT, Script
 
 LEAST = 1e-12  # a smaller ε is far under any gradient that is measured
 MOST = 1e-2

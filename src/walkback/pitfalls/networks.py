@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
-from walkback.pitfalls.script import MODEL, argument, last, literal, method, number
+from walkback.pitfalls.nodes import argument, last, literal, method, number
+from walkback.pitfalls.script import MODEL
 
 _VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|test|eval|fit|define|prepare|restore)_")
 _INPUTS = {"x", "inputs", "input_ids", "pixel_values", "images", "data", "return_hidden", "output_hidden_states"}

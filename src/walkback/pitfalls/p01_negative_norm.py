@@ -6,8 +6,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import value_of
+from walkback.pitfalls.nodes import argument, keyword, method
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, argument, keyword, method
+from walkback.pitfalls.script import Script
 
 if TYPE_CHECKING:
     from torch import Tensor

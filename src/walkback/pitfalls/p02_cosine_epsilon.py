@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import COMPARES, LEAST, default_epsilon, held_up, of_gradients
+from walkback.pitfalls.nodes import names
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import COSINES, SENT, Script, names
+from walkback.pitfalls.script import COSINES, SENT, Script
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:

@@ -6,8 +6,9 @@ import ast
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method, owner, targets
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script, argument, keyword, last, literal, method, owner, targets
+from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
     from torch import Tensor

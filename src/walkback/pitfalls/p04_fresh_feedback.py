@@ -7,20 +7,9 @@ import copy
 import re
 from collections.abc import Iterator
 
+from walkback.pitfalls.nodes import last, literal, method, names, owner, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import (
-    NULL,
-    Scope,
-    Script,
-    is_feedback,
-    last,
-    literal,
-    method,
-    names,
-    owner,
-    targets,
-    words,
-)
+from walkback.pitfalls.script import NULL, Scope, Script, is_feedback
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")

@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 
 from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.nodes import method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import SENT, Scope, Script, method, owner, words
+from walkback.pitfalls.script import SENT, Scope, Script
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")

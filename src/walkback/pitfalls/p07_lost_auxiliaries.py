@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.nodes import argument, last, literal, method, owner, root, words
 from walkback.pitfalls.p04_fresh_feedback import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, argument, is_feedback, last, literal, method, owner, root, words
+from walkback.pitfalls.script import NULL, Script, is_feedback
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.networks import drops_out, is_pass
+from walkback.pitfalls.nodes import argument, literal, method, names, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, argument, literal, method, names, targets, words
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:

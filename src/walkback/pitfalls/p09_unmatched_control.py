@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from walkback.pitfalls.nodes import literal, method, owner, root
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, literal, method, owner, root
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import train
 
 PITFALL = Entry(9, "unmatched-control", "depth is compared with a control that trained for less", "lint, report")

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.networks import drops_out, is_pass
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method, words
 from walkback.pitfalls.p08_two_passes import with_dropout
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script, argument, keyword, last, literal, method, words
+from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
     from torch import nn

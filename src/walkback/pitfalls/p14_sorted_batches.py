@@ -6,8 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, owner
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import LABELS, Script, keyword, last, literal, method, names, number, owner
+from walkback.pitfalls.script import LABELS, Script
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.entries import Key, LayerList, Loop, Reader, Vector
+from walkback.pitfalls.nodes import keyword, literal, method, names, owner, targets, whole_number
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import GRADIENT, Script, keyword, literal, method, names, owner, targets, whole_number
+from walkback.pitfalls.script import GRADIENT, Script
 from walkback.pitfalls.trained import Trained, cosine, train
 
 if TYPE_CHECKING:
