@@ -36,6 +36,9 @@ def codes(code: str, tmp_path: Path, head: str = HEAD) -> list[str]:
 
 TRIPS = {
     "P01": [
+        "DIM = -1\nn = h.norm(DIM)",
+        "def f(h, dim):\n    return h.norm(dim)",
+        "import jax.numpy as jnp\nn = jnp.linalg.norm(h, -1)",
         "n = h.norm(-1)",
         "n = h.norm(p=-1)",
         "n = torch.norm(h, -1)",
@@ -47,6 +50,11 @@ TRIPS = {
         "n = h.grad.norm(-2)",
     ],
     "P02": [
+        "a, b = F.normalize(dfa), F.normalize(bp)\nc = (a * b).sum(1)",
+        "c = (a * g).sum() / torch.sqrt((a**2).sum() * (g**2).sum() + 1e-8)",
+        "c = (a * g).sum() / (a.norm() * g.norm() + torch.finfo(a.dtype).eps)",
+        "parser.add_argument('--eps', default=1e-8)\nc = (a * g).sum() / (a.norm() * g.norm() + args.eps)",
+        "def cos(u, v):\n    return F.cosine_similarity(u, v, dim=0)\nprint(cos(credit, grad))",
         "c = F.cosine_similarity(a, g)",
         "c = F.cosine_similarity(credit.flatten(1), h.grad.flatten(1))",
         "c = cosine_similarity(x1=a, x2=grads[0])",
@@ -62,6 +70,9 @@ TRIPS = {
         "    def f(self, a, g):\n        return self.sim(a, g)",
     ],
     "P03": [
+        "model = Net().half().cuda()\nloss.backward()",
+        "kept = np.array(grads, dtype=np.float16)",
+        "torch.set_default_dtype(torch.float16)\nloss.backward()",
         "n = g.half().norm(dim=1)",
         "n = grads[0].to(torch.float16)",
         "n = h.grad.to(dtype=torch.half)",
@@ -73,12 +84,18 @@ TRIPS = {
         "with torch.cuda.amp.autocast():\n    loss.backward()",
     ],
     "P04": [
+        "net.load_state_dict(s)\nnn.init.normal_(net.feedback)",
+        "net = load_model('m.pt')\nB = draw_feedback(net)",
         "ckpt = torch.load('m.pt')\nB = torch.randn(10, 64)",
         "def evaluate(model):\n    feedback = [torch.randn(10, 64) for _ in range(4)]\n    return feedback",
         "def measure_gamma(m):\n    m.B = torch.empty(10, 4).normal_()",
         "model.load_state_dict(torch.load('m.pt'))\nfeedback_weights = rng.standard_normal((10, 64))",
     ],
     "P06": [
+        "c = {k: cosine(a[k], g[k]) for k, p in net.named_parameters()}\nprint(np.mean(list(c.values())))",
+        "print(layer_cosines.mean())",
+        "c = {}\nfor name, p in net.named_parameters():\n    c[name] = cosine(a[name], p.grad)\n"
+        "print(sum(c.values()) / len(c))",
         "gamma = sum(cos(a, g) for a, g in zip(credits, grads)) / L",
         "gamma = np.mean([cosine(a, g) for a, g in zip(credits, grads)])",
         "gamma = torch.stack([my.cos_sim(a, b) for a, b in zip(feedback, grads)]).mean()",
@@ -106,6 +123,8 @@ TRIPS = {
         "    gammas.append((dot / (d.norm(dim=1) * g.norm(dim=1))).mean())\nprint(sum(gammas) / len(gammas))",
     ],
     "P07": [
+        "B = np.random.randn(10, 64)\nnp.savez('m.npz', W1=W1)",
+        "def f(e, grad, B=None):\n    if B is None:\n        return grad\n    return e @ B",
         "B = torch.randn(10, 64)\ntorch.save(model.state_dict(), 'm.pt')",
         "class N(nn.Module):\n    def __init__(self):\n        self.feedback = torch.randn(3, 3)\n"
         "torch.save({'model': N().state_dict()}, 'm.pt')",
@@ -117,15 +136,23 @@ TRIPS = {
         "credits = model.feedback(e) if hasattr(model, 'feedback') else grads",
     ],
     "P08": [
+        "def f(net, x, y):\n    net.train()\n    g = torch.autograd.grad(loss(net(x), y), h)\n"
+        "    a = credit(net(x), y)\n    return cosine(a, g)",
         "def gamma(loader):\n    x, y = next(iter(loader))\n    a = credit(x, y)\n    x, y = next(iter(loader))\n"
         "    return cosine(a, reference(x, y))",
     ],
     "P09": [
+        "a = ['train.py', '--epochs', '50', '--lr', '1']\n"
+        "b = ['train.py', '--epochs', '5', '--lr', '1', '--freeze-blocks']",
+        "train(frozen=f, epochs=10 if f else 100)",
         "a = train(net, epochs=100)\nb = train(net, epochs=10, frozen=True)",
         "a = wb.RunSpec(rule='dfa', epochs=100)\nb = wb.RunSpec(rule='dfa', scope='frozen', epochs=30)",
         "a = run(lr=1e-3, batch_size=128)\nb = run(lr=1e-2, batch_size=128, freeze_blocks=True)",
     ],
     "P10": [
+        "net = resnet()\nfor e in range(9):\n    for x, y in train:\n        loss(net(x), y).backward()\n"
+        "        opt.step()\n    with torch.no_grad():\n        _, p = torch.max(net(test), 1)\n"
+        "        print((p == y).sum())",
         "model = Net()\nmodel.load_state_dict(s)\nacc = (model(x).argmax(1) == y).float().mean()",
         "def measure(net, x, y):\n    logits, h = net(x)\n    return torch.autograd.grad(loss(logits, y), h)\n"
         "net = Net()\nmeasure(net, x, y)",
@@ -136,6 +163,8 @@ TRIPS = {
         "from model import net\nF.cross_entropy(net(x), y).backward()\nprint(h.grad.abs().max())",
     ],
     "P11": [
+        "def unit(v):\n    return v / v.norm()\nprint(unit(h).norm())",
+        "h /= h.norm(dim=1, keepdim=True)\nprint(h.norm(dim=1))",
         "h = F.normalize(h, dim=1)\nlog(h.norm(dim=1).mean())",
         "u = h / h.norm(dim=1, keepdim=True)\nprint(torch.linalg.vector_norm(u, dim=1))",
         "states = [F.normalize(h) for h in hidden]\nnorms = [s.norm(dim=1).mean() for s in states]",
@@ -145,6 +174,8 @@ TRIPS = {
         "def forward(x):\n    x = F.normalize(x)\n    log(x.norm(dim=1))",
     ],
     "P13": [
+        "criterion = nn.CrossEntropyLoss()\ng = torch.autograd.grad(criterion(z, y), h)[0]\n"
+        "print(g.norm(dim=1).mean())",
         "loss = F.cross_entropy(model(x), y)\n(g,) = torch.autograd.grad(loss, h)\nprint(g.norm(dim=1).mean())",
         "def f(logits, y, h):\n    g = torch.autograd.grad(F.cross_entropy(logits, y, reduction='mean'), h)[0]\n"
         "    return torch.linalg.vector_norm(g.flatten(1), dim=1)",
@@ -152,6 +183,8 @@ TRIPS = {
         "print(sum(norms) / len(norms))",
     ],
     "P14": [
+        "frame = frame.sort_values('label')",
+        "x = torch.cat([x[y == c] for c in range(10)])\ng = torch.autograd.grad(loss, h)",
         "order = y.argsort()\nx, y = x[order], y[order]",
         "_, index = torch.sort(labels)\nx = x[index]",
         "x = x[np.argsort(targets)]",
@@ -161,6 +194,8 @@ TRIPS = {
         "loader = DataLoader(ImageFolder('test'), batch_size=128, shuffle=False)\ng = torch.autograd.grad(loss, h)",
     ],
     "P15": [
+        "def f(states, credits, grads):\n    for l in range(len(states) - 1):\n"
+        "        print(cosine(credits[l + 1], grads[l]))",
         "credits = [grads[-1]]\nfor B in reversed(Bs):\n    credits.insert(0, credits[0] @ B)\n"
         "c = [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]\nprint(c)",
         "c = [cosine(a, g) for a, g in zip(credits[1:], grads[:-1])]\nprint(c)",
@@ -207,6 +242,8 @@ TRIPS = {
 
 CALM = {
     "P01": [
+        "n = np.linalg.norm(W, ord=-2)",
+        "def f(h, dim):\n    return h.norm(dim=dim)",
         "n = h.norm(dim=-1)",
         "n = h.norm(2, -1)",
         "n = h.norm(2, dim=-1)",
@@ -221,6 +258,11 @@ CALM = {
         "n = self.norm(h)",
     ],
     "P02": [
+        "v = F.normalize(torch.randn(3), dim=0)\nfor _ in range(9):\n    g = f(v)\n"
+        "    v = g / (g.norm() + 1e-8)\nprint(torch.dot(v, g))",
+        "def feedback_alignment(layer):\n    W, B = layer.weight.flatten(), layer.B.flatten()\n"
+        "    return F.cosine_similarity(W, B, dim=0)",
+        "u = F.normalize(images)\nv = F.normalize(texts)\nc = (u * v).sum(1)",
         "c = F.cosine_similarity(a, g, eps=0.0)",
         "c = F.cosine_similarity(a, g, 1, 1e-30)",
         "c = F.cosine_similarity(a, g, eps=eps)",
@@ -233,6 +275,8 @@ CALM = {
         "c = (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))",
     ],
     "P03": [
+        "model = AutoModel.from_pretrained('m', torch_dtype=torch.bfloat16)\nloss.backward()",
+        "kept = np.array(images, dtype=np.float16)",
         "n = g.bfloat16().norm(dim=1)",
         "x = images.half()",
         "model.half()\nwith torch.no_grad():\n    z = f(x)",
@@ -246,6 +290,8 @@ CALM = {
         "model.to(torch.float32)\nloss.backward()",
     ],
     "P04": [
+        "net.load_state_dict(s)\nB = torch.randn(3, 3)\nfinetune(net)\ntrain(net, B)",
+        "net.load_state_dict(s)\nnn.init.normal_(net.head.weight)",
         "B = torch.randn(10, 64)\ntrain(model, B)",
         "ckpt = torch.load('m.pt')\nB = ckpt['B']",
         "ckpt = torch.load('m.pt')\nB = torch.empty(10, 64)\nB.copy_(ckpt['feedback'])",
@@ -257,6 +303,10 @@ CALM = {
         "def evaluate(model, x):\n    B = x.shape[0]\n    return B",
     ],
     "P06": [
+        "c = {}\nfor name, p in net.named_parameters():\n    c[name] = cosine(a[name], p.grad)\n"
+        "print(c, sum(c.values()) / len(c))",
+        "print(layer_cosines.mean(0))",
+        "print(np.mean([np.cos(w * t) for t in range(n_layers)]))",
         "cosines = [cosine(a, g) for a, g in zip(credits, grads)]\nprint(cosines, sum(cosines) / len(cosines))",
         "cosines = [cosine(a, g) for a, g in zip(credits, grads)]\nprint(np.mean(cosines))\n"
         "log({'per_layer': cosines})",
@@ -275,6 +325,8 @@ CALM = {
         "n = []\nfor d, g in zip(deltas, gs):\n    n.append((d.norm() / g.norm()).mean())\nprint(np.mean(n))",
     ],
     "P07": [
+        "B = np.random.randn(10, 64)\nnp.savez('m.npz', W1=W1, B=B)",
+        "def f(e, grad, B=None):\n    if B is None:\n        return grad @ W\n    return e @ B",
         "B = torch.randn(10, 64)\ntorch.save({'model': model.state_dict(), 'B': B}, 'm.pt')",
         "feedback = torch.randn(3, 3)\nckpt = {'net': net.state_dict()}\n"
         "ckpt['feedback'] = feedback\ntorch.save(ckpt, 'm.pt')",
@@ -290,10 +342,17 @@ CALM = {
         "B = ckpt.get('B', None)",
     ],
     "P08": [
+        "def f(net, x, y):\n    net.eval()\n    g = torch.autograd.grad(loss(net(x), y), h)\n"
+        "    a = credit(net(x), y)\n    return cosine(a, g)",
+        "def f(loader):\n    it = iter(loader)\n    try:\n        b = next(it)\n    except StopIteration:\n"
+        "        it = iter(loader)\n        b = next(it)\n    return cosine(credit(b), reference(b))",
         "def gamma(loader):\n    x, y = next(iter(loader))\n    return cosine(credit(x, y), reference(x, y))",
         "def show(loader):\n    a = next(iter(loader))\n    b = next(iter(loader))\n    return a, b",
     ],
     "P09": [
+        "a = ['train.py', '--epochs', '50', '--lr', '1']\n"
+        "b = ['train.py', '--epochs', '50', '--lr', '1', '--freeze-blocks']",
+        "train(frozen=f, epochs=100)",
         "a = train(net, epochs=100)\nb = train(net, epochs=100, frozen=True)",
         "a = train(net, epochs=100)\nb = train(net, epochs=EPOCHS, frozen=True)",
         "for epochs in (10, 100):\n    train(net, epochs=epochs, frozen=True)\n    train(net, epochs=epochs)",
@@ -301,6 +360,9 @@ CALM = {
         "b = train(net, epochs=10, frozen=True)",
     ],
     "P10": [
+        "net = resnet()\nfor x, y in train:\n    loss(net(x), y).backward()\n    opt.step()\n"
+        "    with torch.no_grad():\n        print((net(x).argmax(1) == y).float().mean())",
+        "class Net(nn.Module):\n    pass\nmodel = Net()\nprint((model(x).argmax(1) == y).sum())",
         "class A(L.Module):\n    def training_step(self, batch, i):\n        x, y = batch\n        net = self.net\n"
         "        self.log('acc', (net(x).argmax(1) == y).float().mean())\n        return loss(net(x), y)",
         "model = Net().eval()\nacc = (model(x).argmax(1) == y).float().mean()",
@@ -316,6 +378,7 @@ CALM = {
         "model = Net()\nreport = wb.diagnose(model, batches)",
     ],
     "P11": [
+        "h = F.layer_norm(h, (8,), weight, bias)\nprint(h.norm(dim=1))",
         "print(h.norm(dim=1).mean())\nu = F.normalize(h)",
         "u = F.normalize(h)\nh = model.embed(x)\nprint(h.norm(dim=1))",
         "h = F.normalize(h)\nh = block(h)\nprint(h.norm(dim=1))",
@@ -329,6 +392,9 @@ CALM = {
         "v = f(x)\nfor _ in range(9):\n    v = v / (v.norm() + 1e-9)",
     ],
     "P13": [
+        "loss = F.cross_entropy(z, y)\nloss.backward()\nprint(layer.weight.grad.norm(dim=1))",
+        "criterion = nn.CrossEntropyLoss(reduction='sum')\ng = torch.autograd.grad(criterion(z, y), h)[0]\n"
+        "print(g.norm(dim=1).mean())",
         "loss = F.cross_entropy(z, y, reduction='sum')\n"
         "(g,) = torch.autograd.grad(loss, h)\nprint(g.norm(dim=1).mean())",
         "(g,) = torch.autograd.grad(F.cross_entropy(z, y), h)\nprint((g * len(x)).norm(dim=1).mean())",
@@ -337,6 +403,8 @@ CALM = {
         "loss = F.cross_entropy(z, y)\nloss.backward()\nfor p in model.parameters():\n    print(p.grad.norm())",
     ],
     "P14": [
+        "frame = frame.sort_values('accuracy')",
+        "x = torch.cat([x[y == c] for c in range(10)])[torch.randperm(100)]\ng = torch.autograd.grad(loss, h)",
         "x = x[torch.randperm(len(x))]",
         "ranks = scores.argsort()\nx = x[ranks]",
         "classes = np.sort(np.unique(labels))",

@@ -250,7 +250,7 @@ def test_an_absorbed_branch_is_lost_whole():
 
 def test_samples_without_a_direction_in_one_precision_count_as_lost():
     """float16 gradients of 1e-9: all of them underflow, and nothing is left to compare with."""
-    net = wb.selftest.healthy().half()
+    net = wb.selftest.healthy().half()  # walkback: ignore[P03]
     batches = [(x.half(), y) for x, y in wb.selftest.batches(2)]
 
     def tiny(z: Tensor, y: Tensor) -> Tensor:

@@ -186,10 +186,8 @@ def test_clamped_cosine_is_what_torch_says(dtype: torch.dtype, level: str):
     spec = replace(plain, scale={"over ε": 1.0, "at ε": 128e-8 / median, "under ε": 1e-8}[level])
     credit = Feedback(plain)  # its own size, not the loss's
     a, g = credit.numpy(x, y), spec.grads(x, y)
-    torch_says = [
-        float(F.cosine_similarity(torch.tensor(p / 128, dtype=dtype), torch.tensor(q / 128, dtype=dtype)).mean())
-        for p, q in zip(a, g)
-    ]
+    pairs = [(torch.tensor(p / 128, dtype=dtype), torch.tensor(q / 128, dtype=dtype)) for p, q in zip(a, g)]
+    torch_says = [float(F.cosine_similarity(p, q).mean()) for p, q in pairs]  # walkback: ignore[P02]
     m = wb.measure(spec.net(dtype), batched(torch.from_numpy(x).to(dtype), y, 128), credit=credit, loss=spec.loss)
     near = {"abs": 1e-12 if dtype == torch.float64 else 1e-6}
     true = [mean_cosine(p, q) for p, q in zip(a, g)]
@@ -217,7 +215,8 @@ def test_a_clamped_credit_counts_too():
     tiny.matrices = [1e-7 * b for b in tiny.matrices]
     a, g = tiny.numpy(x, y), spec.grads(x, y)
     m = wb.measure(spec.net(), batched(x, y, 64), credit=tiny)
-    want = [float(F.cosine_similarity(torch.tensor(p / 128), torch.tensor(q / 128)).mean()) for p, q in zip(a, g)]
+    pairs = [(torch.tensor(p / 128), torch.tensor(q / 128)) for p, q in zip(a, g)]
+    want = [float(F.cosine_similarity(p, q).mean()) for p, q in pairs]  # walkback: ignore[P02]
     assert m.cosine_clamped == close(want)
     assert m.below_eps == [0.0] * 3
     assert m.cosine == close([mean_cosine(p, q) for p, q in zip(a, g)])

@@ -5,18 +5,17 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.by_hand import value_of
+from walkback.pitfalls.nodes import argument, keyword, method
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, argument, keyword, method, number
+from walkback.pitfalls.script import Script
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PITFALL = Entry(1, "negative-norm", "tensor.norm(-1) is the L₋₁ norm of everything, not a row norm", "lint")
 
-_FUNCTIONS = (
-    *("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "numpy.linalg.norm"),
-    "torch.nn.functional.normalize",
-)
+_FUNCTIONS = ("torch.norm", "linalg.norm", "linalg.vector_norm", "functional.normalize")
 
 
 def detect(script: Script) -> Found:
@@ -24,12 +23,14 @@ def detect(script: Script) -> Found:
     for call in script.calls():
         name = script.name(call.func)
         is_method = method(call) == "norm" and isinstance(call.func, ast.Attribute)
-        at = 1 if name in _FUNCTIONS else 0 if is_method else None
+        at = 1 if name.endswith(_FUNCTIONS) else 0 if is_method else None
         if at is None or keyword(call, "dim", "axis") is not None or len(call.args) > at + 1:
             continue
-        p = number(argument(call, at, "p", "ord"))
-        if p is not None and p < 0:
-            spelled = "axis" if name.startswith("numpy") else "dim"
+        given = argument(call, at, "p", "ord")
+        p, spelled = value_of(script, given), "axis" if name.startswith(("numpy", "jax")) else "dim"
+        if p is None and isinstance(given, ast.Name) and given.id in ("dim", "axis"):
+            yield call, f"{given.id} is taken for p, so this is no norm over that axis", f"write {spelled}={given.id}"
+        elif p is not None and p < 0 and not (p == -2 and keyword(call, "ord") is not None):  # a singular value
             yield (
                 call,
                 f"{p:g} is taken for p, so this is the L{p:g} norm and not a norm over the last axis",

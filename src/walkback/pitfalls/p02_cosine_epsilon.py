@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import LEAST, default_epsilon, held_up
+from walkback.pitfalls.by_hand import COMPARES, LEAST, default_epsilon, held_up, of_gradients
+from walkback.pitfalls.nodes import names
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import COSINES, Script
+from walkback.pitfalls.script import COSINES, SENT, Script
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
@@ -33,21 +35,33 @@ def detect(script: Script) -> Found:
         made = call.func if isinstance(call.func, ast.Call) else modules.get(ast.dump(call.func))
         if script.name(call.func) in COSINES:
             vectors = [*call.args[:2], *(k.value for k in call.keywords if k.arg in ("x1", "x2"))]
-            value = default_epsilon(script, call, 3)
+            value, place = default_epsilon(script, call, 3), call
         elif isinstance(made, ast.Call) and script.name(made.func) == "torch.nn.CosineSimilarity":
             vectors = list(call.args)
-            value = default_epsilon(script, made, 1)
+            value, place = default_epsilon(script, made, 1), made
         else:
             continue
         if value is None or value < LEAST:
             continue
-        if any(script.is_gradient(v) and not script.is_normalised(v) for v in vectors):
+        raw = [v for v in vectors if not script.is_normalised(v)]
+        direct = any(script.is_gradient(v) or SENT.search(w) for v in raw for w in names(v))
+        if direct or (
+            not any(_is_weight(script, v) for v in raw) and any(of_gradients(script, call, v, COMPARES) for v in raw)
+        ):
             yield (
-                call,
+                place,
                 f"the ε of {value:g} in this cosine holds smaller gradients up, so it comes "
                 "out too small (in float64 too)",
                 fix,
             )
+
+
+def _is_weight(script: Script, vector: ast.expr) -> bool:
+    """Return whether it is made of a weight or a feedback matrix, whose norms no ε reaches."""
+    parts = [vector, *(made for n in ast.walk(vector) if (made := script.last_assigned(n)) is not None)]
+    return any(
+        re.fullmatch(r"(\w+_)?(weights?|[WB]\d*)(_flat)?", word) is not None for part in parts for word in names(part)
+    )
 
 
 NORM = 1e-10  # of the gradient: what DFA leaves of it under a terminal norm

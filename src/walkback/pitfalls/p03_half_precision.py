@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method, owner, targets
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method, owner
+from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,8 +27,12 @@ def detect(script: Script) -> Found:
             of = call.func.value
             if script.is_gradient(of):
                 yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
-            elif takes and MODEL.fullmatch(last(of)) and not _only_infers(script, call):
+            elif takes and _is_model(script, call, of) and not _only_infers(script, call):
                 yield call, "gradients through a network in fp16 are zero below 6e-8", fix
+        elif takes and _is_made_half(script, call) and not _only_infers(script, call):
+            yield call, "gradients through a network in fp16 are zero below 6e-8", fix
+        elif _is_half(script, keyword(call, "dtype")) and _holds_gradients(script, call):
+            yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
         elif takes and name.endswith("autocast") and _autocasts_to_half(script, call, name):
             yield call, "under autocast to fp16 without a GradScaler, gradients below 6e-8 are zero", fix
 
@@ -54,8 +60,37 @@ def _to_half(script: Script, call: ast.Call) -> bool:
     return method(call) in ("to", "type", "astype") and any(_is_half(script, value) for value in values)
 
 
-def _is_half(script: Script, node: ast.AST) -> bool:
-    return script.name(node) in ("torch.float16", "torch.half", "numpy.float16", "numpy.half")
+def _is_half(script: Script, node: ast.AST | None) -> bool:
+    """Return whether it is torch.float16, "float16" and the like, or a name of one."""
+    made = None if node is None else follow(script, node)
+    if made is None or literal(made) in ("float16", "half", "fp16"):
+        return made is not None
+    package, _, name = script.name(made).rpartition(".")
+    return name in ("float16", "half") and package.endswith(("torch", "numpy"))
+
+
+def _is_model(script: Script, call: ast.Call, of: ast.expr) -> bool:
+    """Return whether a network is cast: by its name, or by the name it is assigned to, as model = build().half()."""
+    if MODEL.fullmatch(last(of)):
+        return True
+    made = next((up for up in script.above(call) if isinstance(up, ast.stmt)), None)
+    named = isinstance(made, ast.Assign) and any(MODEL.fullmatch(last(target)) for target in targets(made))
+    return named and isinstance(of, ast.Call) and isinstance(script.parents[call], (ast.Assign, ast.Attribute))
+
+
+def _is_made_half(script: Script, call: ast.Call) -> bool:
+    """Return whether a network is loaded, or everything made, in fp16."""
+    if method(call) == "set_default_dtype":
+        return bool(call.args) and _is_half(script, call.args[0])
+    return method(call) == "from_pretrained" and _is_half(script, keyword(call, "torch_dtype", "dtype"))
+
+
+def _holds_gradients(script: Script, call: ast.Call) -> bool:
+    """Return whether gradients are put into what a call makes: np.array(grads, dtype=…), or a table filled later."""
+    up = script.parents[call]
+    names = [last(target) for target in up.targets] if isinstance(up, ast.Assign) else []
+    put = [one.value for name in names for one in script.put_into(script.scope(call), name)]
+    return any(map(script.is_gradient, [*call.args, *put]))
 
 
 def _autocasts_to_half(script: Script, call: ast.Call, name: str) -> bool:

@@ -7,26 +7,36 @@ import copy
 import re
 from collections.abc import Iterator
 
+from walkback.pitfalls.nodes import last, literal, method, names, owner, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Scope, Script, is_feedback, last, literal, method, targets
+from walkback.pitfalls.script import NULL, Scope, Script, is_feedback
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(4, "fresh-feedback", "feedback drawn anew at evaluation has no alignment", "lint")
 
-_EVALUATES = re.compile(r"(^|_)(eval\w*|test|measure\w*|gamma|align\w*|diagnos\w*|audit|probe|validat\w*)(_|$)", re.I)
+_EVALUATES = re.compile(
+    r"(^|_)(eval\w*|test|measure\w*|gamma|align\w*|diagnos\w*|audit|probe|validat\w*|angles?|cosines?|compare|analy[sz]e)(_|$)",
+    re.I,
+)
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
+_LOADING = re.compile(
+    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)"
+)
+_WEIGHTS = re.compile(r"weight|ckpt|checkpoint|model|params|trained", re.IGNORECASE)
+_DRAWS = re.compile(
+    r"(draw|sample|random|init|reset|redraw|new|make|generate|create|gen)\w*_(\w+_)?(feedback\w*|fb\w*|Bs?)"
+)
+_TRAINS = re.compile(r"(train|fit|learn)(_\w+)?")
 
 
 def detect(script: Script) -> Found:
     """Find feedback that is drawn where a trained network is evaluated."""
     if any(map(is_feedback, _keys(script))):
         return  # the trained feedback is read from somewhere
-    for node in script.of(ast.Assign, ast.AnnAssign):
-        scope, named = script.scope(node), [last(target) for target in targets(node)]
-        if not any(map(is_feedback, named)) or node.value is None or not script.is_random(node.value):
-            continue
+    for node in script.of(ast.Assign, ast.AnnAssign, ast.Expr):
+        scope, named = script.scope(node), _drawn(script, node)
         where = getattr(scope, "name", "")
-        if _is_unit_test(script, scope):
+        if not named or _is_unit_test(script, scope) or _trains(script, scope):
             continue
         if NULL.search(" ".join((where, *named))) or where in ("__init__", "setup", "reset_parameters"):
             continue
@@ -36,6 +46,31 @@ def detect(script: Script) -> Found:
                 "feedback drawn anew: the network was trained with another one, and aligned to that",
                 "load the feedback that was saved with the weights; name it fresh_… where it is meant as a null",
             )
+
+
+def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[str]:
+    """Return the names of feedback that a statement draws: B = randn(…), B = draw_feedback(…), net.B.normal_()."""
+    if isinstance(node, ast.Expr):
+        call = node.value
+        if not isinstance(call, ast.Call) or not method(call).endswith("_"):
+            return [method(call)] if isinstance(call, ast.Call) and _DRAWS.fullmatch(method(call)) else []
+        drawn = owner(call) if script.is_random(ast.Expr(call)) else None
+        if script.name(call.func).startswith(("torch.nn.init.", "nn.init.", "init.")) and call.args:
+            drawn = call.args[0]
+        return [word for word in names(drawn) if is_feedback(word)] if drawn is not None else []
+    named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
+    called = method(node.value)
+    drawn = node.value is not None and (script.is_random(node.value) or _DRAWS.fullmatch(called) is not None)
+    if not drawn or not any(map(is_feedback, (*named, called.lower()))):
+        return []
+    return named if _DRAWS.fullmatch(called) else [*named, called]  # the verb says no null
+
+
+def _trains(script: Script, scope: Scope) -> bool:
+    """Return whether a network is trained in the same function: its feedback may well be a new one."""
+    calls = [n for n in script.inside(scope) if isinstance(n, ast.Call)]
+    steps = {method(c) for c in calls}
+    return "step" in steps or any(_TRAINS.fullmatch(method(c)) and (c.args or c.keywords) for c in calls)
 
 
 def _is_unit_test(script: Script, scope: Scope) -> bool:
@@ -61,7 +96,11 @@ def _keys(script: Script) -> Iterator[str]:
 
 
 def _loads(script: Script, node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (script.name(node.func) in _LOADS or method(node) == "load_state_dict")
+    if not isinstance(node, ast.Call):
+        return False
+    arrays = script.name(node.func) in ("numpy.load", "pickle.load", "joblib.load")
+    of_weights = arrays and any(map(_WEIGHTS.search, words(node)))
+    return script.name(node.func) in _LOADS or _LOADING.fullmatch(method(node)) is not None or of_weights
 
 
 DRAWS = 8

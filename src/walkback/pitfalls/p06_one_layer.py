@@ -6,14 +6,26 @@ import ast
 import re
 from collections.abc import Iterator
 
+from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.nodes import method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Scope, Script, method, owner, words
+from walkback.pitfalls.script import SENT, Scope, Script
 from walkback.pitfalls.trained import Trained, train
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")
 
-_LAYERS = re.compile(r"(^|_)(layers?|blocks?|sites?|grads?|gradients?|credits?|hiddens?|states?|depth)\d*(_|$)|^n?L$")
-_LAYER = re.compile(r"(^|_)(layer|block|site)\d*(_|$)")
+_LAYERS = re.compile(
+    r"(^|_)(layers?|blocks?|sites?|grads?|gradients?|credits?|hiddens?|states?|depth|modules?|param(eter)?s?|weights?|"
+    r"deltas?|updates?|signals?|Bs|feedbacks?)\d*(_|$)|^n?_?L$"
+)
+_LAYER = re.compile(r"(^|_)(l|layer|block|site)\d*(_|$)")
+# What holds one cosine of every layer, by its name: layer_cosines, alignment_per_layer; per_layer beside a cosine.
+_BY_LAYER = re.compile(
+    r"((layer|block|site)(s|wise)?_(cos|align|angle|gamma|sim)|(cos|align|angle|gamma|sim)[a-z]*_(per|by|of|each)_"
+    r"(layer|block|site))"
+)
+_PER_LAYER = re.compile(r"(^|_)(per|by|each)_?(layer|block|site)s?$|^(layer|block|site)wise$")
+_COSINES = re.compile(r"cos(ine|_|s|$)|align|angle|gamma", re.IGNORECASE)
 _SAMPLES = re.compile(r"batch|loader|(^|_)(epochs?|steps?|seeds?|runs?|samples?|trials?)\d*(_|$)")
 
 
@@ -23,15 +35,20 @@ def detect(script: Script) -> Found:
     fix = "report the cosine of every layer beside the mean"
     lists = set(_layer_lists(script))
     for node in script.of(ast.expr):
-        over = _averaged(script, node)
-        if over is None:
-            continue
-        if _is_layer_list(script, over):
+        means = [over for over in _averaged(script, node) if over is not None]
+        if any(_is_layer_list(script, over) for over in means):
             yield node, why, fix
-        elif isinstance(over, ast.Name) and (script.scope(node), over.id) in lists:
-            uses = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id == over.id]
-            if all(_only_collects(script, n, node) for n in uses):
-                yield node, why, fix
+            continue
+        named = [over for over in means if isinstance(over, ast.Name)]
+        layers = any(
+            (script.scope(node), n.id) in lists or _says_layers(script, n) or _of_stacked_layers(script, n)
+            for n in named
+        )
+        uses = [
+            n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id in {m.id for m in named}
+        ]
+        if layers and all(_only_collects(script, n, node) for n in uses):
+            yield node, why, fix
     for node in script.of(ast.AugAssign):
         loop = _loop(script, node)
         if loop is None or not isinstance(node.target, ast.Name) or not isinstance(node.op, ast.Add):
@@ -45,9 +62,28 @@ def _loop(script: Script, node: ast.AST) -> ast.For | ast.AsyncFor | None:
 
 
 def _is_layer_list(script: Script, node: ast.AST) -> bool:
-    if not isinstance(node, (ast.ListComp, ast.GeneratorExp)) or len(node.generators) != 1:
+    if not isinstance(node, (ast.ListComp, ast.GeneratorExp, ast.DictComp)) or len(node.generators) != 1:
         return False
-    return _per_layer(script, node.generators[0], node.elt)
+    return _per_layer(script, node.generators[0], node.value if isinstance(node, ast.DictComp) else node.elt)
+
+
+def _of_stacked_layers(script: Script, name: ast.Name) -> bool:
+    """Return whether it is a cosine, written out, of tensors that layers were stacked into."""
+    made = script.last_assigned(name)
+    if made is None or not _is_cosine_by_hand(made):
+        return False
+    parts = [script.last_assigned(n) for n in ast.walk(made)]
+    stacks = [call for part in parts if part is not None for call in script.calls(part) if method(call) == "stack"]
+    return any(_LAYERS.search(word) for call in stacks for a in call.args for word in words(a))
+
+
+def _says_layers(script: Script, name: ast.Name) -> bool:
+    """Return whether a name says that it holds a cosine of every layer, where none is taken out of it."""
+    if _BY_LAYER.search(name.id):
+        return True
+    scope = script.scope(name)
+    around = {getattr(scope, "name", ""), *(w for n in script.inside(scope) for w in words(n))}
+    return _PER_LAYER.search(name.id) is not None and any(map(_COSINES.search, around))
 
 
 def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension, *values: ast.AST) -> bool:
@@ -63,7 +99,7 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     }
     if not cosines or any(_SAMPLES.search(word) for word in over if word not in holders):  # run.credits are no runs
         return False
-    if any(map(_LAYERS.search, over)) or any(map(_LAYER.search, words(loop.target))):
+    if any(_LAYERS.search(word) or SENT.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
         return True
     paired = isinstance(loop.iter, ast.Call) and script.name(loop.iter.func) in ("zip", "enumerate", "range")
     averaged = any(method(node) == "mean" for node in inner)
@@ -96,12 +132,14 @@ def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
     """Yield lists with one cosine per layer."""
     for node in script.nodes:
         into, put = None, None
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.ListComp) and _is_layer_list(script, node.value):
+        if isinstance(node, ast.Assign) and _is_layer_list(script, node.value):
             yield from ((script.scope(node), t.id) for t in node.targets if isinstance(t, ast.Name))
         elif isinstance(node, ast.Call) and method(node) == "append":
             into, put = owner(node), node.args[0] if node.args else None
         elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and len(node.value.elts) == 1:
             into, put = node.target, node.value.elts[0]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):  # cosines[name] = …
+            into, put = node.targets[0].value, node.value
         loop = _loop(script, node) if put is not None else None
         if (
             isinstance(into, ast.Name)
@@ -112,20 +150,39 @@ def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
             yield script.scope(node), into.id
 
 
-def _averaged(script: Script, node: ast.AST) -> ast.AST | None:
-    """Return what a mean is taken over: sum(x) / n, mean(x), torch.stack(x).mean(); None where it is no mean."""
+def _averaged(script: Script, node: ast.AST) -> list[ast.AST]:
+    """Return what a mean is taken over, and the names it goes through: sum(x) / n, mean(x), torch.stack(x).mean()."""
+    over: ast.AST | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.left, ast.Call):
-        return node.left.args[0] if script.name(node.left.func) == "sum" and node.left.args else None
-    if not isinstance(node, ast.Call) or method(node) not in ("mean", "fmean", "average"):
-        return None
-    made = owner(node)
-    if isinstance(made, ast.Call) and method(made) in ("stack", "tensor", "as_tensor", "array", "cat") and made.args:
-        return None if node.args or node.keywords else made.args[0]
-    if len(node.args) != 1 or node.keywords:
-        return None
-    over = node.args[0]
-    inner = isinstance(over, ast.Call) and method(over) in ("stack", "tensor", "as_tensor", "array") and over.args
-    return over.args[0] if isinstance(over, ast.Call) and inner else over
+        over = node.left.args[0] if script.name(node.left.func) == "sum" and node.left.args else None
+    elif isinstance(node, ast.Call) and method(node) in ("mean", "fmean", "average", "nanmean"):
+        whole = script.name(node.func).startswith(("torch.", "numpy.", "statistics.", "jax.", "mean", "fmean"))
+        given = [*node.args, *node.keywords]
+        over = (
+            owner(node)
+            if not whole and not given
+            else node.args[0]
+            if whole and len(given) == 1 and node.args
+            else None
+        )
+    found: list[ast.AST] = []
+    while over is not None and len(found) < 9:
+        found.append(over)
+        over = _gathered(over) if isinstance(over, ast.Call) else _assigned(script, over)
+    return found
+
+
+def _gathered(call: ast.Call) -> ast.expr | None:
+    """Return x of torch.stack(x), np.array(x), list(x) and x.values()."""
+    if method(call) in ("stack", "tensor", "as_tensor", "array", "asarray", "cat", "list", "Tensor", "FloatTensor"):
+        return call.args[0] if call.args else None
+    return owner(call) if method(call) in ("values", "cpu", "detach", "float", "numpy") else None
+
+
+def _assigned(script: Script, node: ast.AST) -> ast.AST | None:
+    """Return the torch.stack(…) or the like that a name was assigned."""
+    made = follow(script, node)
+    return made if made is not node and isinstance(made, ast.Call) and _gathered(made) is not None else None
 
 
 def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
@@ -134,8 +191,14 @@ def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
     if isinstance(name.ctx, ast.Store) or mean in up:
         return True
     parent = up[0]
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Store)
     if isinstance(parent, ast.Attribute):
         return parent.attr in ("append", "extend")
+    if isinstance(parent, ast.Call) and _gathered(parent) is name:  # assigned to a name, whose uses are asked too
+        return isinstance(up[1], ast.Assign)
+    if isinstance(parent, (ast.IfExp, ast.If)) and parent.test is name:  # np.mean(x) if x else 0.0
+        return True
     return isinstance(parent, ast.Call) and script.name(parent.func) == "len"
 
 

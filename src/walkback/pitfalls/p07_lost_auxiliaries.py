@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.nodes import argument, last, literal, method, owner, root, words
 from walkback.pitfalls.p04_fresh_feedback import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import NULL, Script, argument, is_feedback, last, literal, method, owner, root, words
+from walkback.pitfalls.script import NULL, Script, is_feedback
 from walkback.pitfalls.trained import cosine
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
 
 PITFALL = Entry(7, "lost-auxiliaries", "without the saved feedback, code compares BP with itself", "lint, report")
 
-_SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model")
+_SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "pickle.dump", "joblib.dump")
+_ARRAYS = ("numpy.savez", "numpy.savez_compressed", "numpy.save")
+_WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights|params|parameters)")
 _AUXILIARY = re.compile(r"(\w+_)?(bridge|feedback|feedback_net|auxiliary|auxiliaries|aux_net|value_net)(_net)?")
 _CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
 
@@ -30,22 +33,23 @@ def detect(script: Script) -> Found:
 
 
 def _unsaved(script: Script) -> Found:
-    names = set()
+    names, kept = set(), {name for _, name in _plain_attributes(script)}  # those are found where they are made
     for node in script.of(ast.Assign):
         plain = method(node.value) not in ("Parameter", "Buffer")
         for target in map(last, node.targets):
             drawn = is_feedback(target) and plain and script.is_random(node.value)
             built = _AUXILIARY.fullmatch(target) and isinstance(node.value, ast.Call)
-            if (drawn or built) and not NULL.search(target):
+            if (drawn or built) and not NULL.search(target) and target not in kept:
                 names.add(target)
-    saves = [call for call in script.calls() if script.name(call.func) in _SAVES and call.args]
+    saves = [call for call in script.calls() if script.name(call.func) in (*_SAVES, *_ARRAYS) and call.args]
     if not names or not saves or script.has_call("register_buffer", "save_bundle"):
         return
     saved = {word for call in saves for word in _saved_words(script, call)}
     if saved & names or any(map(is_feedback, saved)) or any(map(_AUXILIARY.fullmatch, saved)):
         return
     for call in saves:
-        if "state_dict" in set(_saved_words(script, call)):
+        whole = script.name(call.func) in _SAVES[:3]
+        if any((w == "state_dict") if whole else _WEIGHTS.fullmatch(w) for w in set(_saved_words(script, call))):
             yield (
                 call,
                 f"{', '.join(sorted(names))} is not saved with the weights: without it the credit can't be measured",
@@ -56,23 +60,55 @@ def _unsaved(script: Script) -> Found:
 def _outside_state_dict(script: Script) -> Found:
     """Find feedback of a module that its state dict does not hold: a plain tensor, or a buffer that is not saved."""
     fix = 'register it: self.register_buffer("B", …), or nn.Parameter(…, requires_grad=False)'
+    for node in script.calls():
+        if method(node) == "register_buffer" and node.args:
+            name = str(literal(node.args[0]))
+            if literal(argument(node, 2, "persistent")) is False and is_feedback(name) and not NULL.search(name):
+                yield node, "this buffer is not in the state dict, so a checkpoint loses the feedback", fix
+    for node, name in _plain_attributes(script):
+        what = f"{name} is a plain attribute, not in the state dict: a checkpoint loses it, and with it"
+        yield node, f"{what} what the network aligned to", fix
+    for node in script.of(ast.DictComp):
+        if any(_leaves_feedback_out(test) for of in node.generators for test in of.ifs):
+            yield node, "the feedback is left out of what is kept: without it the credit can't be measured", "keep it"
+
+
+def _plain_attributes(script: Script) -> Iterator[tuple[ast.stmt, str]]:
+    """Yield assignments of drawn feedback to attributes of a module that are neither parameters nor buffers."""
     for made in script.of(ast.ClassDef):
         if not any(last(base) in _MODULES or last(base).endswith("Module") for base in made.bases):
             continue
-        nodes = list(ast.walk(made))
         registered = {str(literal(c.args[0])) for c in script.calls(made) if method(c) == "register_buffer" and c.args}
-        for node in nodes:
-            if isinstance(node, ast.Call) and method(node) == "register_buffer" and node.args:
-                lost = literal(argument(node, 2, "persistent")) is False and is_feedback(str(literal(node.args[0])))
-                if lost and not NULL.search(str(literal(node.args[0]))):
-                    yield node, "this buffer is not in the state dict, so a checkpoint loses the feedback", fix
-            elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) for t in node.targets):
-                names = [last(t) for t in node.targets if root(t) == "self" and last(t) not in registered]
-                kept = any(method(c) in ("Parameter", "Buffer", "ParameterList") for c in script.calls(node.value))
-                lost = [name for name in names if is_feedback(name) and not NULL.search(name)]
-                if lost and not kept and _drawn_tensor(script, node.value):
-                    what = f"{lost[0]} is a plain attribute, not in the state dict: a checkpoint loses it, and with it"
-                    yield node, f"{what} what the network aligned to", fix
+        for node in ast.walk(made):
+            value, name = None, ""
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) for t in node.targets):
+                given = [last(t) for t in node.targets if root(t) == "self" and last(t) not in registered]
+                value, name = node.value, next(filter(is_feedback, given), "")
+            elif isinstance(node, ast.Expr) and method(node.value) in ("append", "setattr"):  # self.B.append(randn(…))
+                call: ast.Call = node.value  # type: ignore[assignment]
+                of = owner(call)
+                value, name = call.args[-1] if call.args else None, last(of) if of and root(of) == "self" else ""
+            kept = value and any(method(c) in ("Parameter", "Buffer", "ParameterList") for c in script.calls(value))
+            if value is None or kept or not is_feedback(name) or NULL.search(name) or _is_parameters(made, name):
+                continue
+            if isinstance(node, ast.stmt) and _drawn_tensor(script, value):
+                yield node, name
+
+
+def _is_parameters(made: ast.ClassDef, name: str) -> bool:
+    """Return whether an attribute is made a list of parameters elsewhere in the class."""
+    lists = (n for n in ast.walk(made) if isinstance(n, ast.Assign) and any(last(t) == name for t in n.targets))
+    return any(method(n.value) in ("ParameterList", "ParameterDict", "BufferList") for n in lists)
+
+
+def _leaves_feedback_out(test: ast.AST) -> bool:
+    """Return whether it is `"feedback" not in name`, or `not name.startswith("fb")`."""
+    match test:
+        case ast.Compare(left=ast.Constant(value=str(word)), ops=[ast.NotIn()]):
+            return is_feedback(word.strip("._"))
+        case ast.UnaryOp(op=ast.Not(), operand=ast.Call(args=[ast.Constant(value=str(word)), *_]) as call):
+            return method(call) in ("startswith", "endswith") and is_feedback(word.strip("._"))
+    return False
 
 
 def _drawn_tensor(script: Script, value: ast.AST) -> bool:
@@ -91,7 +127,9 @@ _MODULES = {"Module", "Linear", "Conv2d", "LightningModule", "Sequential"}
 
 def _saved_words(script: Script, call: ast.Call) -> Iterator[str]:
     """Return names and strings in what is saved, one assignment deep."""
-    yield from words(call.args[0])
+    for part in (*call.args, *call.keywords):
+        yield from words(part)
+        yield from [part.arg or ""] if isinstance(part, ast.keyword) else []
     if isinstance(call.args[0], ast.Name):
         for node in script.of(ast.Assign):
             if any(root(target) == call.args[0].id for target in node.targets):
@@ -107,11 +145,11 @@ def _fallbacks(script: Script) -> Found:
     fix = "raise an error: without the feedback the credit can't be measured"
     for node in script.nodes:
         if isinstance(node, ast.IfExp):
-            missing, there = _missing(node.test)
+            missing, there = _missing(script, node.test)
             if (missing and script.is_gradient(node.body)) or (there and script.is_gradient(node.orelse)):
                 yield node, why, fix
         elif isinstance(node, ast.If):
-            missing, there = _missing(node.test)
+            missing, there = _missing(script, node.test)
             for statement in [*(node.body if missing else ()), *(node.orelse if there else ())]:
                 if _takes_gradient(script, statement):
                     yield statement, why, fix
@@ -128,12 +166,12 @@ def _fallbacks(script: Script) -> Found:
                 yield node, drawn, fix
 
 
-def _missing(test: ast.AST) -> tuple[bool, bool]:
+def _missing(script: Script, test: ast.AST) -> tuple[bool, bool]:
     """Return (true where the feedback is missing, true where it is there)."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        missing, there = _missing(test.operand)
+        missing, there = _missing(script, test.operand)
         return there, missing
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and any(map(is_feedback, words(test))):
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and _names_feedback(script, test):
         op = test.ops[0]
         none = isinstance(test.comparators[0], ast.Constant) and test.comparators[0].value is None
         missing = (none and isinstance(op, (ast.Is, ast.Eq))) or isinstance(op, ast.NotIn)
@@ -141,10 +179,19 @@ def _missing(test: ast.AST) -> tuple[bool, bool]:
         return missing, there
     if method(test) == "hasattr" and any(map(is_feedback, words(test))):  # hasattr(x, "feedback")
         return False, True
-    return False, isinstance(test, (ast.Name, ast.Attribute)) and is_feedback(last(test))
+    return False, isinstance(test, (ast.Name, ast.Attribute)) and _names_feedback(script, test)
+
+
+def _names_feedback(script: Script, test: ast.expr) -> bool:
+    """Return whether a test names feedback, or what was read under that name: matrices = stored.get("feedback")."""
+    read = [script.last_assigned(n) for n in ast.walk(test)]
+    keys = [word for value in read if method(value) in ("get", "getattr", "pop") for word in words(value)]  # type: ignore[arg-type]
+    return any(map(is_feedback, (*words(test), *keys)))
 
 
 def _takes_gradient(script: Script, statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Return) and isinstance(statement.value, (ast.Name, ast.Attribute, ast.Subscript)):
+        return script.is_gradient(statement.value)
     if not isinstance(statement, ast.Assign) or not script.is_gradient(statement.value):
         return False
     return any(_CREDIT.search(last(target)) for target in statement.targets)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.by_hand import follow
+from walkback.pitfalls.networks import drops_out, is_pass
+from walkback.pitfalls.nodes import argument, literal, method, names, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import cosine
@@ -16,16 +20,79 @@ if TYPE_CHECKING:
 PITFALL = Entry(8, "two-passes", "credit and reference come from different passes", "lint, report")
 
 
+# Batches are compared with each other: how much of a gradient is noise, or whether it drifts.
+_MEANT = re.compile(r"noise|stabil|drift|consisten|between_batch|across|varia|snr|stale|repeat", re.IGNORECASE)
+_CHANGES = re.compile(
+    r"(\w+_)?(transforms?|aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)"
+)
+
+
 def detect(script: Script) -> Found:
-    """Find two batches drawn in a function that compares directions."""
-    for _, nodes in script.scopes():
-        drawn = [n for n in nodes if isinstance(n, ast.Call) and _draws(script, n)]
-        if len(drawn) > 1 and any(script.is_cosine_call(n) or _by_hand(script, n) for n in nodes):
+    """Find a second batch, a second augmentation or a second pass with dropout beside a comparison of directions."""
+    fix = "draw one batch, and take credit and gradient from one forward pass of it"
+    random = any(map(drops_out, script.calls()))
+    for scope, nodes in script.scopes():
+        compared = [n for n in nodes if script.is_cosine_call(n) or _by_hand(script, n)]
+        if not compared or any(map(_MEANT.search, _called(script, scope, compared))):
+            continue
+        calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: (call.lineno, call.col_offset))
+        drawn = [c for c in calls if _draws(script, c) and not _in_handler(script, c)]
+        if len(drawn) > 1:
             yield (
-                sorted(drawn, key=lambda call: call.lineno)[1],
+                drawn[1],
                 "a second batch is drawn: credit and reference of a cosine must come from the same pass",
-                "draw one batch, and take credit and gradient from one forward pass of it",
+                fix,
             )
+            continue
+        for loop in nodes:
+            if isinstance(loop, ast.For) and _two_loaders(script, loop):
+                yield (
+                    loop.iter,
+                    "two batches are drawn: credit and reference of a cosine must come from the same one",
+                    fix,
+                )
+        changed = [c for c in calls if _CHANGES.fullmatch(method(c))]
+        if len(changed) > 1 and len({ast.dump(c) for c in changed[:2]}) == 1:
+            yield changed[1], "a second augmentation is drawn: credit and reference see different samples", fix
+        told = any(method(c) == "train" and literal(argument(c, 0, "mode")) is not False for c in calls)
+        if (told or random) and not script.has_call("eval"):
+            yield from (
+                (c, "this pass draws other dropout masks than the one before", fix) for c in _again(script, calls)
+            )
+
+
+def _called(script: Script, scope: ast.AST, compared: list[ast.AST]) -> Iterator[str]:
+    """Yield what a function and the names that cosines are assigned to are called."""
+    yield getattr(scope, "name", "")
+    for node in compared:
+        for up in script.above(node):
+            if isinstance(up, ast.Assign):
+                yield from (name for target in targets(up) for name in names(target))
+
+
+def _again(script: Script, calls: list[ast.Call]) -> Iterator[ast.Call]:
+    """Yield the second pass of a network in a function that takes gradients of the first."""
+    passes = [c for c in calls if is_pass(c)]
+    for second in passes[1:]:
+        same = [c for c in passes if c.lineno < second.lineno and ast.dump(c.func) == ast.dump(second.func)]
+        between = [c for c in calls if same and same[0].lineno <= c.lineno <= second.lineno]
+        taken = any(script.differentiates(c) or method(c) == "backward" for c in between)
+        if taken and not any(method(c) in ("step", "argmax") for c in between):
+            yield second
+            return
+
+
+def _two_loaders(script: Script, loop: ast.For) -> bool:
+    """Return whether it runs over two loaders at once."""
+    if not isinstance(loop.iter, ast.Call) or script.name(loop.iter.func) != "zip":
+        return False
+    loaders = [a for a in loop.iter.args if any("loader" in word or "batches" in word for word in words(a))]
+    return len(loaders) > 1
+
+
+def _in_handler(script: Script, node: ast.AST) -> bool:
+    """Return whether it stands where the batches ran out and are begun anew."""
+    return any(isinstance(up, ast.ExceptHandler) for up in script.above(node))
 
 
 def _draws(script: Script, call: ast.Call) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.networks import drops_out, is_pass
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method, words
 from walkback.pitfalls.p08_two_passes import with_dropout
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import MODEL, Script, argument, last, literal, method
+from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
     from torch import nn
@@ -16,15 +19,17 @@ if TYPE_CHECKING:
 PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report")
 
 
-_VERB = re.compile(r"(load|save|build|make|create|get|init|setup|set_up|train|test|eval|fit|define|prepare|restore)_")
-
-
 def detect(script: Script) -> Found:
-    """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on."""
+    """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on.
+
+    The place is the forward pass that is measured; where none is seen, what is computed from it.
+    """
+    packages = {name.partition(".")[0] for name in script.aliases.values()}
+    if packages & {"tensorflow", "keras", "jax", "flax"} and "torch" not in packages:
+        return  # there is no mode to be in
     yield from _in_training(script)
     yield from _told_to_train(script)
-    off = (literal(argument(call, 0, "mode")) for call in script.calls() if method(call) == "train")
-    if script.has_call("eval") or any(value is False for value in off):
+    if _switches_off(script.calls()) or _has_one_mode(script):
         return
     made = script.has_call("load_state_dict") or any(map(_builds_model, script.of(ast.Assign)))
     imported = _imported_models(script)
@@ -34,12 +39,19 @@ def detect(script: Script) -> Found:
     updates = script.has_call("step", "zero_grad")
     for scope, nodes in script.scopes():
         calls = [n for n in nodes if isinstance(n, ast.Call)]
-        passes = [call for call in calls if _is_pass(call)]
+        passes = [call for call in calls if is_pass(call)]
         if not made:  # a function may be given another network
             passes = [c for c in passes if scope is script.tree and getattr(c.func, "id", "") in imported]
         learns = ("step", "zero_grad") if scope is script.tree and not updates else ("step", "zero_grad", "backward")
         trains = any(method(call) in (*learns, "train") for call in calls)  # `_told_to_train` looks at the last
         trains = trains or getattr(scope, "name", "").endswith("_step")  # Lightning's: it sets the mode itself
+        if trains:  # what it measures between its steps is under no_grad
+            quiet = [
+                n for n in nodes if isinstance(n, ast.With) and _is_quiet(script, n) and not _tracks(script, n, calls)
+            ]
+            nodes = [inner for block in quiet for inner in ast.walk(block)]
+            passes = [call for call in passes if call in nodes]
+            trains = not (passes and _accuracy(script, nodes))
         if passes and not trains and (_accuracy(script, nodes) or _compares(script, nodes)):
             yield (
                 min(passes, key=lambda call: call.lineno),
@@ -48,12 +60,49 @@ def detect(script: Script) -> Found:
             )
 
 
+def _switches_off(calls: Iterator[ast.Call]) -> bool:
+    """Return whether there is net.eval() or net.train(False)."""
+    return any(
+        method(call) == "eval" or (method(call) == "train" and literal(argument(call, 0, "mode")) is False)
+        for call in calls
+    )
+
+
+def _tracks(script: Script, block: ast.With, calls: list[ast.Call]) -> bool:
+    """Return whether it stands beside the steps, in the same turn of a loop: the accuracy of training, to look at."""
+    steps = [call for call in calls if method(call) == "step"]
+    return any(_loop(script, step) is _loop(script, block) for step in steps)
+
+
+def _loop(script: Script, node: ast.AST) -> ast.AST | None:
+    return next((up for up in script.above(node) if isinstance(up, (ast.For, ast.While))), None)
+
+
+def _has_one_mode(script: Script) -> bool:
+    """Return whether the networks are defined in the script, of parts that are the same in both modes."""
+    classes = {made.name for made in script.of(ast.ClassDef)}
+    built = [n.value for n in script.of(ast.Assign) if _builds_model(n)]
+    ours = bool(built) and all(method(call) in classes for call in built)
+    return ours and not any(re.search("drop|batch_?norm|instance_?norm|spectral", w, re.I) for w in words(script.tree))
+
+
+def _is_quiet(script: Script, block: ast.With) -> bool:
+    """Return whether it is `with torch.no_grad():`."""
+    made = [item.context_expr for item in block.items]
+    return any(script.name(m.func).endswith(("no_grad", "inference_mode")) for m in made if isinstance(m, ast.Call))
+
+
+def _place(calls: list[ast.Call], otherwise: ast.Call) -> ast.Call:
+    """Return the first forward pass among calls in their order."""
+    return next((call for call in calls if is_pass(call)), otherwise)
+
+
 def _in_training(script: Script) -> Found:
     """Find a cosine of gradients where the network trains, with no `.eval()` before it.
 
     With dropout on, or in a function that calls `.train()` itself: dropout may be in another file.
     """
-    drops = any(map(_drops_out, script.calls()))
+    drops = any(map(drops_out, script.calls()))
     for _, nodes in script.scopes():
         calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: call.lineno)
         told = any(method(call) == "train" and literal(argument(call, 0, "mode")) is not False for call in calls)
@@ -65,7 +114,7 @@ def _in_training(script: Script) -> Found:
             if (script.is_cosine_call(call) or "cos" in method(call)) and any(map(script.is_gradient, vectors)):
                 if not any(method(c) == "eval" and c.lineno <= call.lineno for c in calls):
                     yield (
-                        call,
+                        _place(calls, call),
                         "this alignment is that of a network in training mode, with dropout other in every pass",
                         "measure between steps, after model.eval(), on samples held back for it",
                     )
@@ -78,34 +127,20 @@ def _told_to_train(script: Script) -> Found:
         calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: call.lineno)
         told = [call for call in calls if method(call) == "train" and not call.args and not call.keywords]
         if getattr(scope, "name", "").startswith("on_train_batch"):
-            told = [call for call in calls if _is_pass(call)]
+            told = [call for call in calls if is_pass(call)]
         stays = not any(method(call) in ("eval", "step", "zero_grad", "backward") for call in calls)
-        if told and stays and any(map(script.differentiates, calls)):
+        compared = any(script.is_cosine_call(c) and any(map(script.is_gradient, c.args)) for c in calls)
+        if told and stays and (compared or any(map(script.differentiates, calls))):
             yield (
-                told[0],
+                _place(calls, told[0]),
                 "the gradients that are compared are those of a network in training mode, with its dropout on",
                 "call model.eval() before, and model.train() again afterwards",
             )
 
 
-def _drops_out(call: ast.Call) -> bool:
-    """Return whether it makes or applies dropout that is not zero."""
-    name = method(call).lower()
-    share = argument(call, 1 if name == "dropout" and "." in ast.unparse(call.func) else 0, "p")
-    if "dropout" in name:
-        off = literal(argument(call, 2, "training")) is False
-        return not off and literal(share) != 0
-    given = next((k.value for k in call.keywords if k.arg and "dropout" in k.arg), None)
-    return given is not None and literal(given) != 0
-
-
-def _is_pass(call: ast.Call) -> bool:
-    """Return whether a network is called, not a function that loads, builds or trains one."""
-    name = last(call.func)
-    return MODEL.fullmatch(name) is not None and not _VERB.match(name) and bool(call.args)
-
-
 def _builds_model(node: ast.Assign) -> bool:
+    if method(node.value) == "from_pretrained":  # it hands the network back in eval mode
+        return False
     return isinstance(node.value, ast.Call) and any(MODEL.fullmatch(last(target)) for target in node.targets)
 
 
@@ -116,12 +151,27 @@ def _imported_models(script: Script) -> set[str]:
 
 
 def _accuracy(script: Script, nodes: list[ast.AST]) -> bool:
-    """Return whether there is argmax(…) == y, also of a name that was assigned it, or `argmax(…).eq(y)`."""
+    """Return whether there is argmax(…) == y, also of a name that was assigned it, `argmax(…).eq(y)`, or a score."""
+    if any(method(n) in ("accuracy_score", "multiclass_accuracy", "accuracy") for n in nodes):
+        return True
     compared = [n for n in nodes if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
     parts: list[ast.AST] = [*compared, *(n for n in nodes if method(n) == "eq")]
     for name in [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Name)]:
         parts += [a.value for a in script.assignments(script.scope(name), name.id) if a.seen <= name.lineno]
-    return any(method(call) == "argmax" for part in parts for call in script.calls(part))
+    calls = [call for part in parts for call in script.calls(part)]
+    return any(
+        method(call) in ("argmax", "topk")
+        or (
+            method(call) == "max"
+            and (keyword(call, "dim", "axis") is not None or len(call.args) == 2 - bool(_own(call)))
+        )
+        for call in calls
+    )
+
+
+def _own(call: ast.Call) -> bool:
+    """Return whether it is a method of a tensor, out.max(1), and not torch.max(out, 1)."""
+    return isinstance(call.func, ast.Attribute) and last(call.func.value) != "torch"
 
 
 def _compares(script: Script, nodes: list[ast.AST]) -> bool:

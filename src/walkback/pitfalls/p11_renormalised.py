@@ -45,9 +45,19 @@ def _is_on_purpose(script: Script, call: ast.Call, of: ast.expr) -> bool:
         before is not None
         and ast.dump(before) == ast.dump(of)
         and not script.is_normalised(before)
-        and not any(isinstance(a, ast.BinOp) and isinstance(a.op, ast.Div) for a in script.above(n))
+        and not _divides(script, n)
         for n, before in norms
     )
+
+
+def _divides(script: Script, norm: ast.Call) -> bool:
+    """Return whether something is divided by a norm, there or by the name that it is assigned to."""
+    up = script.parents[norm]
+    kept = {t.id for t in up.targets if isinstance(t, ast.Name)} if isinstance(up, ast.Assign) else set()
+    inside = script.inside(script.scope(norm))
+    divisors = [n.right for n in inside if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Div)]
+    divisors += [n.value for n in inside if isinstance(n, ast.AugAssign) and isinstance(n.op, ast.Div)]
+    return any(norm in ast.walk(right) or (isinstance(right, ast.Name) and right.id in kept) for right in divisors)
 
 
 def stream(seed: int) -> list[Tensor]:

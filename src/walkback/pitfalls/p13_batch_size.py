@@ -6,14 +6,20 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Script, keyword, last, literal, method
+from walkback.pitfalls.script import Script
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PITFALL = Entry(13, "batch-size", "the gradient norm of a mean loss depends on the batch size", "lint")
 
+_LOSSES = ("cross_entropy", "nll_loss", "mse_loss", "CrossEntropyLoss", "NLLLoss", "MSELoss", "binary_cross_entropy")
+_CRITERION = re.compile(r"(\w+_)?(criterion|loss_fn|loss_func|loss_function|crit|objective)")
+_NO_BATCH = re.compile(
+    r"loader|loss|norm|layer|block|grad|state|hidden|hs$|sites|acts|names|total|rows|classes", re.IGNORECASE
+)
 _SIZE = re.compile(r"(^|_)(batch_?size|n_samples|num_samples|bs|B|N)$")
 
 
@@ -21,8 +27,12 @@ def detect(script: Script) -> Found:
     """Find per-sample norms of the gradient of a mean loss, with no batch size in sight."""
     for _, nodes in script.scopes():
         calls = [n for n in nodes if isinstance(n, ast.Call)]
-        losses = [c for c in calls if method(c) in ("cross_entropy", "nll_loss", "mse_loss", "CrossEntropyLoss")]
-        if not any(map(script.differentiates, calls)) or not losses:
+        losses = [c for c in calls if method(c) in _LOSSES or _CRITERION.fullmatch(method(c))]
+        if any(_CRITERION.fullmatch(method(c)) for c in losses):  # how it was made, which must be in this script
+            losses += [c for c in script.calls() if method(c) in _LOSSES and c not in losses]
+        known = any(method(c) in _LOSSES for c in losses)
+        taken = any(script.differentiates(c) or method(c) == "backward" for c in calls)
+        if not taken or not known:
             continue
         reductions = [keyword(loss, "reduction") for loss in losses]
         if any(r is not None and literal(r) != "mean" for r in reductions) or any(map(_scales_by_size, nodes)):
@@ -42,19 +52,29 @@ def _scales_by_size(node: ast.AST) -> bool:
     if method(node.left) == "sum":
         return False  # the mean of a list
     return any(
-        method(n) in ("len", "size", "numel")
-        or (isinstance(n, ast.Attribute) and n.attr == "shape")
+        (method(n) in ("len", "size", "numel") and not any(map(_NO_BATCH.search, words(n))) and not _is_width(n))
+        or (isinstance(n, ast.Subscript) and last(n.value) == "shape" and number(n.slice) == 0)
         or _SIZE.search(last(n)) is not None
         for side in (node.left, node.right)
         for n in ast.walk(side)
     )
 
 
+def _is_width(node: ast.AST) -> bool:
+    """Return whether it is h.size(1) or h.size(-1)."""
+    return isinstance(node, ast.Call) and method(node) == "size" and bool(node.args) and number(node.args[0]) != 0
+
+
 def _row_norm(script: Script, call: ast.Call) -> bool:
     if keyword(call, "dim", "axis") is None or script.name(call.func).startswith("numpy."):
         return False
     of = script.norm_of(call)
-    return of is not None and script.is_gradient(of)
+    return of is not None and script.is_gradient(of) and not _is_parameter(script, of)
+
+
+def _is_parameter(script: Script, of: ast.expr) -> bool:
+    """Return whether it is the gradient of a weight, whose rows are no samples."""
+    return any(re.search(r"weight|param|bias|^[pwW]$", word) is not None for word in names(of))
 
 
 BATCH, PUBLISHED = 1024, 128

@@ -6,8 +6,9 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, owner
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import LABELS, Script, keyword, last, literal, method, number, owner
+from walkback.pitfalls.script import LABELS, Script
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,12 +29,21 @@ def detect(script: Script) -> Found:
         return
     for node in script.nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if method(node.value) in _FOLDERS:
-                folders |= {t.id for t in node.targets if isinstance(t, ast.Name)}
+            inner = node.value.args[0] if method(node.value) == "Subset" and node.value.args else node.value
+            first = inner is not node.value and any(method(a) == "range" for a in node.value.args[1:])
+            if method(inner) in _FOLDERS or (first and last(inner) in folders):
+                folders |= {last(t) for t in node.targets}
             if _sorts_labels(script, node.value) and _used_as_index(script, node):
                 yield node, why, fix
-        elif (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice)) or (
-            isinstance(node, ast.Call) and script.name(node.func) == "sorted" and _sorts_samples(node)
+        elif (
+            (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice))
+            or (
+                isinstance(node, ast.Call)
+                and ((script.name(node.func) == "sorted" and _sorts_samples(node)) or _sorts_by_column(node))
+            )
+            or (
+                isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
+            )
         ):
             yield node, why, fix
     for call in script.calls() if folders_matter else ():
@@ -41,9 +51,41 @@ def detect(script: Script) -> Found:
         if method(call) != "DataLoader" or data is None:
             continue
         shuffle = keyword(call, "shuffle")
-        ordered = keyword(call, "sampler", "batch_sampler") is None and (shuffle is None or literal(shuffle) is False)
+        sampler = keyword(call, "sampler", "batch_sampler")
+        ordered = (sampler is None or method(sampler) == "SequentialSampler") and (
+            shuffle is None or literal(shuffle) is False
+        )
         if ordered and len(call.args) < 3 and (method(data) in _FOLDERS or last(data) in folders):
             yield call, f"ImageFolder lists its samples class by class: {why}", "pass shuffle=True"
+
+
+def _sorts_by_column(call: ast.Call) -> bool:
+    """Return whether it is frame.sort_values("label") of pandas, or dataset.sort("label") of Hugging Face."""
+    if method(call) not in ("sort_values", "sort"):
+        return False
+    given = [*call.args, *(k.value for k in call.keywords)]
+    return any(LABELS.search(str(literal(value))) for value in given if isinstance(literal(value), str))
+
+
+def _gathers_classes(call: ast.Call) -> bool:
+    """Return whether it is torch.cat([x[y == c] for c in range(10)])."""
+    if method(call) not in ("cat", "concat", "concatenate", "vstack", "hstack") or not call.args:
+        return False
+    of = call.args[0]
+    if not isinstance(of, (ast.ListComp, ast.GeneratorExp)):
+        return False
+    chosen = [n.slice for n in ast.walk(of.elt) if isinstance(n, ast.Subscript)]
+    compared = [n for n in chosen if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
+    turn = set(names(of.generators[0].target))
+    return any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in compared)
+
+
+def _shuffles(script: Script, node: ast.AST) -> bool:
+    """Return whether an order is drawn in the same function."""
+    calls = (n for n in script.inside(script.scope(node)) if isinstance(n, ast.Call))
+    return any(
+        method(c) in ("randperm", "permutation", "shuffle") or literal(keyword(c, "shuffle")) is True for c in calls
+    )
 
 
 def _reads_gradients(script: Script) -> bool:
@@ -71,7 +113,10 @@ def _used_as_index(script: Script, node: ast.Assign) -> bool:
     target = node.targets[0]
     order = target.elts[-1] if isinstance(target, ast.Tuple) and target.elts else target
     uses = [n for n in script.inside(script.scope(node)) if isinstance(n, ast.Subscript)]
-    put = [last(n.value) for n in uses if isinstance(n.slice, ast.Name) and n.slice.id == getattr(order, "id", "")]
+    put = [last(n.value) for n in uses if getattr(order, "id", "") in names(n.slice)]
+    subsets = (n for n in script.inside(script.scope(node)) if method(n) in ("Subset", "select", "index_select"))
+    if any(getattr(order, "id", "") in names(part) for n in subsets for part in n.args):  # type: ignore[attr-defined]
+        return True
     return any(_SAMPLES.search(name) for name in put)  # predictions may be drawn in the order of their labels
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.entries import Key, LayerList, Loop, Reader, Vector
+from walkback.pitfalls.nodes import keyword, literal, method, names, owner, targets, whole_number
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import GRADIENT, Script, keyword, literal, method, names, owner, targets, whole_number
+from walkback.pitfalls.script import GRADIENT, Script
 from walkback.pitfalls.trained import Trained, cosine, train
 
 if TYPE_CHECKING:
@@ -150,7 +151,9 @@ def _is_shifted(reader: Reader, pair: VectorPair) -> bool:
         return a.offset + ours.end != g.offset + theirs.end
     low, high = sorted(pair.sides, key=lambda side: side.offset)
     opposite = low.left_out is not None and low.left_out - (high.left_out or 0) == pair.by
-    return pair.by > 0 and (opposite or _of_one_trace(reader, pair) or _alike(reader, pair))
+    return pair.by > 0 and (
+        opposite or _of_one_trace(reader, pair) or _alike(reader, pair) or _leaves_a_state_out(reader, pair)
+    )
 
 
 def _origin(reader: Reader, layers: LayerList, depth: int = 0) -> LayerList:
@@ -237,6 +240,16 @@ def _one_each(reader: Reader, loop: Loop, element: ast.expr) -> LayerList | None
     empty = isinstance(element, ast.Constant) or called.endswith(("zeros_like", "empty_like"))
     states = _STATE.search(over.name) and not GRADIENT.search(over.name)
     return over if over.is_whole and (empty or states) else None
+
+
+def _leaves_a_state_out(reader: Reader, pair: VectorPair) -> bool:
+    """Return whether a loop over all states but the last indexes two lists that were handed in, one a layer ahead."""
+    loop = pair.sides[0].loop
+    bound = None if loop is None else reader.bound(loop.iter)
+    scope = reader.script.scope(pair.node)
+    given = {a.arg for a in scope.args.args} if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)) else set()
+    whole = all(side.layers.is_whole and side.layers.name in given for side in pair.sides)
+    return bound is not None and bound[1] == 1 and whole and _STATE.search(bound[0].name) is not None
 
 
 def _of_one_trace(reader: Reader, pair: VectorPair) -> bool:

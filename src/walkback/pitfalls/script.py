@@ -8,14 +8,30 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
+from walkback.pitfalls.nodes import (
+    keyword,
+    last,
+    method,
+    owner,
+    targets,
+)
+
 N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
-_FEEDBACK = re.compile(r"Bs?\d*|fb|.*feedback.*|backward_weights?", re.DOTALL)
+_FEEDBACK = re.compile(
+    r"Bs?_?\d*|B_(hidden|out|fb|rand|layer|mat)\w*|\w+_B\d*|(\w+_)?fb(_?(w|mat|weight)\w*)?\d*|.*feedback.*|"
+    r"backward_(weight|mat)\w*|(random|fixed|backward)_B\d*|(W|w|weights?)_(back|bwd|backward|fb|fa|dfa)\d*",
+    re.DOTALL,
+)
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
-MODEL = re.compile(r"(\w+_)?(model|net|network)\d*")
+MODEL = re.compile(r"(\w+_)?(model|net|network|mlp|resmlp|resnet|cnn|vit|classifier|student)\d*")
+# What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
+SENT = re.compile(
+    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
+)
 NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
@@ -27,13 +43,26 @@ _MADE = {
 }
 
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
-_COSINE_NAME = re.compile(r"(\w+_)?(cos(ines?)?(_?sim(ilarity)?)?|alignments?)")
+_COSINE_NAME = re.compile(
+    r"(\w+_)?(cos(ines?)?(_?sims?(ilarity)?)?|align(ment)?s?|angles?)(_(between|of|deg|degrees|rad|fn|score|sim|rows?))?",
+    re.IGNORECASE,
+)
+_OF_NUMBERS = ("torch", "numpy", "math", "cmath", "jax.numpy")  # their cos is that of an angle
 # Methods and functions that leave a gradient a gradient.
 KEEP = {
     *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
     *("double", "float", "half", "bfloat16", "to", "type", "type_as", "astype", "cpu", "cuda", "numpy", "mean", "sum"),
 }
-_GATHER = ("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "list", "tuple", "reversed", "numpy.asarray")
+_GATHER = (
+    *("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "torch.ravel", "list", "tuple", "reversed"),
+    *("numpy.asarray", "numpy.concatenate", "numpy.stack", "numpy.array", "numpy.ravel"),
+    "torch.nn.utils.parameters_to_vector",
+)
+# Functions that hand gradients back, as bp_grads(net, x, y) or collect_gradients(net).
+_GIVES_GRADIENTS = re.compile(
+    r"(get|compute|calc(ulate)?|collect|take|flat(ten)?|bp|backprop|d?fa|ep|true|exact|reference|layer|read|grab|extract)_"
+    r"(\w+_)?(grads?|gradients?|credits?)(_(of|for|at|wrt|vector|list|dict)\w*)?"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +91,7 @@ class Script:
                 self._inside.setdefault(scope, []).append(node)
         self.aliases = dict(_imports(self.nodes))
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
+        self._put: dict[tuple[Scope, str], list[Assigned]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -156,21 +186,49 @@ class Script:
         if not isinstance(node, ast.Call):
             return False
         called = self.name(node.func)
-        return called in COSINES or _COSINE_NAME.fullmatch(called.rpartition(".")[2]) is not None
+        package, _, name = called.rpartition(".")
+        named = _COSINE_NAME.fullmatch(name or last(node.func)) is not None
+        return called in COSINES or (named and package not in _OF_NUMBERS)
 
     def assignments(self, scope: Scope, name: str) -> list[Assigned]:
         return self._assigned.get((scope, name), [])
+
+    def last_assigned(self, node: ast.AST) -> ast.AST | None:
+        """Return what a name was assigned last before it is used here; None of what is no such name."""
+        if not isinstance(node, ast.Name):
+            return None
+        made = [a for a in self.assignments(self.scope(node), node.id) if a.seen <= getattr(node, "lineno", 0)]
+        return max(made, key=lambda a: a.seen).value if made else None
+
+    def put_into(self, scope: Scope, name: str) -> list[Assigned]:
+        """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
+        return self._put.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
+                if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                    self._fill(target.value.id, node.value, scope, node.lineno)
         elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._bind(node.target, node.iter, scope, node.lineno, node.lineno)
+        elif isinstance(node, ast.Call) and method(node) in ("append", "insert") and node.args:
+            if isinstance(of := owner(node), ast.Name):
+                self._fill(of.id, node.args[-1], scope, node.lineno)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and isinstance(node.target, ast.Name):
+            for part in node.value.elts:
+                self._fill(node.target.id, part, scope, node.lineno)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):  # h /= h.norm(…)
+            if isinstance(node.target, ast.Name):
+                divided = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+                self._bind(node.target, divided, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
         elif isinstance(node, ast.comprehension):  # its element stands before it
             first = next(up for up in self.above(node) if isinstance(up, ast.expr)).lineno
             self._bind(node.target, node.iter, scope, first, first)
+
+    def _fill(self, name: str, value: ast.AST, scope: Scope, line: int) -> None:
+        self._put.setdefault((scope, name), []).append(Assigned(line, line + 1, value))
 
     def _bind(self, target: ast.AST, value: ast.AST, scope: Scope, made: int, seen: int) -> None:
         if isinstance(target, ast.Starred):
@@ -222,13 +280,20 @@ class Kinds:
         last = max(before, key=lambda a: a.seen)
         if last in self._known:
             return self._known[last]
-        line, self.line = self.line, last.made
         self._open.append(last)
         try:
-            self._known[last] = self.holds(last.value)
+            values = self.script.put_into(self.scope, name) if _is_empty(last.value) else [last]
+            self._known[last] = any(self._at(one) for one in values if one.seen <= self.line)
             return self._known[last]
         finally:
             self._open.pop()
+
+    def _at(self, one: Assigned) -> bool:
+        """Return whether an assigned value holds it, with names as they were at that line."""
+        line, self.line = self.line, one.made
+        try:
+            return self.holds(one.value)
+        finally:
             self.line = line
 
 
@@ -246,7 +311,7 @@ def _gradient(kinds: Kinds, node: ast.AST) -> bool | None:
             return any(map(kinds.holds, parts))
         case ast.Call(func=called, args=parts) if kinds.script.name(called) in _GATHER:
             return any(map(kinds.holds, parts))
-        case ast.Call() if kinds.script.differentiates(node):
+        case ast.Call() if kinds.script.differentiates(node) or _GIVES_GRADIENTS.fullmatch(method(node)):
             return True
     return None
 
@@ -256,11 +321,30 @@ def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
         case ast.Name(id=name):
             return bool(kinds.assigned(name))
         case ast.BinOp(op=ast.Div(), left=left, right=right):
-            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(right)]
+            below = kinds.script.last_assigned(right) or right
+            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(below)]
             return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
         case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
             return True
+        case ast.Call(func=called, args=parts) if kinds.script.name(called).endswith(("layer_norm", "rms_norm")):
+            return len(parts) < 3 and keyword(node, "weight") is None
+        case ast.Call(func=ast.Name(id=called)):  # of the script: def unit(v): return v / v.norm()
+            made = [f for f in kinds.script.of(ast.FunctionDef) if f.name == called]
+            ends = [r.value for f in made for r in ast.walk(f) if isinstance(r, ast.Return) and r.value is not None]
+            return len(ends) == 1 and isinstance(ends[0], (ast.BinOp, ast.Call)) and _is_unit(kinds.script, ends[0])
     return None
+
+
+def _is_unit(script: Script, node: ast.AST) -> bool:
+    """Return whether something is divided by its norm right here."""
+    match node:
+        case ast.BinOp(op=ast.Div(), left=left, right=right):
+            return any(
+                (of := script.norm_of(c)) is not None and ast.dump(of) == ast.dump(left) for c in script.calls(right)
+            )
+        case ast.Call(func=called):
+            return script.name(called).endswith("functional.normalize")
+    return False
 
 
 def _data(kinds: Kinds, node: ast.AST) -> bool | None:
@@ -285,6 +369,13 @@ def _data(kinds: Kinds, node: ast.AST) -> bool | None:
     return None
 
 
+def _is_empty(node: ast.AST) -> bool:
+    """Return whether it is an empty list or dict, to be filled."""
+    called = last(node.func) if isinstance(node, ast.Call) else ""
+    made = called == "defaultdict" or (called in ("list", "dict", "OrderedDict") and not node.args)  # type: ignore[attr-defined]
+    return made or (isinstance(node, ast.List) and not node.elts) or (isinstance(node, ast.Dict) and not node.keys)
+
+
 def is_feedback(word: str) -> bool:
     """Return whether something is called as feedback matrices are."""
     return _FEEDBACK.fullmatch(word) is not None
@@ -299,78 +390,3 @@ def _imports(nodes: list[ast.AST]) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
                 yield (alias.asname or alias.name), f"{node.module}.{alias.name}"
-
-
-# -- small questions about nodes -----------------------------------------------------------------------------
-
-
-def number(node: ast.AST | None) -> float | int | None:
-    """Return a literal number, also with a minus; None for anything else."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = number(node.operand)
-        return None if value is None else -value
-    value = literal(node)
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def whole_number(node: ast.AST | None) -> int | None:
-    """Return a literal whole number; None for anything else."""
-    value = number(node)
-    return value if isinstance(value, int) else None
-
-
-def literal(node: ast.AST | None) -> object:
-    """Return what is written down: a number, text, True, …; None for anything else."""
-    return node.value if isinstance(node, ast.Constant) else None
-
-
-def keyword(call: ast.Call, *names: str) -> ast.expr | None:
-    """Return the value of the first keyword of a call with one of these names."""
-    return next((k.value for k in call.keywords if k.arg in names), None)
-
-
-def argument(call: ast.Call, at: int, *names: str) -> ast.expr | None:
-    """Return an argument given by keyword, or by position."""
-    value = keyword(call, *names)
-    return value if value is not None or len(call.args) <= at else call.args[at]
-
-
-def last(node: ast.AST | None) -> str:
-    """Return the last part of a dotted name."""
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def method(node: ast.AST | None) -> str:
-    """Return the last part of the name of what is called; "" for what is no call."""
-    return last(node.func) if isinstance(node, ast.Call) else ""
-
-
-def owner(call: ast.Call) -> ast.expr | None:
-    """Return x of `x.method(…)`."""
-    return call.func.value if isinstance(call.func, ast.Attribute) else None
-
-
-def root(node: ast.AST) -> str:
-    """Return the name that an index or attribute starts from."""
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    return last(node)
-
-
-def names(node: ast.AST) -> Iterator[str]:
-    """Yield every name and attribute at and below a node."""
-    return (last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Name, ast.Attribute)))
-
-
-def words(node: ast.AST) -> Iterator[str]:
-    """Yield every name, attribute and string at and below a node."""
-    for inner in ast.walk(node):
-        if isinstance(inner, (ast.Name, ast.Attribute)):
-            yield last(inner)
-        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-            yield inner.value
-
-
-def targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> list[ast.expr]:
-    """Return what is assigned to."""
-    return node.targets if isinstance(node, ast.Assign) else [node.target]
