@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf, isfinite
 from typing import Any, Protocol, runtime_checkable
 
@@ -18,6 +18,7 @@ from walkback.measures.measurements import Found
 REPEATED = 0.05
 # Numbers of samples at sites that wait until they are added up: small enough for the cache.
 AT_ONCE = 2**13
+FEW = 8  # groups that wait until they are added up
 
 
 @runtime_checkable
@@ -81,11 +82,21 @@ class Groups:
 
     def add(self, *rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, "sites width"]]:
         """Take (B, n) rows of one or several sites; yield (sites, n) sums of every group that is full."""
-        start, batch = 0, len(rows[0])
+
+        def total(some: slice) -> Tensor:
+            return torch.stack([of_site[some].sum(0, dtype=torch.float64) for of_site in rows])
+
+        return self._add(len(rows[0]), total)
+
+    def add_sites(self, rows: Float[Tensor, "sites batch width"]) -> Iterator[Float[Tensor, "sites width"]]:
+        """Take the rows of several sites that lie one upon the other."""
+        return self._add(rows.shape[1], lambda some: rows[:, some].sum(1, dtype=torch.float64))
+
+    def _add(self, batch: int, total: Callable[[slice], Tensor]) -> Iterator[Tensor]:
+        start = 0
         while start < batch:
             stop = min(batch, start + PUBLISHED_BATCH - self.filled)
-            parts = rows if stop - start == batch else [of_site[start:stop] for of_site in rows]
-            self.sum = self.sum + torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
+            self.sum = self.sum + total(slice(start, stop))
             self.filled += stop - start
             start = stop
             if self.filled == PUBLISHED_BATCH:
@@ -98,17 +109,38 @@ class Directions:
 
     def __init__(self) -> None:
         self._groups, self._sum = Groups(), 0.0
-        self.groups = self.empty = 0  # with a direction, and without
+        self._waiting: list[Tensor] = []  # groups that are not added up yet
+        self._counts = [0, 0]  # without a direction, and with one
 
     def add(self, vectors: Float[Tensor, "batch width"]) -> None:
-        for (group,) in self._groups.add(vectors):
-            length = float(group.norm())
-            if 0.0 < length < inf:
-                self._sum = self._sum + group / length
-                self.groups += 1
-            else:
-                self.empty += 1
+        self._waiting += [group for (group,) in self._groups.add(vectors)]
+        if len(self._waiting) == FEW:
+            self._add_waiting()
+
+    def _add_waiting(self) -> None:
+        """Add up several groups at once: it takes hardly longer than one."""
+        if self._waiting:
+            groups = torch.stack(self._waiting)
+            self._waiting.clear()
+            lengths = torch.linalg.vector_norm(groups, dim=1)
+            directed = (lengths > 0) & (lengths < inf)
+            self._sum = self._sum + torch.where(directed[:, None], groups / lengths[:, None], 0.0).sum(0)
+            for has in directed.tolist():
+                self._counts[has] += 1
+
+    @property
+    def groups(self) -> int:
+        """How many have a direction."""
+        self._add_waiting()
+        return self._counts[True]
+
+    @property
+    def empty(self) -> int:
+        """How many have none."""
+        self._add_waiting()
+        return self._counts[False]
 
     def stability(self) -> float:
+        self._add_waiting()
         assert isinstance(self._sum, Tensor)
         return pairwise_cosine(self._sum, self.groups)
