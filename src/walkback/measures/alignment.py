@@ -165,10 +165,7 @@ class Gamma:
             alike.setdefault(credit.shape[1:].numel(), []).append(site)
         for size, sites in alike.items():
             groups, full = self._groups.setdefault(size, (Groups(), []))
-            if view.wide is not None:
-                full += groups.add_sites(view.wide)
-            else:
-                full += groups.add(*(side[site].flatten(1) for side in (trace.credits, trace.grads) for site in sites))
+            full += groups.add(*(side[site].flatten(1) for side in (trace.credits, trace.grads) for site in sites))
         if sum(group.numel() for _, full in self._groups.values() for group in full) >= AT_ONCE:
             self._add_full()
 
@@ -177,8 +174,7 @@ class Gamma:
         made: list[Tensor] = []  # by size: cosines of (groups, sites)
         for _, full in self._groups.values():
             if full:
-                both = torch.stack(full).unflatten(1, (2, -1))[:, :, : self._sites]
-                a, g = both.unbind(1)
+                a, g = torch.stack(full).chunk(2, 1)
                 made.append(_cosine(a.flatten(0, 1), g.flatten(0, 1)).view(a.shape[:2]))
                 full.clear()
         if made:

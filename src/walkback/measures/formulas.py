@@ -6,7 +6,7 @@ and the credit a_l that the rule under test gives it. Site 0 is written by the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -47,16 +47,6 @@ def site_norms(
             return (norms * mask).sum(1) / mask.sum(1).clamp(min=1)
         return norms.mean(1)
     return torch.linalg.vector_norm(site_vectors(state, pool, reader), dim=-1, dtype=torch.float64)
-
-
-def all_norms(states: Sequence[Tensor]) -> Float[Tensor, "sites batch"] | None:
-    """Return ‖·‖ per sample of states without tokens at once; None where they are too many, or not of one kind."""
-    first = states[0]
-    if first.ndim != 2 or len(states) * first.numel() > HELD or len(runs(states)) > 1:
-        return None
-    if any(h.dtype != first.dtype for h in states):
-        return None
-    return torch.linalg.vector_norm(torch.stack(list(states)), dim=-1, dtype=torch.float64)
 
 
 # -- cosines of credit and reference, per site and sample ---------------------------------------------------
@@ -104,68 +94,32 @@ class Pairs:
 NUMBERS = ("own", "above", "below", "beside", "credit_norm", "grad_norm")
 
 
-HELD = 2**19  # numbers of samples that are held in float64 at a time, 4 MiB: all sites of a small stream at once
-
-
-def side_by_side(*sides: Sequence[Tensor]) -> Iterator[Float[Tensor, "tensors samples width"]]:
-    """Yield tensors of one shape as rows in float64, all of them of some samples at a time: as many as are held."""
-    rows = [t.flatten(1) for side in sides for t in side]
-    batch, width = rows[0].shape
-    step = max(1, HELD // (len(rows) * max(1, width)))
-    for start in range(0, max(1, batch), step):
-        some = rows if step >= batch else [of_one[start : start + step] for of_one in rows]
-        one_dtype = all(of_one.dtype == some[0].dtype for of_one in some)
-        yield torch.stack(some).double() if one_dtype else torch.stack([of_one.double() for of_one in some])
-
-
-def runs(tensors: Sequence[Tensor]) -> list[slice]:
-    """Return the runs of neighbouring sites that have one shape.
-
-    >>> runs([torch.ones(2, 3), torch.ones(2, 3), torch.ones(2, 4)])
-    [slice(0, 2, None), slice(2, 3, None)]
-    """
-    ends = [site for site in range(1, len(tensors)) if tensors[site].shape != tensors[site - 1].shape]
-    return [slice(start, stop) for start, stop in pairwise([0, *ends, len(tensors)])]
-
-
-def compare(credits: Sequence[Tensor], grads: Sequence[Tensor], wide: Tensor | None = None) -> Pairs:
-    """Compare the credits of one batch with the references, site by site and with the neighbours of each site.
-
-    `wide` are all of them in float64, one upon the other, where they are of one shape and were made before.
-    """
-    of_sites = []
-    for run in runs(credits):
-        exact = any(t.dtype == torch.float64 for t in (*credits[run], *grads[run]))
-        parts = side_by_side(credits[run], grads[run]) if wide is None else (wide,)
-        of_sites.append(torch.cat([_products(part, exact) for part in parts], -1))
-    alike = tuple(lower.shape == upper.shape for lower, upper in pairwise(credits))
-    own, above, below, beside, na, ng, top_a, top_g = of_sites[0] if len(of_sites) == 1 else torch.cat(of_sites, 1)
+def compare(credits: Sequence[Tensor], grads: Sequence[Tensor]) -> Pairs:
+    """Compare the credits of one batch with the references, site by site and with the neighbours of each site."""
+    alike = [lower.shape == upper.shape for lower, upper in pairwise(credits)]
+    nowhere = torch.full((len(grads[0]),), torch.nan, dtype=torch.float64, device=grads[0].device)
+    products = nowhere
+    dots: list[list[Tensor]] = []  # by site: ⟨a_l, g_l⟩, ⟨a_l, g_{l+1}⟩, ⟨a_l, g_{l−1}⟩, ⟨g_l, g_{l+1}⟩
+    sizes: list[list[Tensor]] = []  # by site: ‖a_l‖, ‖g_l‖, and what they were divided by
+    before: list[Tensor] = []  # rows of the site before: two sites at a time are held in float64
+    for site, (given, reference) in enumerate(zip(credits, grads)):
+        (a, top_a), (g, top_g) = by_largest(given), by_largest(reference)
+        if products.shape != a.shape:
+            products = torch.empty_like(a)  # written over and over: memory that was just used is the fastest
+        dots.append([torch.mul(a, g, out=products).sum(1), nowhere, nowhere, nowhere])
+        if site and alike[site - 1]:
+            a_before, g_before = before
+            dots[-2][1] = torch.mul(a_before, g, out=products).sum(1)
+            dots[-2][3] = torch.mul(g_before, g, out=products).sum(1)
+            dots[-1][2] = torch.mul(a, g_before, out=products).sum(1)
+        before = [a, g]
+        sizes.append([torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1), top_a, top_g])
+    na, ng, top_a, top_g = torch.stack([torch.stack(of) for of in sizes], 1)
+    own, above, below, beside = torch.stack([torch.stack(of) for of in dots], 1)
     own = torch.where((na == 0) | (ng == 0), 0.0, own / (na * ng))
     after, prior = ng.roll(-1, 0), ng.roll(1, 0)
     above, below, beside = above / (na * after), below / (na * prior), beside / (ng * after)
     return Pairs(own, above, below, beside, na * top_a, ng * top_g, (*alike, False), grads[-1].dtype)
-
-
-def _products(wide: Float[Tensor, "both samples width"], exact: bool) -> Float[Tensor, "8 sites samples"]:
-    """Return by site ⟨a_l, g_l⟩, ⟨a_l, g_{l+1}⟩, ⟨a_l, g_{l−1}⟩, ⟨g_l, g_{l+1}⟩, ‖a_l‖, ‖g_l‖, and what was divided by.
-
-    NaN where there is no such neighbour. `exact`: the rows may be as large and small as float64.
-    """
-    sites = len(wide) // 2
-    made = wide.new_full((8, sites, wide.shape[1]), torch.nan)
-    made[6:] = 1.0
-    if exact:
-        rows, top = by_largest(wide.flatten(0, 1))
-        wide, made[6:] = rows.view_as(wide), top.view(2, sites, -1)
-    a, g = wide[:sites], wide[sites:]
-    products = a * g
-    torch.sum(products, -1, out=made[0])
-    products = products[1:]  # written over and over: memory that was just used is the fastest
-    torch.sum(torch.mul(a[:-1], g[1:], out=products), -1, out=made[1, :-1])
-    torch.sum(torch.mul(a[1:], g[:-1], out=products), -1, out=made[2, 1:])
-    torch.sum(torch.mul(g[:-1], g[1:], out=products), -1, out=made[3, :-1])
-    torch.linalg.vector_norm(wide, dim=-1, out=made[4:6].view(2 * sites, -1))
-    return made
 
 
 class View:
@@ -179,17 +133,9 @@ class View:
         return readers(self.trace)
 
     @cached_property
-    def wide(self) -> Float[Tensor, "both batch width"] | None:
-        """Credits and references in float64, one upon the other; None where they are too many, or of several shapes."""
-        credits, grads = self.trace.credits, self.trace.grads
-        assert credits is not None
-        small = 2 * len(credits) * credits[0].numel() <= HELD
-        return next(side_by_side(credits, grads)) if small and len(runs(credits)) == 1 else None
-
-    @cached_property
     def pairs(self) -> Pairs:
         assert self.trace.credits is not None
-        return compare(self.trace.credits, self.trace.grads, self.wide)
+        return compare(self.trace.credits, self.trace.grads)
 
 
 # -- per-site quantities that are means over samples: a formula has the name of its quantity ------------------

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from walkback.errors import InputError, shown
 from walkback.measures.accumulate import to_float64_device
 from walkback.measures.credit_rounding import CreditRounding
-from walkback.measures.formulas import PUBLISHED_BATCH, runs, side_by_side, unclamped
+from walkback.measures.formulas import PUBLISHED_BATCH, unclamped
 from walkback.measures.measurements import Found
 from walkback.measures.over_sites import student
 from walkback.measures.rounding import SQUARABLE, by_largest, cosine_eps, least_norm
@@ -177,12 +177,23 @@ class IntrinsicMeter:
 
     def _add_precision(self, trace: Trace, exact: Trace) -> tuple[Tensor, Tensor]:
         """Add up disagreement and shift; return (sites, B) norms of the reference and of the credit."""
-        sides = [trace.grads, [e.to(g.device) for e, g in zip(exact.grads, trace.grads)], trace.credits or ()]
-        of_sites = []
-        for run in runs(trace.grads):
-            parts = side_by_side(*(side[run] for side in sides))
-            of_sites.append(torch.cat([_compared(part, with_credits=trace.credits is not None) for part in parts], -1))
-        off, reported, shown, size_g, size_e, size_a = torch.cat(of_sites, 1)
+        made: list[list[Tensor]] = []  # by site: what is wrong, cosines as reported and exact, norms of g, e and a
+        nothing = torch.zeros(len(trace.losses), dtype=torch.float64, device=trace.losses.device)
+        for site, (low, high) in enumerate(zip(trace.grads, exact.grads)):
+            (g, top_g), (e, top_e) = by_largest(low), by_largest(high)
+            size_g, size_e = (torch.linalg.vector_norm(rows, dim=1) for rows in (g, e))
+            reported = shown = size_a = nothing
+            if trace.credits is not None:
+                a, top_a = by_largest(trace.credits[site])
+                size_a = torch.linalg.vector_norm(a, dim=1)
+                products = a * g
+                reported = products.sum(1) / (size_a * size_g)
+                shown = torch.mul(a, e, out=products).sum(1) / (size_a * size_e)
+                size_a = size_a * top_a
+            # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0. Here u and v are ‖e‖ long.
+            apart = torch.linalg.vector_norm((g * (size_e / size_g)[:, None]).sub_(e), dim=1) / size_e
+            made.append([0.5 * apart.square(), reported, shown, size_g * top_g, size_e * top_e, size_a])
+        off, reported, shown, size_g, size_e, size_a = map(torch.stack, zip(*made))
         least = torch.tensor([[least_norm(g.dtype)] for g in trace.grads], dtype=torch.float64).to(size_g.device)
         has_g, has_e, has_a = ~(size_g < least), ~(size_e < SQUARABLE), ~(size_a < SQUARABLE)
         either = has_g | has_e
@@ -339,28 +350,6 @@ def mean_ends(sums: Tensor, value: float, distinct: float = 1.0, plain: bool = F
         return max(0.0, value - half), min(2.0, value + half)
     times = exp(min(half / value, 700.0))
     return value / times, min(2.0, value * times)
-
-
-def _compared(wide: Float[Tensor, "sides samples width"], with_credits: bool) -> Float[Tensor, "6 sites samples"]:
-    """Return by site what is wrong with g, its cosine and that of e with a, and the norms of g, e and a.
-
-    `wide` are g, e (the same in float64) and, `with_credits`, a of some sites, one upon the other.
-    """
-    sites = len(wide) // (3 if with_credits else 2)
-    rows, top = by_largest(wide.flatten(0, 1))
-    wide, top = rows.view_as(wide), top.view(len(wide), -1)
-    sizes = torch.linalg.vector_norm(wide, dim=-1)
-    (g, e), (size_g, size_e) = wide[: 2 * sites].view(2, sites, *wide.shape[1:]), sizes[: 2 * sites].view(2, sites, -1)
-    made = wide.new_zeros(6, sites, wide.shape[1])
-    made[3:].view(-1, wide.shape[1])[: len(wide)] = sizes * top
-    # ½‖u − v‖² is 1 − cos without its cancellation: 1e-13 can be told from 0. Here u and v are ‖e‖ long.
-    work = (g * (size_e / size_g)[..., None]).sub_(e)
-    made[0] = 0.5 * (torch.linalg.vector_norm(work, dim=-1) / size_e).square()
-    if with_credits:
-        a, size_a = wide[2 * sites :], sizes[2 * sites :]
-        made[1] = torch.mul(a, g, out=work).sum(-1) / (size_a * size_g)
-        made[2] = torch.mul(a, e, out=work).sum(-1) / (size_a * size_e)
-    return made
 
 
 def _float64(t: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from walkback.measures.dtypes import dtype_name
-from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, all_norms, growth, site_norms
+from walkback.measures.formulas import PUBLISHED_BATCH, Numbers, View, growth, site_norms
 from walkback.measures.measurements import Found, comparable
 from walkback.measures.nulls import student
 from walkback.measures.sums import AT_ONCE, REPEATED, Directions, some
@@ -225,9 +225,7 @@ class Norms:
     def update(self, view: View) -> None:
         t = view.trace
         self._pool = t.pool
-        norms = all_norms((*t.states, *t.grads))
-        if norms is None:
-            norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
+        norms = torch.stack([site_norms(s, pool_at(t, s), view.reader, t.mask) for s in (*t.states, *t.grads)])
         sure = shown(t)
         counted = slice(None) if sure is None or t.pool != "readout" else sure
         self._tokens = [s.shape[1] if s.ndim == 3 and t.pool not in (None, "mean") else 1 for s in t.states]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import inf, isfinite
 from typing import Any, Protocol, runtime_checkable
 
@@ -82,21 +82,11 @@ class Groups:
 
     def add(self, *rows: Float[Tensor, "batch width"]) -> Iterator[Float[Tensor, "sites width"]]:
         """Take (B, n) rows of one or several sites; yield (sites, n) sums of every group that is full."""
-
-        def total(some: slice) -> Tensor:
-            return torch.stack([of_site[some].sum(0, dtype=torch.float64) for of_site in rows])
-
-        return self._add(len(rows[0]), total)
-
-    def add_sites(self, rows: Float[Tensor, "sites batch width"]) -> Iterator[Float[Tensor, "sites width"]]:
-        """Take the rows of several sites that lie one upon the other."""
-        return self._add(rows.shape[1], lambda some: rows[:, some].sum(1, dtype=torch.float64))
-
-    def _add(self, batch: int, total: Callable[[slice], Tensor]) -> Iterator[Tensor]:
-        start = 0
+        start, batch = 0, len(rows[0])
         while start < batch:
             stop = min(batch, start + PUBLISHED_BATCH - self.filled)
-            self.sum = self.sum + total(slice(start, stop))
+            parts = rows if stop - start == batch else [of_site[start:stop] for of_site in rows]
+            self.sum = self.sum + torch.stack([part.sum(0, dtype=torch.float64) for part in parts])
             self.filled += stop - start
             start = stop
             if self.filled == PUBLISHED_BATCH:
