@@ -251,9 +251,9 @@ def resident() -> float:
 def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}, one thread")
-    cost(128, 128, 6, expansion=4, rounds=3)
-    cost(3072, 256, 4, expansion=1, rounds=3)
-    cost(128, 128, 6, expansion=1, rounds=3)
+    cost(128, 128, 6, expansion=4, rounds=12)
+    cost(3072, 256, 4, expansion=1, rounds=12)
+    cost(128, 128, 6, expansion=1, rounds=12)
     memory()
     help_time()
 
