@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from ctypes import c_char
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -151,52 +151,56 @@ def imprint(t: Tensor, spare: Spare | None = None) -> bytearray | Tensor:
     >>> shows(before, a)
     True
     """
-    there = _there(t)
-    return fingerprints(t) if there is None or there.nbytes > SMALL else _taken(there, spare)
+    there = _in_a_row(t)
+    bytes_ = None if there is None or there.nbytes > SMALL else _bytes_of(there)
+    return fingerprints(t) if bytes_ is None else _taken(bytes_, spare)
 
 
 def shows(before: bytearray | Tensor, t: Tensor) -> bool:
     """Return whether a tensor was written since `imprint`."""
     if isinstance(before, bytearray):
-        there = _there(t)
-        return there is None or _are_others(before, there)
+        there = _in_a_row(t)
+        return there is None or before != _bytes_of(there)
     now = imprint(t)
     return isinstance(now, bytearray) or not torch.equal(now, before)
 
 
-def _there(t: Tensor) -> np.ndarray | None:
-    """Return the numbers of a tensor where they lie; None where that is not the memory of this process, or freed."""
-    if type(t) is not Tensor or t.device.type not in AT_ONCE or t.layout != torch.strided or t.is_neg():
+def _in_a_row(t: Tensor) -> Tensor | None:
+    """Return a tensor of this process's memory, or a copy of it where its bytes don't lie in a row; None of others."""
+    if type(t) is not Tensor or t.device.type not in AT_ONCE or t.layout != torch.strided or t.is_quantized:
         return None
-    if not t.data_ptr() and t.numel():
-        return None
-    t = t.detach()
-    try:
-        return (t if t.dtype in _OF_NUMPY else t.view(_WORDS[t.element_size()])).numpy()
-    except (RuntimeError, TypeError, KeyError):
-        return None  # of a kind that can't be looked at
+    return t if _is_plain(t) else t.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _taken(there: np.ndarray, spare: Spare | None) -> bytearray:
-    """Return the bytes of an array."""
-    if not there.flags.c_contiguous or not there.size:
-        return bytearray(there.tobytes())
-    free = spare.get(there.nbytes) if spare else None
-    taken = free.pop() if free else bytearray(there.nbytes)
-    memoryview(taken)[:] = memoryview(there).cast("B")
+def _is_plain(t: Tensor) -> bool:
+    return t.is_contiguous() and not t.is_neg() and not t.is_conj()
+
+
+def _bytes_of(t: Tensor) -> Any:
+    """Return the bytes of a tensor where they lie, for as long as it lives; None where they were freed.
+
+    Not by `numpy()`: its memory could not be resized ever after, and it may be the user's.
+    """
+    size = t.nbytes
+    if t.storage_offset() * t.element_size() + size > t.untyped_storage().nbytes():
+        return None
+    return (c_char * size).from_address(t.data_ptr()) if size else bytearray()
+
+
+def _taken(there: Any, spare: Spare | None) -> bytearray:
+    """Return a copy of bytes."""
+    free = spare.get(len(there)) if spare else None
+    taken = free.pop() if free else bytearray(len(there))
+    if taken:
+        memoryview(taken)[:] = memoryview(there).cast("B")
     return taken
-
-
-def _are_others(taken: bytearray, there: np.ndarray) -> bool:
-    """Return whether an array has other bytes than these, in one comparison of memory."""
-    return taken != (there if there.flags.c_contiguous else there.tobytes())
 
 
 class Given:
     """Tensors that are shown to code which must not write them; what it wrote is put back, bit for bit.
 
-    As `unwritten`, at a tenth of its cost, for tensors whose bytes lie in a row in the memory of this process. Others
-    are in `others`.
+    As `unwritten`, with less around it, for tensors whose bytes lie in a row in the memory of this process. Others are
+    in `others`.
 
     Args:
         tensors: to take down.
@@ -207,8 +211,9 @@ class Given:
         self._spare, self.others = spare, []
         self._held: list[tuple[Tensor, Tensor, bytearray, int, Any]] = []
         for t in tensors:
-            there = None if t.is_inference() else _there(t)
-            if there is None or not there.flags.c_contiguous or not there.size:
+            plain = not t.is_inference() and _in_a_row(t) is t and t.numel() > 0
+            there = _bytes_of(t) if plain else None
+            if there is None:
                 self.others.append(t)
                 continue
             counter = _unsafe_preserve_version_counter(t)
@@ -221,7 +226,7 @@ class Given:
             moved = _has_moved(t, memory)
             if moved:
                 _move_back(t, memory)
-            there = _there(t)  # where it lies now; None where that was freed
+            there = _bytes_of(t)  # None where they were freed
             if moved or there is None or taken != there:
                 written = True
                 if there is not None:
@@ -256,7 +261,6 @@ def _differs(now: Tensor, copy: Tensor) -> bool | Tensor:
     return torch.stack([(a != b).any() for a, b in pairs]).any()
 
 
-_OF_NUMPY = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
