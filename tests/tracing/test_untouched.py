@@ -986,7 +986,6 @@ def test_what_a_credit_was_shown_is_put_back_bit_for_bit(dtype: torch.dtype, how
         t.data = torch.zeros(5, dtype=torch.int32)
     assert given.put_back()
     assert (t.dtype, t.shape, t.data_ptr(), t._version) == (dtype, was.shape, place, version)
-    assert t.numpy(force=True).tobytes() == was.numpy().tobytes() if dtype != torch.bfloat16 else True
     assert torch.equal(t.view(torch.uint8), was.view(torch.uint8))
 
 
@@ -995,11 +994,8 @@ def test_what_was_not_written_is_no_finding_and_its_memory_serves_again():
     for _ in range(2):
         given = Given([t], spare)
         assert not spare.get(t.nbytes)
-        t.add_(1.0).sub_(1.0)
-        same = torch.equal(t, t.clone())
-        given = Given([t], spare) if same else given
         assert not given.put_back()
-    assert {len(memory) for memory in spare[t.nbytes]} == {t.nbytes}
+    assert [len(memory) for memory in spare[t.nbytes]] == [t.nbytes]
 
 
 def test_what_does_not_lie_in_a_row_is_left_to_others():
