@@ -234,10 +234,7 @@ class Norms:
             everywhere = torch.stack([site_norms(s, "mean", None, t.mask) for s in t.states])
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
         here, apart = (norms, norms[:, :0]) if sure is None else (norms[:, sure], norms[:, ~sure])
-        if sure is None:
-            self._waiting.append((here, apart, everywhere, norms))
-        else:
-            self._waiting.append((here, apart, everywhere[:, counted], norms[:, counted]))
+        self._waiting.append((here, apart, everywhere[:, counted], norms[:, counted]))
         if sum(read.numel() for *_, read in self._waiting) >= 2 * AT_ONCE:
             self._add_waiting()
         if not isfinite(norms.sum().item()):
