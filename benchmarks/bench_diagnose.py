@@ -27,12 +27,14 @@ import walkback as wb
 from walkback.measures.accumulate import Meter
 from walkback.measures.formulas import compare, site_norms
 from walkback.measures.precision import IntrinsicMeter
-from walkback.network.prints import data_hash, prints_of
+from walkback.network.prints import DataHash, prints_of
 from walkback.selftest import ResidualNet
+from walkback.tracing.kept import Spare, imprint, shows
 from walkback.tracing.passes import block_pass
 from walkback.tracing.trace import Credit
 
 BATCHES = 64  # 8,192 samples: most of a test split
+FLOORS = ("what can't be left out", "the same with a credit")
 
 
 def bare(model: ResidualNet, batches: list[tuple[Tensor, Tensor]]) -> None:
@@ -43,6 +45,39 @@ def bare(model: ResidualNet, batches: list[tuple[Tensor, Tensor]]) -> None:
     for x, y in batches:
         states.clear()
         torch.autograd.grad(F.cross_entropy(model(x), y, reduction="sum"), states)
+    for hook in hooks:
+        hook.remove()
+
+
+def least(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Credit | None = None) -> None:
+    """The same with what no measurement can leave out, by hand, and nothing around it: no session, check or answer.
+
+    A copy of the input, a number for each sample, norms in float64. With a credit the bytes of what it is shown, taken
+    down and compared, and cosines with all neighbours in float64.
+    """
+    states: list[Tensor] = []
+    hooks = [b.register_forward_pre_hook(lambda m, args: states.append(args[0])) for b in model.blocks]
+    hooks.append(model.out_ln.register_forward_pre_hook(lambda m, args: states.append(args[0])))
+    hashed, spare = DataHash(), Spare()
+    for x, y in batches:
+        states.clear()
+        prints = prints_of(x, len(y))
+        logits = model(x.clone())
+        losses = F.cross_entropy(logits, y, reduction="none")
+        grads = torch.autograd.grad(losses.sum(), states)
+        with torch.no_grad():
+            seen = tuple(h.detach() for h in states)
+            if credit is not None:
+                trace = wb.Trace(seen, grads, None, losses.detach(), logits.detach(), y, x)
+                shown = (*seen, *grads, trace.logits, y, x)
+                before = [imprint(t, spare) for t in shown]
+                given = credit(trace)
+                assert not any(map(shows, before, shown))
+                for was in filter(lambda was: isinstance(was, bytearray), before):
+                    spare.setdefault(len(was), []).append(was)
+                compare(given, grads)
+            torch.stack([site_norms(s, None) for s in (*seen, *grads)])
+            hashed.add(x, len(prints))
     for hook in hooks:
         hook.remove()
 
@@ -80,6 +115,8 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
     times = interleaved(
         {
             "bare hooks + autograd.grad": lambda: bare(model, batches),
+            FLOORS[0]: lambda: least(model, batches),
+            FLOORS[1]: lambda: least(model, batches, dfa),
             "walkback.measure": lambda: wb.measure(model, batches),
             "walkback.measure with a credit": lambda: wb.measure(model, batches, credit=dfa),
             "the same, and in float64": lambda: wb.measure(model, batches, credit=dfa, probes=("intrinsic",)),
@@ -93,7 +130,7 @@ def cost(inputs: int, width: int, depth: int, expansion: int, rounds: int) -> No
         best = min(values) / min(floor)
         print(f"  {name:32} {1e3 * min(values) / len(batches):7.2f} ms per batch   {best:5.2f}x (median {ratio:.2f}x)")
     whole = {name: min(values) / len(batches) for name, values in times.items()}
-    parts(model, batches, dfa, list(whole.values()))
+    parts(model, batches, dfa, [seconds for name, seconds in whole.items() if name not in FLOORS])
     floors(model, batches, dfa, min(floor) / len(batches))
 
 
@@ -149,7 +186,7 @@ def floors(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Cre
     given = [a.detach() for a in credit(trace)]
     parts = {
         "norms of h and g in float64": lambda: [site_norms(s, None) for s in (*trace.states, *trace.grads)],
-        "a number for each sample": lambda: (prints_of(x, len(x)), data_hash(x, len(x))),
+        "a number for each sample": lambda: (prints_of(x, len(x)), DataHash().add(x, len(x))),
         "the credit itself": lambda: credit(trace),
         "cosines with all neighbours in float64": lambda: compare(given, trace.grads),
     }

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import walkback as wb
-from walkback.network.prints import data_hash, fingerprints
+from walkback.network.prints import DataHash, fingerprints
 from walkback.notes import coded
 
 
@@ -46,5 +46,18 @@ def test_the_hash_of_the_data_is_the_one_that_records_hold():
     weights = (steps * np.uint64(-7046029254386353131 % 2**64)) ^ (steps << np.uint64(31))
     weights = weights * np.uint64(-4658895280553007687 % 2**64) | np.uint64(1)
     expected = (padded.view(np.uint64) * weights).sum(dtype=np.uint64)
-    assert int(data_hash(x, 6)) % 2**64 == int(expected)
-    assert int(data_hash(x[:2], 2) + data_hash(x[2:], 4)) % 2**64 == int(expected)
+    whole, parts = DataHash(), DataHash()
+    whole.add(x, 6)
+    parts.add(x[:2], 2)
+    parts.add(x[2:], 4)
+    assert whole.number() == parts.number() == int(expected)
+
+
+def test_the_hash_of_inputs_of_several_lengths_is_the_sum_of_theirs():
+    long, short = torch.randn(3, 6), torch.randn(2, 4)
+    hashes = [DataHash() for _ in range(3)]
+    for i, x in ((0, long), (1, short), (2, long), (2, short)):
+        hashes[i].add({"x": x, "ids": torch.arange(len(x))[:, None]}, len(x))
+    one, other, both = (of.number() for of in hashes)
+    assert both == (one + other) % 2**64
+    assert both != one

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import walkback as wb
 import walkback.tracing.kept
-from walkback.tracing.kept import unwritten
+from walkback.tracing.kept import Given, Spare, imprint, shows, unwritten
 from walkback.tracing.untouched import untouched
 
 HOOKS = [name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks") or "_hooks_" in name]
@@ -965,3 +965,89 @@ def test_memory_of_copies_is_used_again():
         assert torch.equal(one, torch.full((3, 4), value))
         assert not before or before == [copy.data_ptr() for copy in spare]
     assert len(before) == 3
+
+
+SHOWN = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", SHOWN)
+@pytest.mark.parametrize("how", ["past the counter", "in place", "moved"])
+def test_what_a_credit_was_shown_is_put_back_bit_for_bit(dtype: torch.dtype, how: str):
+    t = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(dtype)
+    if dtype.is_floating_point:
+        t[0, 0], t[1, 0] = float("nan"), -0.0
+    was, place, version = t.clone(), t.data_ptr(), t._version
+    given = Given([t, torch.zeros(2)], Spare())
+    if how == "past the counter":
+        t.data[1, 2] = 0
+    elif how == "in place":
+        t[1, 2] = 0
+    else:
+        t.data = torch.zeros(5, dtype=torch.int32)
+    assert given.put_back()
+    assert (t.dtype, t.shape, t.data_ptr(), t._version) == (dtype, was.shape, place, version)
+    assert torch.equal(t.view(torch.uint8), was.view(torch.uint8))
+
+
+def test_what_was_not_written_is_no_finding_and_its_memory_serves_again():
+    spare, t = Spare(), torch.randn(4, 3)
+    for _ in range(2):
+        given = Given([t], spare)
+        assert not spare.get(t.nbytes)
+        assert not given.put_back()
+    assert [len(memory) for memory in spare[t.nbytes]] == [t.nbytes]
+
+
+def test_what_does_not_lie_in_a_row_is_left_to_others():
+    t = torch.randn(4, 3)
+    given = Given([t.T, t[:1].expand(4, 3), torch.zeros(0, 2), t], Spare())
+    assert [o.shape for o in given.others] == [(3, 4), (4, 3), (0, 2)]
+
+
+def test_memory_that_was_freed_is_a_finding_and_no_crash():
+    t, state = torch.randn(64), torch.randn(64)
+    given, before = Given([t], Spare()), imprint(state)  # which leave them as resizable as they were
+    t.untyped_storage().resize_(0)
+    state.untyped_storage().resize_(0)
+    assert given.put_back()
+    assert shows(before, state)
+
+
+@pytest.mark.parametrize("make", [lambda t: t, lambda t: t.T, lambda t: t.bfloat16(), lambda t: t[:0], lambda t: -t])
+def test_an_imprint_shows_a_write_to_any_number(make: Callable[[Tensor], Tensor]):
+    t = make(torch.randn(5, 4))
+    before = imprint(t)
+    assert not shows(before, t)
+    for i in range(t.numel()):
+        t.data.view(-1)[i : i + 1].neg_() if t.is_contiguous() else t.data[i // 5, i % 5].neg_()
+        assert shows(before, t)
+        t.data.view(-1)[i : i + 1].neg_() if t.is_contiguous() else t.data[i // 5, i % 5].neg_()
+    assert not shows(before, t)
+
+
+@pytest.mark.parametrize("call", [0, 1, 4])
+def test_a_weight_that_a_credit_swaps_at_a_later_call_is_put_back(call: int):
+    """What stands where is read once, and compared at every call."""
+    model, batches = wb.selftest.healthy(), wb.selftest.batches(6)
+    linear = model.blocks[0][1]  # type: ignore[index]
+    own = linear.weight
+
+    def swaps(trace: wb.Trace) -> list[Tensor]:
+        if trace.index == call:
+            linear.weight = nn.Parameter(torch.zeros_like(own))
+        return [g.sign() for g in trace.grads]
+
+    with pytest.raises(wb.CreditError, match="changed its weights"):
+        wb.measure(model, batches, credit=swaps)
+    assert linear.weight is own
+
+
+def test_a_weight_that_the_user_swaps_between_batches_is_theirs():
+    model, batches = wb.selftest.healthy(), wb.selftest.batches(4)
+    linear, mine = model.blocks[0][1], None  # type: ignore[index]
+    with wb.Tracer(model) as tracer:
+        for i, (x, y) in enumerate(batches):
+            if i == 2:
+                linear.weight = mine = nn.Parameter(linear.weight.detach() * 2)
+            tracer.trace(x, y, credit=lambda trace: [g.sign() for g in trace.grads])
+            assert mine is None or linear.weight is mine

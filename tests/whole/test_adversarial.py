@@ -831,3 +831,18 @@ def test_the_page_and_the_tests_number_the_same_tries() -> None:
     tested = {int(n) for n in re.findall(r"^def test_(\d+)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)}
     assert in_page == tested == set(range(1, 31))
     assert "Out of reach" in DOC
+
+
+def test_a_loader_that_writes_its_labels_into_one_tensor_is_counted_right():
+    """Logits and labels wait until several batches are looked at: the labels that wait are copies."""
+    model, batches = wb.selftest.healthy(), wb.selftest.batches(4)
+    one = torch.empty_like(batches[0][1])
+
+    def reused():
+        for x, y in batches:
+            yield x, one.copy_(y)
+
+    accuracy = wb.measure(model, batches).conditions["probe_accuracy"]
+    assert wb.measure(model, reused()).conditions["probe_accuracy"] == accuracy
+    right = sum(int((model.eval()(x).argmax(1) == y).sum()) for x, y in batches)
+    assert accuracy == right / sum(len(y) for _, y in batches)

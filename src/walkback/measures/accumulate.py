@@ -65,7 +65,7 @@ class Meter:
                 taker.update(view)
             if self._credited:
                 self._waiting.append(view.pairs)
-                if sum(pairs.own.numel() for pairs in self._waiting) >= AT_ONCE:
+                if sum(pairs.own.numel() for pairs in self._waiting) >= 2 * AT_ONCE:
                     self._add_waiting()
 
     def _add_waiting(self) -> None:

@@ -17,7 +17,7 @@ from walkback.measures.nulls import Coupling, null_half, student
 from walkback.measures.over_sites import GAMMA_OVER
 from walkback.measures.rounding import SQUARABLE, by_largest, least_norm
 from walkback.measures.stream import Samples
-from walkback.measures.sums import REPEATED, Groups, Mean, some
+from walkback.measures.sums import AT_ONCE, REPEATED, Groups, Mean, some
 from walkback.measures.vectors import WHOLE
 from walkback.notes import Note
 from walkback.sentences import why_no_cosine
@@ -150,7 +150,8 @@ class Gamma:
     def __init__(self, cosine: Cosine, gamma_over: str, deep_over: str) -> None:
         self._cosine, self._gamma_over, self._deep_over = cosine, gamma_over, deep_over
         self._orders: Any = 0.0
-        self._groups: dict[int, Groups] = {}  # by the numbers of a sample at their sites
+        # By the numbers of a sample at their sites: groups, and the sums of those that are full.
+        self._groups: dict[int, tuple[Groups, list[Tensor]]] = {}
         self._by_batch, self._n_groups, self._sites = 0.0, 0, 0
 
     def update(self, view: View) -> None:
@@ -161,15 +162,25 @@ class Gamma:
         self._sites = len(averaged([None] * len(trace.states), trace.pool == WHOLE, self._gamma_over))
         alike: dict[int, list[int]] = {}  # sites by the numbers of a sample there: those are added up as one
         for site, credit in enumerate(trace.credits[: self._sites]):
-            alike.setdefault(credit[0].numel(), []).append(site)
-        made: list[list[Tensor]] = []
+            alike.setdefault(credit.shape[1:].numel(), []).append(site)
         for size, sites in alike.items():
-            groups = self._groups.setdefault(size, Groups())
-            sums = groups.add(*(side[site].flatten(1) for side in (trace.credits, trace.grads) for site in sites))
-            made.append([_cosine(*both.chunk(2)) for both in sums])
-        for group in zip(*made):
-            self._by_batch = self._by_batch + torch.cat(group).mean()
-            self._n_groups += 1
+            groups, full = self._groups.setdefault(size, (Groups(), []))
+            full += groups.add(*(side[site].flatten(1) for side in (trace.credits, trace.grads) for site in sites))
+        if sum(group.numel() for _, full in self._groups.values() for group in full) >= AT_ONCE:
+            self._add_full()
+
+    def _add_full(self) -> None:
+        """Add up the groups that are full: several take hardly longer than one."""
+        made: list[Tensor] = []  # by size: cosines of (groups, sites)
+        for _, full in self._groups.values():
+            if full:
+                a, g = torch.stack(full).chunk(2, 1)
+                made.append(_cosine(a.flatten(0, 1), g.flatten(0, 1)).view(a.shape[:2]))
+                full.clear()
+        if made:
+            of_groups = torch.cat(made, 1).mean(1)
+            self._by_batch = self._by_batch + of_groups.sum()
+            self._n_groups += len(of_groups)
 
     def add(self, pairs: Pairs) -> None:
         """Take the samples of one batch or several."""
@@ -183,6 +194,7 @@ class Gamma:
         self._orders = self._orders + torch.stack([by_sample.sum(), whole.sum(), given.sum(), *flat])
 
     def compute(self, found: Found) -> None:
+        self._add_full()
         cosine, reasons = found.values["cosine"], found.reasons
         counted = cosine[: self._sites]
         gamma, share = mean(counted), concentration(counted)

@@ -19,7 +19,7 @@ from walkback.measures.measurements import Found, comparable
 from walkback.measures.nulls import student
 from walkback.measures.sums import AT_ONCE, REPEATED, Directions, some
 from walkback.measures.vectors import WHOLE, fits, pool_at, shown, site_vectors
-from walkback.network.prints import data_hash, prints_of
+from walkback.network.prints import DataHash, prints_of
 from walkback.notes import Note
 
 LAYER_INDEX = {
@@ -110,7 +110,7 @@ class Samples:
 
     def __init__(self) -> None:
         self.prints = Prints()
-        self._hash: Any = 0  # the sum of those of the batches, modulo 2⁶⁴
+        self._hash = DataHash()
         self._pool: int | str | None = None
         self._masked = False
 
@@ -129,7 +129,7 @@ class Samples:
         self._masked = self._masked or (trace.pool == "mean" and fits(trace.mask, trace.states[-1]))
         prints = prints_of(trace.inputs, len(trace.losses)) if trace.prints is None else trace.prints
         self.prints.add(trace.index, prints)
-        self._hash = self._hash + data_hash(trace.inputs, len(prints))
+        self._hash.add(trace.inputs, len(prints))
 
     @property
     def repeated(self) -> float:
@@ -150,7 +150,7 @@ class Samples:
             "batch_size": sizes[0] if len(sizes) == 1 else sizes,
             "samples": self.samples,
             "distinct_samples": distinct,
-            "probe_hash": f"{int(self._hash) & (2**64 - 1):016x}",
+            "probe_hash": f"{self._hash.number():016x}",
             "state_shape": list(self.shapes[-1]),
             "state_shapes": [list(shape) for shape in self.shapes],
             "pool": self._pool,
@@ -235,7 +235,7 @@ class Norms:
             self._typical.add(torch.stack([_median_token(s, t.mask) for s in t.states])[:, counted])
         here, apart = (norms, norms[:, :0]) if sure is None else (norms[:, sure], norms[:, ~sure])
         self._waiting.append((here, apart, everywhere[:, counted], norms[:, counted]))
-        if sum(read.numel() for *_, read in self._waiting) >= AT_ONCE:
+        if sum(read.numel() for *_, read in self._waiting) >= 2 * AT_ONCE:
             self._add_waiting()
         if not isfinite(norms.sum().item()):
             for kind, of_kind in zip(("state", "gradient"), norms.chunk(2)):

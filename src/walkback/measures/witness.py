@@ -23,6 +23,7 @@ from walkback.tracing.trace import Trace
 ENOUGH = 8 * PUBLISHED_BATCH  # samples: the protocol's 8 batches of 128
 SORTED = 6.0  # standard deviations of χ² between groups of samples and their labels
 AT_ONCE = 8  # groups that are counted at once: many batches take hardly longer than one
+NUMBERS = 2**13  # logits that wait until they are looked at
 SATURATED = 100.0  # mean span of the logits: e^-100 is zero even in float64's probabilities
 
 
@@ -45,6 +46,7 @@ class Witness:
         self._right = self._samples = 0
         self._span = 0.0
         self._kinds: int | None = None
+        self._waiting: list[tuple[Tensor, Tensor]] = []  # logits and labels of batches that are not looked at yet
         self._losses: list[tuple[Tensor, Tensor] | None] = []
 
     @torch.no_grad()
@@ -54,6 +56,18 @@ class Witness:
             self._losses.append(_beside_cross_entropy(trace))
         logits, labels = trace.logits, trace.labels
         self._samples += len(labels)
+        if self._waiting and not (_alike(self._waiting[-1][0], logits) and _alike(self._waiting[-1][1], labels)):
+            self._look_at_waiting()
+        self._waiting.append((logits.clone(), labels.clone()))  # either may be written later
+        if sum(of_batch.numel() for of_batch, _ in self._waiting) >= NUMBERS:
+            self._look_at_waiting()
+
+    def _look_at_waiting(self) -> None:
+        """Look at several batches at once: it takes hardly longer than one."""
+        if not self._waiting:
+            return
+        logits, labels = (torch.cat(parts) for parts in zip(*self._waiting))
+        self._waiting.clear()
         if logits.shape[-1]:  # arrays may come without logits
             low, high = logits.aminmax(dim=-1)
             self._span += float((high.float() - low.float()).mean()) * len(labels)  # float32: MPS has no float64
@@ -64,8 +78,10 @@ class Witness:
             self._classes.add(classes.to("cpu", small))  # from a device a byte of each, or two
             self._right += int((logits.argmax(1) == classes).sum())
 
+    @torch.no_grad()
     def compute(self, found: Found) -> None:
         """Say what is odd, and how many samples the network gets right; None for tokens and other tasks."""
+        self._look_at_waiting()
         classified = self._classes.samples == self._samples
         found.conditions["probe_accuracy"] = self._right / self._samples if classified else None
         found.conditions["classes"] = self._kinds if classified else None
@@ -86,6 +102,11 @@ class Witness:
         if factor is not None and SATURATED < span < inf:  # what is not finite is a finding of its own
             found.notes.append(Note("saturated", None, {"span": span}))
         found.notes += filter(None, [_left_out(self._tracer, self._given)])
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors can stand one behind the other."""
+    return (one.shape[1:], one.dtype, one.device) == (other.shape[1:], other.dtype, other.device)
 
 
 def _classes(logits: Tensor, labels: Tensor, custom_loss: bool) -> Tensor | None:

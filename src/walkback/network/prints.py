@@ -29,18 +29,38 @@ def fingerprints(x: Tensor) -> Int[Tensor, " batch"]:
 
 def prints_of(x: Inputs, batch: int) -> Int[Tensor, " batch"]:
     """Return `fingerprints` of everything in the inputs that belongs to one sample."""
-    return torch.stack([fingerprints(t) * (2 * i + 1) for i, t in enumerate(per_sample(x, batch).values())]).sum(0)
+    first, *others = per_sample(x, batch).values()
+    return sum((fingerprints(t) * (2 * i + 1) for i, t in enumerate(others, 1)), start=fingerprints(first))
 
 
-def data_hash(x: Inputs, batch: int) -> Int[Tensor, ""]:
-    """Return the number whose sum over batches names the data in a record, in whatever order its samples came.
+class DataHash:
+    """The number that names the data in a record, in whatever order its samples came.
 
     Records hold it, so its weights stay as they are; to tell samples apart take `fingerprints`, which sees every sign.
+
+    >>> whole, halves, x = DataHash(), DataHash(), torch.randn(4, 3)
+    >>> whole.add(x, 4), halves.add(x[2:], 2), halves.add(x[:2], 2)
+    (None, None, None)
+    >>> whole.number() == halves.number()
+    True
     """
-    words = [_words(t) for t in per_sample(x, batch).values()]
-    # Over samples first: modulo 2⁶⁴ the order changes nothing, and sums are faster than products.
-    sums = [(w.sum(0) * _odd(w.shape[1], w.device)).sum() * (2 * i + 1) for i, w in enumerate(words)]
-    return torch.stack(sums).sum()
+
+    def __init__(self) -> None:
+        # Over samples first: modulo 2⁶⁴ the order changes nothing, and sums are faster than products. Here they are by
+        # which of the inputs it is and how many words it has.
+        self._sums: dict[tuple[int, int], Int[Tensor, " width"]] = {}
+
+    def add(self, x: Inputs, batch: int) -> None:
+        """Take a batch, or a part of one."""
+        for i, t in enumerate(per_sample(x, batch).values()):
+            total = _words(t).sum(0)
+            before = self._sums.get((i, len(total)))
+            self._sums[i, len(total)] = total if before is None else before + total
+
+    def number(self) -> int:
+        """Return what it is by now, from 0 to 2⁶⁴ − 1."""
+        numbers = (int((of * _odd(n, of.device)).sum()) * (2 * i + 1) for (i, n), of in self._sums.items())
+        return sum(numbers) % 2**64
 
 
 def _words(x: Tensor) -> Int[Tensor, "batch width"]:

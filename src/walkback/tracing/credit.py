@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import chain
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from walkback.errors import CreditError
 from walkback.network.batch import tensors
 from walkback.network.prints import fingerprints
 from walkback.network.values import modules_of
-from walkback.tracing.kept import Kept, differ, imprint, shows, unwritten
+from walkback.tracing.kept import Given, Kept, Spare, differ, imprint, shows, unwritten
 from walkback.tracing.reach import REGISTERED
 from walkback.tracing.restore import is_same, put_dict
 from walkback.tracing.trace import Credit, Trace
@@ -41,7 +42,10 @@ class Asked:
         self._first = [(book, dict(book)) for book in books]
         self._calls = 0
         self._kept: Kept | None = None  # the weights as they were at the first call
-        self._spare: list[Tensor] = []  # memory of the copies of the last call
+        self._kept_of: Sequence[Tensor] = ()  # and the list of them
+        self._spare: Spare = {}  # memory of the copies of the last call
+        self._places: _Places | None = None  # what stood where at the last call
+        self._weights: list[Tensor] = []  # all that the network computes with, but its buffers, which running it moves
         self._restless: set[int] = set()  # those that the network writes by itself
         self.found: AsFound | None = None
         self._plain: list[Tensor] = []  # neither parameters nor buffers, and yet the network computes with them
@@ -65,7 +69,7 @@ class Asked:
             registered = {id(t) for m in self._modules for d in (m._parameters, m._buffers) for _, t in d.items()}
             others = [t for t in self.found.reach.tensors if id(t) not in registered]
             self._plain = [t for t in others if (_trains(t) and t.is_leaf) or id(t) in read]
-            self._where = self.found.reach.places(self._plain)
+            self._where, self._places = self.found.reach.places(self._plain), None
 
     def credits(self, credit: Credit, trace: Trace) -> tuple[Tensor, ...]:
         """Return a_0 … a_L, detached, each shaped like its state."""
@@ -121,25 +125,25 @@ class Asked:
         written past it.
         """
         trusted = getattr(credit, "restores_weights", False)
-        weights = [] if trusted else self._weights()
+        places = self._now()
+        weights = [] if trusted else self._weights
         if trusted and self._restless and self.alone and self.found is not None:
             self.found.rewind()  # it runs the network once more, from where the measured pass began
         kept = self._keep(weights)
-        moving = [t for t in weights if id(t) in self._restless]
+        moving = [t for t in weights if id(t) in self._restless] if self._restless else []
         made_here = (trace.logits, trace.losses, trace.prints, trace.mask, *(trace.branches or ()))
         ours = [t for t in (*trace.states, *trace.grads, *made_here) if t is not None]
         # By value what is the user's, and what has no version counter.
-        shown = (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference()))
+        shown = Given(
+            (trace.labels, *tensors(trace.inputs).values(), *(t for t in ours if t.is_inference())), self._spare
+        )
         counted = [(t, t._version) for t in ours if not t.is_inference()]
         # `.data` and numpy write past the counter. A recorded credit (`trusted`) does not show the trace to anyone.
-        before = [] if trusted else [(t, imprint(t)) for t, _ in counted]
+        before = [] if trusted else [(t, imprint(t, self._spare)) for t, _ in counted]
         versions = [t._version for t in weights]
-        buffers = [b for m in self._modules for _, b in m._buffers.items() if b is not None]
-        sharded = self.found is not None and self.found.reach.sharded
-        places = _Places(self._modules, self._where, sharded)
         self.ran = False
         with ExitStack() as stack:
-            written = stack.enter_context(unwritten((*buffers, *moving, *shown), self._spare))
+            written = stack.enter_context(unwritten((*places.buffers, *moving, *shown.others)))
             stack.enter_context(Unstepped(weights))
             try:
                 made = credit(trace)
@@ -151,16 +155,21 @@ class Asked:
                 look = self._calls <= LOOKS or versions != [t._version for t in weights]
                 rewritten = kept.put_back() if look or not self._lasts else []
                 replaced, strange = places.put_back()
+                overwritten = shown.put_back()
         changed = {id(t) for t in written}
         if (
-            any(t._version != version for t, version in counted)
-            or any(id(t) in changed for t in shown)
+            overwritten
+            or any(t._version != version for t, version in counted)
+            or any(id(t) in changed for t in shown.others)
             or any(shows(was, t) for t, was in before)
         ):
             raise CreditError(
                 "Expected credit(trace) to leave the trace as it is, but it wrote into its tensors in place. Work on a "
                 "copy: t.clone()."
             )
+        for _, was in before:
+            if isinstance(was, bytearray):
+                self._spare.setdefault(len(was), []).append(was)
         if not trusted:
             self._refuse([*rewritten, *replaced, *(t for t in moving if id(t) in changed)], strange, self.ran)
         for module in self._modules:
@@ -168,10 +177,13 @@ class Asked:
                 module.training = False
         return made
 
-    def _weights(self) -> list[Tensor]:
-        """Return all that the network computes with, but its buffers, which running it may move."""
-        known = {id(p): p for m in self._modules for _, p in m._parameters.items() if p is not None}
-        return list((known | {id(t): t for t in self._plain}).values())
+    def _now(self) -> _Places:
+        """Return what stands where in the network now: what did at the last call, unless something has changed."""
+        sharded = self.found is not None and self.found.reach.sharded
+        if self._places is None or sharded or not self._places.stand():
+            self._places = _Places(self._modules, self._where, sharded)
+            self._weights = list((self._places.parameters | {id(t): t for t in self._plain}).values())
+        return self._places
 
     def _refuse(self, changed: Sequence[Tensor], strange: bool, ran: bool) -> None:
         """Complain of a change, unless it may be the network's own doing: it ran, and is known for it.
@@ -179,6 +191,8 @@ class Asked:
         Where it ran, parts that are new may be its own, and so may be changes of plain tensors without gradients: they
         may be statistics or states, which a pass in training mode moves.
         """
+        if not changed and not strange:
+            return
         again = {id(d[n]) for d, was in self._first for n in was if d.get(n) is not was[n] and n in d}
         own = self._restless | again  # written, and made anew, by the passes that were measured
         if (strange and not ran) or any(not ran or (_trains(t) and id(t) not in own) for t in changed):
@@ -192,10 +206,11 @@ class Asked:
     def _keep(self, weights: Sequence[Tensor]) -> Kept:
         """Return the copy of the weights that this call is held against."""
         self._calls += 1
-        steady = [t for t in weights if id(t) not in self._restless]
-        if self._kept is None or not self._lasts or not self._kept.is_of(steady):
+        steady = [t for t in weights if id(t) not in self._restless] if self._restless else weights
+        if self._kept is None or not self._lasts or not (self._kept_of is weights or self._kept.is_of(steady)):
             found = self.found.values.some(steady) if self._lasts and self.found is not None else None
             self._kept = found or Kept(steady)
+        self._kept_of = weights
         return self._kept
 
     def finish(self, put_back_only: bool = False) -> None:
@@ -244,14 +259,30 @@ def _held(books: Sequence[tuple[dict[str, Any], Any]]) -> list[list[Any]]:
 class _Places:
     """Which tensors and modules stand where in a network, to see what was put in their place and to undo it."""
 
-    def __init__(self, modules: Sequence[nn.Module], plain: Sequence[tuple[Any, Any, Tensor]], sharded: bool) -> None:
+    def __init__(self, modules: Sequence[nn.Module], where: Sequence[tuple[Any, Any, Tensor]], sharded: bool) -> None:
         # A sharded network changes its parameters for gathered ones and back by itself.
-        names = ("_buffers", "_modules") if sharded else REGISTERED
-        books = [getattr(m, name) for m in modules for name in names]
-        self._books = [(book, dict(book)) for book in books if isinstance(book, dict)]
+        self._modules, self._names = modules, ("_buffers", "_modules") if sharded else REGISTERED
+        self._all = self._registered()
+        self._books = [(book, dict(book)) for book in self._all if isinstance(book, dict)]
         self._held = _held(self._books)
         self._volatile = [(m._non_persistent_buffers_set, set(m._non_persistent_buffers_set)) for m in modules]
-        self._plain = [(at, key, t) for at, key, t in plain if _at(at, key) is t]  # the network may have changed them
+        self._where = where
+        self._plain = [(at, key, t) for at, key, t in where if _at(at, key) is t]  # the network may have changed them
+        self.parameters = {id(p): p for m in modules for _, p in m._parameters.items() if p is not None}
+        self.buffers = [b for m in modules for _, b in m._buffers.items() if b is not None]
+
+    def _registered(self) -> list[Any]:
+        return list(chain.from_iterable(map(attrgetter(*self._names), self._modules)))
+
+    def stand(self) -> bool:
+        """Return whether all stands where it stood when this was made."""
+        return (
+            all(map(is_, self._registered(), self._all))
+            and _held(self._books) == self._held
+            and all(book == was for book, was in self._volatile)
+            and len(self._plain) == len(self._where)
+            and all(_at(at, key) is t for at, key, t in self._plain)
+        )
 
     def put_back(self) -> tuple[list[Tensor], bool]:
         """Put them back; return the weights that others of another value stood for, and whether parts were new."""

@@ -251,7 +251,7 @@ class Spy(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call and look at what came of its gradients."""
         kwargs = kwargs or {}
-        leaves = tree_leaves((args, kwargs))
+        leaves = _leaves((*args, *kwargs.values()))
         given = [t for t in leaves if isinstance(t, Tensor)]
         cut = [(t, t._version) for t in given if id(t) in self._cut and _memory(t) in self._shared]
         result = func(*args, **kwargs)
@@ -265,7 +265,7 @@ class Spy(TorchFunctionMode):
             else:
                 self.saw = True
         self.saw = self.saw or func in _HOOKS or _repacks()
-        for made in tree_leaves(result):
+        for made in _leaves((result,)):
             if not isinstance(made, Tensor) or not made.is_floating_point():
                 continue
             if made.requires_grad:
@@ -275,6 +275,14 @@ class Spy(TorchFunctionMode):
                 if any(t.grad_fn is not None and _memory(t) == _memory(made) for t in given):
                     self._shared.add(_memory(made))
         return result
+
+
+_BARE = {Tensor, torch.nn.Parameter, int, float, bool, str, type(None), torch.dtype, torch.device}
+
+
+def _leaves(values: Sequence[Any]) -> Sequence[Any]:
+    """Return what these values hold, as deep as it goes; most hold nothing."""
+    return values if _BARE.issuperset(map(type, values)) else tree_leaves(list(values))
 
 
 def _memory(tensor: Tensor) -> int:

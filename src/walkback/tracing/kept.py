@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from ctypes import c_char
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,9 +139,10 @@ def _differ(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 
 SMALL = 2**20  # bytes of a tensor that are kept as they are, since that is the fastest
+Spare = dict[int, list[bytearray]]  # by size, memory of copies that nobody needs any more: new memory is slow
 
 
-def imprint(t: Tensor) -> bytes | Tensor:
+def imprint(t: Tensor, spare: Spare | None = None) -> bytearray | Tensor:
     """Return what a later write to a tensor shows in: its bytes, or a number of each sample of a large one.
 
     >>> a = torch.zeros(2, 3)
@@ -148,19 +151,91 @@ def imprint(t: Tensor) -> bytes | Tensor:
     >>> shows(before, a)
     True
     """
-    near = type(t) is Tensor and t.device.type in AT_ONCE and t.layout == torch.strided
-    if not near or t.nbytes > SMALL:
-        return fingerprints(t)
-    as_it_is = t.dtype in (torch.float32, torch.float64, torch.int64) and not t.is_neg()  # numpy has no bfloat16
-    return (t.detach() if as_it_is else _bits(t)[0]).numpy().tobytes()
+    there = _in_a_row(t)
+    bytes_ = None if there is None or there.nbytes > SMALL else _bytes_of(there)
+    return fingerprints(t) if bytes_ is None else _taken(bytes_, spare)
 
 
-def shows(before: bytes | Tensor, t: Tensor) -> bool:
+def shows(before: bytearray | Tensor, t: Tensor) -> bool:
     """Return whether a tensor was written since `imprint`."""
+    if isinstance(before, bytearray):
+        there = _in_a_row(t)
+        return there is None or before != _bytes_of(there)
     now = imprint(t)
-    if isinstance(now, bytes) and isinstance(before, bytes):
-        return now != before
-    return isinstance(now, bytes) or isinstance(before, bytes) or not torch.equal(now, before)
+    return isinstance(now, bytearray) or not torch.equal(now, before)
+
+
+def _in_a_row(t: Tensor) -> Tensor | None:
+    """Return a tensor of this process's memory, or a copy of it where its bytes don't lie in a row; None of others."""
+    if type(t) is not Tensor or t.device.type not in AT_ONCE or t.layout != torch.strided or t.is_quantized:
+        return None
+    return t if _is_plain(t) else t.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _is_plain(t: Tensor) -> bool:
+    return t.is_contiguous() and not t.is_neg() and not t.is_conj()
+
+
+def _bytes_of(t: Tensor) -> Any:
+    """Return the bytes of a tensor where they lie, for as long as it lives; None where they were freed.
+
+    Not by `numpy()`: its memory could not be resized ever after, and it may be the user's.
+    """
+    size = t.nbytes
+    if t.storage_offset() * t.element_size() + size > t.untyped_storage().nbytes():
+        return None
+    return (c_char * size).from_address(t.data_ptr()) if size else bytearray()
+
+
+def _taken(there: Any, spare: Spare | None) -> bytearray:
+    """Return a copy of bytes."""
+    free = spare.get(len(there)) if spare else None
+    taken = free.pop() if free else bytearray(len(there))
+    if taken:
+        memoryview(taken)[:] = memoryview(there).cast("B")
+    return taken
+
+
+class Given:
+    """Tensors that are shown to code which must not write them; what it wrote is put back, bit for bit.
+
+    As `unwritten`, with less around it, for tensors whose bytes lie in a row in the memory of this process. Others are
+    in `others`.
+
+    Args:
+        tensors: to take down.
+        spare: memory of copies that nobody needs any more. `put_back` returns what it took.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], spare: Spare) -> None:
+        self._spare, self.others = spare, []
+        self._held: list[tuple[Tensor, Tensor, bytearray, int, Any]] = []
+        for t in tensors:
+            plain = not t.is_inference() and _in_a_row(t) is t and t.numel() > 0
+            there = _bytes_of(t) if plain else None
+            if there is None:
+                self.others.append(t)
+                continue
+            counter = _unsafe_preserve_version_counter(t)
+            self._held.append((t, t.detach(), _taken(there, spare), t._version, counter))
+
+    def put_back(self) -> bool:
+        """Put back what was written, and return whether anything was."""
+        written = False
+        for t, memory, taken, version, counter in self._held:
+            moved = _has_moved(t, memory)
+            if moved:
+                _move_back(t, memory)
+            there = _bytes_of(t)  # None where they were freed
+            if moved or there is None or taken != there:
+                written = True
+                if there is not None:
+                    _put_back(t, torch.frombuffer(taken, dtype=t.dtype).view(t.shape))
+            if t._version != version:
+                counter.__exit__()
+            self._spare.setdefault(len(taken), []).append(taken)
+        self._held.clear()
+        return written
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
