@@ -33,7 +33,7 @@ class FA(RandomFeedback):
     """
 
     exact_top = True
-    head: tuple[nn.Module]  # in a tuple: its weights are the network's, and are not saved with the feedback
+    head: tuple[nn.Linear]  # in a tuple: its weights are the network's, and are not saved with the feedback
 
     def __init__(
         self,
@@ -50,13 +50,8 @@ class FA(RandomFeedback):
 
     def setup(self, parts: Parts, states: Sequence[Tensor], classes: int, generator: torch.Generator) -> None:
         """Draw B_0…B_{L-1}."""
-        head = parts.readout_modules[-1]
-        if self.top == "head" and not isinstance(head, nn.Linear):
-            raise InputError(
-                f'Expected a readout that ends in a Linear layer with top="head", but it ends in a '
-                f"{type(head).__name__}. Leave top out: then the exact gradient of h_L is carried down."
-            )
-        self.head = (head,)
+        if self.top == "head":
+            self.head = (_linear(parts.readout_modules[-1]),)
         self.draw([(upper, lower, upper) for lower, upper in pairwise(self.widths(states))], generator)
 
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
@@ -65,7 +60,7 @@ class FA(RandomFeedback):
             credits = [trace.grads[-1]]
             vector = gather(trace.grads[-1])
         else:
-            vector = error_signal(trace) @ self.head[0].get_parameter("weight").detach()
+            vector = error_signal(trace) @ self.head[0].weight.detach()
             credits = [place(vector, trace.states[-1], self.target)]
         for matrix, state in zip(reversed(self.matrices()), reversed(trace.states[:-1])):
             vector = vector @ matrix
@@ -75,6 +70,15 @@ class FA(RandomFeedback):
     def describe(self) -> dict[str, object]:
         """Return what is carried down where it is not the exact gradient, and what RandomFeedback says."""
         return super().describe() | ({} if self.exact_top else {"top": self.top})
+
+
+def _linear(head: nn.Module) -> nn.Linear:
+    if not isinstance(head, nn.Linear):
+        raise InputError(
+            f'Expected a readout that ends in a Linear layer with top="head", but it ends in a {type(head).__name__}. '
+            "Leave top out: then the exact gradient of h_L is carried down."
+        )
+    return head
 
 
 ORDER = 2
