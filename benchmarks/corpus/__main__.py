@@ -39,6 +39,8 @@ LIBRARIES = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth_plain",
+    "tenth_residual",
 )
 
 

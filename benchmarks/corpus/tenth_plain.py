@@ -1,6 +1,6 @@
 """An eighth unseen set, plain networks in the manner of public code; sites were written before a reading."""
 
-# ruff: noqa: D101, E731  # a network is a few lines, and its case names it
+# ruff: noqa: D101, D106, E731  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
@@ -624,7 +624,9 @@ class TinyInception(nn.Module):
         def __init__(self, cin, n1, n3r, n3, pool):
             super().__init__()
             self.b1 = nn.Sequential(nn.Conv2d(cin, n1, 1), nn.BatchNorm2d(n1), nn.ReLU(True))
-            self.b2 = nn.Sequential(nn.Conv2d(cin, n3r, 1), nn.ReLU(True), nn.Conv2d(n3r, n3, 3, padding=1), nn.ReLU(True))
+            self.b2 = nn.Sequential(
+                nn.Conv2d(cin, n3r, 1), nn.ReLU(True), nn.Conv2d(n3r, n3, 3, padding=1), nn.ReLU(True)
+            )
             self.b4 = nn.Sequential(nn.MaxPool2d(3, 1, 1), nn.Conv2d(cin, pool, 1), nn.ReLU(True))
 
         @staticmethod
