@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 
 import torch
@@ -359,7 +360,7 @@ class Ddtp(nn.Module):
     def __init__(self):
         super().__init__()
         sizes = [6, 12, 12, 10, C]
-        self.forward_layers = nn.ModuleList([nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:])])
+        self.forward_layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(sizes)])
         self.feedback_layers = nn.ModuleList([nn.Linear(C, b) for b in sizes[1:-1]])
         self.activation = nn.ELU()
         self.states = []
