@@ -66,6 +66,7 @@ class Capture:
     cross_attends: bool = False  # blocks are handed the states of an encoder
     first_made: Tensor | None = None  # what block 1 returned, in the graph
     handed_copy: bool = False  # block 1 was handed a copy of the stream
+    bare: bool = False  # no module with weights ran before block 1: it is handed the input
     returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
     misplaced: dict[str, str] = field(default_factory=dict)  # part -> where it ran, if not where it is registered
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
@@ -128,6 +129,7 @@ class Capture:
         self.calls.append(i)
         if self.layout.receivers:
             return None
+        self.bare = self.bare or (i == 0 and not stream.requires_grad)
         handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
@@ -346,7 +348,7 @@ def attach(session: Tracer, stack: ExitStack) -> None:
 
     def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
         def hook(*args: Any) -> Any:
-            return None if session.capture is None else method(session.capture, *first, *args)
+            return method(session.capture, *first, *args) if isinstance(session.capture, Capture) else None
 
         stack.callback(register(hook, **how).remove)
 

@@ -44,7 +44,10 @@ class Below:
         self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
         self._unmixed: dict[Any, int] = {}  # the same on ways that meet no weight between layers
         self.reached: set[tuple[Any, int]] = set()
-        self.joins = False  # whether two marked places meet in a sum, as a branch and a skip do, or two towers
+        # whether two marked places meet in a sum that a place at `near` reads, as a branch and a skip do; towers that
+        # meet in the answer alone are none
+        self.joins = False
+        joined: dict[Any, bool] = {}
         todo: list[tuple[Any, bool]] = [(self._top, False)]
         while todo:
             node, ready = todo.pop()
@@ -57,6 +60,8 @@ class Below:
                 todo += [(child, False) for child, _ in below if child not in self._below]
                 continue
             under = closest = unmixed = 0
+            joined[node] = any(joined[edge[0]] for edge in below)
+            self.joins |= any(joined[edge[0]] for edge in below if marks.get(edge, 0) & near)
             behind = [(marks.get(edge, 0) & near or self._ungated.get(edge[0], 0)) for edge in below]
             for edge in below:
                 here = marks.get(edge, 0)
@@ -72,7 +77,7 @@ class Below:
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
             self._ungated[node] = reduce(or_, behind, 0)
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
-            self.joins |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
+            joined[node] |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near
