@@ -41,6 +41,7 @@ LIBRARIES = (
     "ninth",
     "tenth_plain",
     "tenth_residual",
+    "eleventh",
 )
 
 

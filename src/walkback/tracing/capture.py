@@ -176,6 +176,14 @@ class Capture:
         self.made[i] = self._keep(handed)
         return None if handed is made else swapped(output, made, handed)
 
+    def at_sum(self, site: int, state: Tensor) -> None:
+        """Take down a sum of the stream, a copy: the network may add to it in place."""
+        if site < self.depth:
+            self.given[site] = state.detach().clone()
+        else:
+            self.read = state.detach().clone()
+        self._mark(site, state)
+
     def before_receiver(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take down what the norm before block i receives, where that is the stream."""
         stream = stream_of(module, args, kwargs)
@@ -265,6 +273,13 @@ class Capture:
     def refuse_other_calls(self) -> None:
         """Raise AnatomyError unless every block ran once, in the order of the anatomy."""
         expected = list(range(self.depth))
+        if self.anatomy.sums:
+            if len(self.edges) <= self.depth:
+                raise AnatomyError(
+                    f"Expected every batch to add to the stream as the first one did, {self.depth} times, but a sum is "
+                    "missing or carries no gradient. Write each step as a module, and name those as blocks."
+                )
+            return
         if self.calls == expected:
             return
         for i in expected:
@@ -345,6 +360,8 @@ def attach(session: Tracer, stack: ExitStack) -> None:
     may run the network, which is noted.
     """
     anatomy = session.anatomy
+    if anatomy.sums:
+        return
 
     def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
         def hook(*args: Any) -> Any:

@@ -148,6 +148,8 @@ def _follow(session: Tracer, capture: Capture) -> bool:
     """
     anatomy, guessed = session.anatomy, session.reading.guessed
     calls, depth = capture.calls, capture.depth
+    if anatomy.sums:
+        return False
     once = len({id(block) for block in session.blocks}) == depth and {*calls} == {*range(depth)}
     if once and (len(calls) > depth or (guessed and calls != [*range(depth)])):
         anatomy = anatomy.in_order(calls)
@@ -166,6 +168,8 @@ def _follow(session: Tracer, capture: Capture) -> bool:
 
 def _find_axis(session: Tracer, capture: Capture, x: Inputs, y: Tensor, weights: Weights) -> None:
     """Keep where the batch is in the stream."""
+    if session.anatomy.sums:
+        return
     axis = find_axis(capture, lambda few: session.run_once(few, weights), x, y)
     capture.layout = replace(session.layout, axis=axis)
     session.learn(layout=capture.layout)

@@ -152,6 +152,28 @@ def between(made: Iterable[Any], given: Collection[Any]) -> set[Any]:
     return seen
 
 
+def nodes_between(top: Any, bottom: Any) -> set[Any]:
+    """Return the nodes on ways from one node down to another, the latter left out; to any (None): all below, and it.
+
+    >>> h, w = torch.ones(2, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> [len(nodes_between((h @ w).relu().grad_fn, node)) for node in (h.grad_fn, w, None)]
+    [2, 0, 5]
+    """
+    if bottom is None:
+        return between([top], ())
+    leads: dict[Any, bool] = {bottom: True}
+    todo: list[tuple[Any, bool]] = [(top, False)]
+    while todo:
+        node, ready = todo.pop()
+        below = [child for child, _ in node.next_functions if child is not None]
+        if ready:
+            leads[node] = any(leads[child] for child in below)
+        elif node not in leads:
+            leads[node] = False
+            todo += [(node, True), *((child, False) for child in below)]
+    return {node for node, leading in leads.items() if leading} - {bottom}
+
+
 def uses_weights(top: Any, stops: Collection[Any]) -> bool:
     """Return whether a product with a weight lies between a result and some nodes below it.
 
