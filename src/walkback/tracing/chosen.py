@@ -111,7 +111,7 @@ class _Seen:
         self._below = Below(top, marks, sum(self._bit[run] for run in self.layers), inside)
         self.recurs: str | None = None  # a layer that the state of a recurrent cell goes past, once `skip` has looked
         self.readers = self._find_readers()
-        if uses_weights(top.grad_fn, {node for run in self.readers for node in made[run]}):
+        if uses_weights(top.grad_fn, {node for run in self.readers if not run.holds for node in made[run]}):
             self.readers = []  # the output layer is no module: F.linear with a weight of another one
 
     @property
@@ -169,7 +169,7 @@ class _Seen:
                 return run.call.name
         tops = [(None, node) for node in ends] + [(run, edge.node) for run in above for edge in run.edges.values()]
         for top, node in tops:
-            nearest = self._below.nearest(node)
+            nearest = self._below.nearest(node) & ~(self._bit[top] if top else 0)  # a cell returns two states
             for run in self.layers:
                 passing = self._under(run) & nearest if self._bit[run] & nearest else 0
                 if any(self._bit[s] & passing and not _is_recurrence(s, run, top) for s in self.layers):
@@ -287,7 +287,7 @@ class _Axes:
         self._batch = len(y)
         self._fewer: dict[tuple[int, int], dict[int, Tensor]] = {}
         shapes = [h.shape for run in runs for h in run.states.values()]
-        if self._batch > 1 and any(len(self._axes(s)) > 1 or (self._rows(s) and not self._axes(s)) for s in shapes):
+        if self._batch > 1 and any(self._axes(s) != [0] and (self._axes(s) or self._rows(s)) for s in shapes):
             capture = LayerCapture({id(m): "" for m in modules}, modules)
             few, _ = next(split(x, y, self._batch - 1))
             with torch.no_grad(), overheard(modules, capture.after, capture.before):

@@ -13,8 +13,9 @@ from torch import Tensor
 # Nodes of products with a weight: a way that avoids them goes past the weights.
 _MIXING = ("Addmm", "Mm", "Mv", "Addmv", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding", "Lstm", "Gru", "Rnn")
 _MIXING += ("SlowConv", "ThnnConv", "CudnnRnn", "MkldnnRnn", "MiopenRnn", "MkldnnConvolution")
+_DISTANCES = ("SubBackward", "Cdist")  # to prototypes, which are a weight too
 _SUMS = ("AddBackward", "SubBackward")
-_VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
+VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
@@ -69,7 +70,7 @@ class Below:
                     self.reached.add(edge)
                 under |= here | self._below[edge[0]]
                 closest |= here & near or self._nearest.get(edge[0], 0)
-                between_layers = _mixes(edge[0]) and edge[0] not in inside
+                between_layers = goes_through_weight(edge[0]) and edge[0] not in inside
                 unmixed |= here & near or (0 if between_layers else self._unmixed.get(edge[0], 0))
             self._below[node], self._nearest[node], self._unmixed[node] = under, closest, unmixed
             if len(behind) == 2 and type(node).__name__.startswith("MulBackward"):
@@ -81,6 +82,7 @@ class Below:
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near
+        self.joins |= bool(self._first and joined.get(self._top))
 
     def under(self, node: Any) -> int:
         """Return the bits of all that lies below a node."""
@@ -110,7 +112,7 @@ def goes_past_weights(made: Iterable[Any], given: set[Any]) -> bool:
         if node in given:
             return True
         seen.add(node)
-        if not _mixes(node):
+        if not goes_through_weight(node):
             todo += [child for child, _ in node.next_functions]
     return False
 
@@ -184,7 +186,11 @@ def uses_weights(top: Any, stops: Collection[Any]) -> bool:
     [True, False]
     """
     nodes = between([top], stops)
-    return any(_mixes(node) and any(_is_made_of_weight(c, stops) for c, _ in node.next_functions) for node in nodes)
+    return any(
+        (goes_through_weight(node) or type(node).__name__.startswith(_DISTANCES))
+        and any(_is_made_of_weight(c, stops) for c, _ in node.next_functions)
+        for node in nodes
+    )
 
 
 def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
@@ -199,7 +205,7 @@ def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
 
 def _is_gate(node: Any) -> bool:
     """Return whether a node is a share between 0 and 1, or a view of one: h * (1 + f) is a sum, h * sigmoid(f) none."""
-    while type(node).__name__.startswith(_VIEWS) and len(node.next_functions) == 1:
+    while type(node).__name__.startswith(VIEWS) and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 
@@ -208,7 +214,8 @@ def _is_sum(node: Any) -> bool:
     return type(node).__name__.startswith(_SUMS)
 
 
-def _mixes(node: Any) -> bool:
+def goes_through_weight(node: Any) -> bool:
+    """Return whether a node is a product with a weight."""
     name = type(node).__name__
     if name.startswith(_MIXING):
         return True

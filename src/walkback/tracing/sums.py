@@ -24,7 +24,7 @@ from walkback.network.share import share_of
 from walkback.network.values import logits_of, named_modules_of
 from walkback.tracing.calls import overheard
 from walkback.tracing.derived import unseen_edge
-from walkback.tracing.graph import goes_past_weights, nodes_between
+from walkback.tracing.graph import VIEWS, goes_past_weights, goes_through_weight, nodes_between
 from walkback.tracing.heard import LayerCapture, LayerRun
 
 if TYPE_CHECKING:
@@ -125,14 +125,34 @@ def _chain(top: Tensor) -> list[Spot] | None:
             elif first is not None and _adds(branch, first):  # two branches of one state, side by side
                 before[node, 0] = first
                 del before[state]
-    roots = [state for state in before.values() if state not in before]
-    if len(before) < 2 or len(roots) != 1 or len(set(before.values())) < len(before):
+    # What a state was made of: a sum itself, or a sum and what comes after it, say an activation.
+    ends = {state: _sum_below(state, before) for state in before.values()}
+    roots = [state for state, (made, _) in ends.items() if made is None]
+    steps = {tuple(names) for made, names in ends.values() if made is not None}
+    if len(before) < 2 or len(roots) != 1 or len(steps) != 1 or len(ends) < len(before):
         return None
     after = {state: made for made, state in before.items()}
+    as_read = {made: state for state, (made, _) in ends.items() if made is not None}
     chain = roots
-    while chain[-1] in after:
-        chain.append(after[chain[-1]])
-    return chain
+    while (made := after.get(chain[-1])) is not None and made in as_read:
+        chain.append(as_read[made])
+    if made is None or len(chain) != len(before):
+        return None
+    (names,) = steps
+    last = [(node, 0) for node in nodes if _sum_below((node, 0), {made: made}) == (made, [*names])]
+    return [*chain, last[-1]] if last else None
+
+
+def _sum_below(state: Spot, sums: dict[Spot, Spot]) -> tuple[Spot | None, list[str]]:
+    """Return the sum that a state was made of by operations of one input each (None: of none), and their names."""
+    names: list[str] = []
+    while state not in sums:
+        below = [(c, nr) for c, nr in state[0].next_functions if c is not None and not hasattr(c, "variable")]
+        if len(below) != 1 or state[0].name().startswith(VIEWS) or goes_through_weight(state[0]):
+            return None, []
+        names.append(state[0].name())
+        state = below[0]
+    return state, names
 
 
 def _adds(branch: Spot, state: Spot) -> bool:
