@@ -42,6 +42,7 @@ LIBRARIES = (
     "tenth_plain",
     "tenth_residual",
     "eleventh",
+    "twelfth",
 )
 
 
