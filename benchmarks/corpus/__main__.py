@@ -202,8 +202,8 @@ a block. Convolutions on frames folded into the batch, with as many channels as 
 axis. A decoder called by keywords, the mask before the state, was read at twice as many sites, at both sums of a
 layer; the report named that guess. Distances to prototypes were taken for an answer of the last layer, which was left
 out. Of those refused, a U-net and two towers have no one stream; the refusal of the towers counts as unclear, since it
-offers each tower by itself. Two that cut their states off in every pass are refused with the advice to pass
-`reference="derived"`. It was wrong for one: there these plain layers were read as blocks.
+offers each tower by itself. Two that cut their states off in every pass are refused, and right with
+`reference="derived"`, as the refusal says now. Before, plain layers of one were read as blocks there.
 
 What was mended: these, and recurrent cells of several layers by hand; towers that meet in the answer; weights in
 buffers; a stream that is written out, with no module for its steps, is read at its sums where these are one chain. Not
