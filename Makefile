@@ -80,7 +80,9 @@ CORPUS := vit-pytorch x-transformers timm torchvision monai torch-geometric eino
           rtdl_revisiting_models diffusers axial-positional-embedding local-attention product-key-memory colt5-attention hyper-connections \
           nystrom-attention gateloop-transformer mambapy siren-pytorch linear-attention-transformer res-mlp-pytorch timesformer-pytorch \
           fair-esm efficientnet_pytorch clip-anytorch open-clip-torch ftfy regex wcwidth segformer-pytorch graph-transformer-pytorch \
-          egnn-pytorch axial-attention spikingjelly segmentation-models-pytorch nflows minGRU-pytorch pytorchcv
+          egnn-pytorch axial-attention spikingjelly segmentation-models-pytorch nflows minGRU-pytorch pytorchcv \
+          x-mlps-pytorch soft-moe-pytorch snntorch fast-transformer-pytorch rela-transformer gated-state-spaces-pytorch mega-pytorch \
+          halonet-pytorch bottleneck-transformer-pytorch
 corpus: $(STAMP)
 	$(PYTHON) -m venv --system-site-packages $(VENV)/corpus
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(VENV)/corpus/bin/python -c 'import site; print(site.getsitepackages()[0])')/shared.pth"

@@ -39,6 +39,10 @@ LIBRARIES = (
     "seventh",
     "eighth",
     "ninth",
+    "tenth_plain",
+    "tenth_residual",
+    "eleventh",
+    "twelfth",
 )
 
 
@@ -173,6 +177,39 @@ Of the one in part, a relaxation as equilibrium propagation has it, the sites by
 output layer, which other layers read. The reading had them, but its note `layers-summed` was a false alarm: feedback
 by a weight is no skip. Of four that were refused, a reversible network and a U-net have no one stream. A graph network,
 h + relu(W A norm(h)), is read now. Mixers of tokens on transposed states in one list and experts in another are not.
+
+Three more sets were written by one more author, in the manner of public code of the field and of libraries:
+52 networks (`tenth_plain.py`, `tenth_residual.py`); after what these showed was mended, 30 others (`eleventh.py`); and
+after what those showed was mended, 19 others (`twelfth.py`). All sites were committed before the first reading of
+their set. The first readings, as they came out:
+
+| networks | right | part, said | part, unsaid | silently wrong | refused clearly | unclear or crashed |
+|---|---|---|---|---|---|---|
+| 25 plain | 17 | 0 | 0 | 1 | 7 | 0 |
+| 15 residual | 10 | 0 | 0 | 0 | 5 | 0 |
+| 12 of libraries | 11 | 0 | 0 | 0 | 1 | 0 |
+| after the mends: 13 plain | 7 | 0 | 1 | 1 | 4 | 0 |
+| after the mends: 9 residual | 7 | 0 | 0 | 1 | 1 | 0 |
+| after the mends: 8 of libraries | 8 | 0 | 0 | 0 | 0 | 0 |
+| after both mends: 10 plain | 10 | 0 | 0 | 0 | 0 | 0 |
+| after both mends: 7 residual | 6 | 0 | 0 | 0 | 0 | 1 |
+| after both mends: 2 of libraries | 2 | 0 | 0 | 0 | 0 | 0 |
+
+So 73% of the 52 were right (38), 73% of the 30 (22), and 18 of the 19. The last set is small, and its author had just
+written the mends; over all three sets 77% were right (78 of 101). All four disagreements were faults of the reading. A
+Kolmogorov-Arnold network was read at its input and its logits, since a layer of two weights that are added looked like
+a block. Convolutions on frames folded into the batch, with as many channels as samples, were read along the wrong
+axis. A decoder called by keywords, the mask before the state, was read at twice as many sites, at both sums of a
+layer; the report named that guess. Distances to prototypes were taken for an answer of the last layer, which was left
+out. Of those refused, a U-net and two towers have no one stream; the refusal of the towers counts as unclear, since it
+offers each tower by itself. Two that cut their states off in every pass are refused, and right with
+`reference="derived"`, as the refusal says now. Before, plain layers of one were read as blocks there.
+
+What was mended: these, and recurrent cells of several layers by hand; towers that meet in the answer; weights in
+buffers; a stream that is written out, with no module for its steps, is read at its sums where these are one chain. Not
+mended: blocks that take and return (branch, residual) as Mamba's do, gates between layers whose weights also read the
+input (a minimal gated unit), weights that are used without a module, features of several layers that are concatenated
+for a hidden layer, and cells that return two states.
 """
 
 

@@ -56,7 +56,20 @@ _marks: list[tuple[Tensor, ...]] | None = None
 def mark(*state: Tensor) -> None:
     """Say in a forward pass that this is a site: its tensor, or its tensors."""
     if _marks is not None:
+        for part in state:
+            if not part.requires_grad:  # made of buffers alone
+                part.requires_grad_()
         _marks.append(state)
+
+
+def by_hand_now() -> bool:
+    """Return whether sites are derived by hand: g_l is of the forward pass, so cuts and own backward passes are out."""
+    return _marks is not None
+
+
+def cut(state: Tensor) -> Tensor:
+    """Return a state without its graph, as greedy code hands it on; by hand the cut is left out."""
+    return state if by_hand_now() else state.detach()
 
 
 def first(values: Any) -> Tensor | None:

@@ -210,7 +210,9 @@ def mk():
         def forward(s, x):
             return s.m(x, None)
 
-    add("rtdl FTTransformer", RF, bx, (), 0)
+    norms = [f"{i}.{part}_normalization" for i in (0, 1, 2) for part in ("attention", "ffn")]
+    given = ("0.attention", *norms[1:], "2.output")  # the first block has no norm before its attention
+    add("rtdl FTTransformer", RF, bx, tuple(f"in:m.backbone.blocks.{part}" for part in given), 0)
     from diffusers.models import DiTTransformer2DModel, SD3Transformer2DModel, UNet2DModel
 
     class DI(nn.Module):

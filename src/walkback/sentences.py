@@ -265,6 +265,10 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "a way leads past {layer}, so this network has a residual stream or skips: sites are the outputs of its "
         "layers, not the stream, and each g_l is that of one layer's output"
     ),
+    "layers-recur": (
+        "a state goes from step to step past {layer}, as in a recurrent cell that is written by hand: sites are the "
+        "outputs of its layers in every step"
+    ),
     "layers-summed": lambda note: (
         f"outputs of {' and '.join(note.values['layers'])} meet before another layer reads them, in a network with "
         "sums: sites are the outputs of layers. If one of these layers is a skip with a weight, the stream is their sum"

@@ -10,6 +10,7 @@ from places import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks" / "corpus"))
 
+import eleventh
 import fifth_plain
 import fifth_residual
 import hand_built
@@ -21,9 +22,14 @@ import plain
 import plain_more
 import seventh
 import sixth
-from case import Case, run
+import tenth_plain
+import tenth_residual
+from case import Case, built, by_hand, judged, run
 
 MODULES = (
+    eleventh,
+    tenth_plain,
+    tenth_residual,
     fifth_plain,
     fifth_residual,
     hand_built,
@@ -58,19 +64,37 @@ READ = {
     "equilibrium propagation: a list of states relaxes, feedback by the transposed weights",
     "graph network: h + relu(W A norm(h)), convolutions and norms in two lists",
     "squeeze and excite between two convolutions",
+    "h + down(up(h)) in one list",
+    "GRU cell by hand: two linear layers a step, the gates by chunk",
+    "dueling Q-network: a value and an advantage are added",
+    "Hebbian convolutions whose weights are buffers, triangle activation, a linear classifier",
+    "KAN by radial basis functions: two linear parts of a layer are added",
+    "residual MLP by attributes: fc1 and fc2 of one width, x = x + relu(fc(norm(x)))",
+    "ResNet by attributes: relu(x + conv(relu(conv(x)))), written out three times",
+    "graph classifier: h_list, batch norms in a second list, the last without ReLU, residual sums",
+    "video: convolutions on every frame, folded into the batch, then a GRU",
+    "prototypes: an embedding by convolutions, logits are minus the distances to learned prototypes",
+    "decoder called by keywords, the mask before the state, a tuple of one returned",
     "8 list with norm first: [norm, block, norm, block], called in pairs",
     "2 a load-balancing loss handed along, and not used by the loss",
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
+CUT = "greedy stages: every stage is given a detached input, also in eval mode"
 REFUSED = {
+    CUT,
+    "U-net: down and up, concatenation; no one stream",
     "deep supervision: a head at every layer, all of them in the loss",
-    *("cross network: x0 * w(x) + b + x", "highway layers"),
-    *("a scale between widths", "dense blocks", "parallel towers", "h + down(up(h)) in one list"),
+    *("highway layers", "a scale between widths", "dense blocks", "parallel towers"),
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),
     "2 two streams that cross, in a Sequential",
     "2 value residual: the first layer's values go to all others",
 }
 CASES = [case for module in MODULES for case in module.cases() if case.name in READ | REFUSED]
+
+
+def test_layers_that_are_cut_off_are_read_as_layers_where_the_reference_is_derived() -> None:
+    case = next(case for case in CASES if case.name == CUT)
+    assert judged(case, built(case), by_hand(case, built(case)), {}, derived=True).kind == "right"
 
 
 def test_every_name_of_the_sample_is_in_the_corpus() -> None:

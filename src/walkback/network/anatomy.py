@@ -52,6 +52,8 @@ class Anatomy:
             None to find out by running one batch.
         guesses: what `Anatomy.of` had to guess, in words; shown in the picture and in reports.
         by_forward: True where the network runs its blocks as `block.forward(h)`, past their hooks; a batch shows it.
+        sums: where the steps are no modules: the numbers of the tensors that are sites, in the order in which a forward
+            pass makes them; a batch shows it. The blocks are then the layers that write what is added.
         share: what share of the weights the blocks hold, and which modules the others are in, once resolved.
 
     >>> import torch, walkback as wb
@@ -74,6 +76,7 @@ class Anatomy:
     names: tuple[str, ...] = ()
     guesses: tuple[str, ...] = ()
     by_forward: bool = False
+    sums: tuple[int, ...] = ()
     share: Share | None = None
 
     @staticmethod
@@ -192,6 +195,8 @@ class Anatomy:
 
     def depth_modules(self, model: nn.Module) -> tuple[nn.Module, ...]:
         """Return what a frozen control leaves at random, once resolved: the blocks, each once."""
+        if self.sums:
+            return outside(unwrap(model), [p for p in (*self.stems, *self.readout) if isinstance(p, nn.Module)])
         return tuple({id(b): b for b in self.blocks if isinstance(b, nn.Module)}.values())
 
     def called(self, i: int) -> str:

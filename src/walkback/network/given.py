@@ -27,7 +27,7 @@ def parts_of(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, site
         return layers_of(model, sites)
     if isinstance(anatomy, Mapping):
         known = [
-            *(f.name for f in fields(Anatomy) if f.name not in ("names", "guesses", "by_forward", "share")),
+            *(f.name for f in fields(Anatomy) if f.name not in ("names", "guesses", "by_forward", "sums", "share")),
             "sites",
         ]
         if set(anatomy) - set(known):

@@ -23,6 +23,7 @@ Named = tuple[str, nn.Module]  # with its path
 Sites = str | Sequence[str] | Callable[[nn.Module], Any]
 
 WHOLE = "whole"  # the pool of a plain network: the state of a layer is one vector, whatever its axes mean
+_WEIGHTS = ("weight", "weights", "w", "kernel")  # what a layer calls its weight
 BY_REGISTRATION = "layers stand in the order in which they are registered; a batch shows the order of their calls"
 
 
@@ -113,7 +114,7 @@ def weighted_modules(model: nn.Module) -> list[Named]:
     """Return every module with a weight of its own, a parameter of at least two dimensions, by its path.
 
     Norms and activations have none. What is not trained counts only where nothing of the network is: feedback matrices
-    are kept as frozen parameters.
+    are kept as frozen parameters. A weight that a local rule writes may be a buffer, see `kept_weights`.
 
     >>> [path for path, _ in weighted_modules(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.PReLU()))]
     ['0']
@@ -125,7 +126,9 @@ def weighted_modules(model: nn.Module) -> list[Named]:
     trained = [
         (path, module) for path, module, ps in own if any(p.requires_grad for p in ps) or (ps and _torchs(module))
     ]
-    return trained or [(path, module) for path, module, ps in own if ps]
+    known = trained or [(path, module) for path, module, ps in own if ps]
+    ids = {id(module) for _, module in known}
+    return [(path, module) for path, module in every if id(module) in ids or kept_weights(module)]
 
 
 def outside(model: nn.Module, parts: Sequence[nn.Module]) -> tuple[nn.Module, ...]:
@@ -167,6 +170,23 @@ def own_weights(module: nn.Module) -> list[nn.Parameter]:
     own = [p for p in module._parameters.values() if p is not None]
     own += list(parameters_of(module.parametrizations)) if is_parametrized(module) else []  # type: ignore[arg-type]
     return [p for p in own if p.ndim > 1]
+
+
+def kept_weights(module: nn.Module) -> list[Tensor]:
+    """Return the weights of a layer that keeps them as buffers, by the names that weights have; of others none.
+
+    Such are layers of Hebbian code, which no gradient trains. They have no parameters and hold no other module.
+
+    >>> import torch
+    >>> layer = nn.Module()
+    >>> layer.register_buffer("weight", torch.zeros(3, 2))
+    >>> len(kept_weights(layer)), len(kept_weights(nn.BatchNorm1d(3)))
+    (1, 0)
+    """
+    if any(p is not None for p in module._parameters.values()) or children_of(module):
+        return []
+    named = (b for name, b in module._buffers.items() if name.lower() in _WEIGHTS and b is not None)
+    return [b for b in named if b.ndim > 1 and b.is_floating_point()]
 
 
 def _holds_weighted(module: nn.Module, model: nn.Module) -> bool:

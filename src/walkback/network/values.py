@@ -18,6 +18,8 @@ from walkback.errors import AnatomyError, InputError
 # what a network that returns a dict calls its answer
 ANSWERS = ("logits", "out", "output", "outputs", "pred", "preds", "prediction", "predictions", "y_hat")
 
+STREAMS = ("hidden_states", "hidden", "x", "h")  # what blocks that are called by keywords call the state
+
 
 def logits_of(output: Any) -> Tensor:
     """Return the logits a network returned: itself, `.logits`, ["logits"], or the first of a tuple or dataclass.
@@ -68,13 +70,15 @@ def stream_of(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
     Where it is handed a dict, a dataclass or a tuple alone, the first tensor in there, rather one with a gradient.
     """
-    if (found := first_tensor(args)) is not None:
+    wide = [t for t in args if isinstance(t, Tensor) and t.ndim > 1]  # a time or a level of noise is a number each
+    if (found := first_tensor(wide) if first_tensor(wide) is not None else first_tensor(args)) is not None:
         return found
     if args and is_held(args[0]):
         inside = [v for v in members(args[0]) if isinstance(v, Tensor) and v.is_floating_point()]
         return next((v for v in inside if v.requires_grad), first_tensor(inside))
     first = next(iter(signature(block.forward).parameters), "")
-    return first_tensor((kwargs.get(first), *kwargs.values()))
+    named = [kwargs[name] for name in STREAMS if isinstance(kwargs.get(name), Tensor)]
+    return first_tensor((*named, kwargs.get(first), *kwargs.values()))
 
 
 def is_held(value: Any) -> bool:

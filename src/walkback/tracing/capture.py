@@ -66,6 +66,7 @@ class Capture:
     cross_attends: bool = False  # blocks are handed the states of an encoder
     first_made: Tensor | None = None  # what block 1 returned, in the graph
     handed_copy: bool = False  # block 1 was handed a copy of the stream
+    bare: bool = False  # no module with weights ran before block 1: it is handed the input
     returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
     misplaced: dict[str, str] = field(default_factory=dict)  # part -> where it ran, if not where it is registered
     _versions: list[tuple[Tensor, int]] = field(default_factory=list)
@@ -128,6 +129,7 @@ class Capture:
         self.calls.append(i)
         if self.layout.receivers:
             return None
+        self.bare = self.bare or (i == 0 and not stream.requires_grad)
         handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
@@ -173,6 +175,14 @@ class Capture:
             self.first_made = handed.clone()  # the network may add the stream onto it
         self.made[i] = self._keep(handed)
         return None if handed is made else swapped(output, made, handed)
+
+    def at_sum(self, site: int, state: Tensor) -> None:
+        """Take down a sum of the stream, a copy: the network may add to it in place."""
+        if site < self.depth:
+            self.given[site] = state.detach().clone()
+        else:
+            self.read = state.detach().clone()
+        self._mark(site, state)
 
     def before_receiver(self, i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Take down what the norm before block i receives, where that is the stream."""
@@ -263,6 +273,13 @@ class Capture:
     def refuse_other_calls(self) -> None:
         """Raise AnatomyError unless every block ran once, in the order of the anatomy."""
         expected = list(range(self.depth))
+        if self.anatomy.sums:
+            if len(self.edges) <= self.depth:
+                raise AnatomyError(
+                    f"Expected every batch to add to the stream as the first one did, {self.depth} times, but a sum is "
+                    "missing or carries no gradient. Write each step as a module, and name those as blocks."
+                )
+            return
         if self.calls == expected:
             return
         for i in expected:
@@ -343,10 +360,12 @@ def attach(session: Tracer, stack: ExitStack) -> None:
     may run the network, which is noted.
     """
     anatomy = session.anatomy
+    if anatomy.sums:
+        return
 
     def put_on(register: Callable[..., Any], method: Callable[..., Any], *first: Any, **how: Any) -> None:
         def hook(*args: Any) -> Any:
-            return None if session.capture is None else method(session.capture, *first, *args)
+            return method(session.capture, *first, *args) if isinstance(session.capture, Capture) else None
 
         stack.callback(register(hook, **how).remove)
 

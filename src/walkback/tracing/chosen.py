@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from walkback.errors import AnatomyError
 from walkback.network.anatomy import Layers, layers_of
 from walkback.network.batch import Inputs, mapped, split
-from walkback.network.layers import Site, own_weights, read_as_one, weighted_modules
+from walkback.network.layers import Site, kept_weights, own_weights, read_as_one, weighted_modules
 from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
@@ -69,7 +69,10 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
     tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
-    summed = seen.summed() if layers.refusal else None
+    if layers.refusal and passed is None and seen.recurs is not None:
+        tracer.notes.append(Note("layers-recur", None, {"layer": seen.recurs}))
+    unasked = layers.refusal or tracer.reading.guessed
+    summed = seen.summed() if unasked and seen.recurs is None else None
     tracer.notes += [Note("layers-summed", None, {"layers": summed})] if summed is not None else []
 
 
@@ -96,7 +99,7 @@ class _Seen:
 
     def __init__(self, runs: list[LayerRun], weighted: set[int], top: Tensor) -> None:
         self.runs = runs
-        self.layers = [run for run in runs if id(run.call.module) in weighted and not run.holds]
+        self.layers = [run for run in runs if id(run.call.module) in weighted and not run.holds and _weighs(run)]
         self._bit = {run: 1 << i for i, run in enumerate(runs)}
         marks: dict[tuple[Any, int], int] = {}
         for run in runs:
@@ -106,8 +109,9 @@ class _Seen:
         every = {node for nodes in made.values() for node in nodes}
         inside = {n for run in self.layers for n in between(made[run], run.given | (every - made[run]))}
         self._below = Below(top, marks, sum(self._bit[run] for run in self.layers), inside)
+        self.recurs: str | None = None  # a layer that the state of a recurrent cell goes past, once `skip` has looked
         self.readers = self._find_readers()
-        if uses_weights(top.grad_fn, {node for run in self.readers for node in made[run]}):
+        if uses_weights(top.grad_fn, {node for run in self.readers if not run.holds for node in made[run]}):
             self.readers = []  # the output layer is no module: F.linear with a weight of another one
 
     @property
@@ -163,11 +167,14 @@ class _Seen:
             own = type(run.call.module).__module__.startswith("torch.nn.modules")
             if not own and goes_past_weights((edge.node for edge in run.edges.values()), run.given):
                 return run.call.name
-        for node in [*ends, *(edge.node for run in above for edge in run.edges.values())]:
-            nearest = self._below.nearest(node)
+        tops = [(None, node) for node in ends] + [(run, edge.node) for run in above for edge in run.edges.values()]
+        for top, node in tops:
+            nearest = self._below.nearest(node) & ~(self._bit[top] if top else 0)  # a cell returns two states
             for run in self.layers:
-                if self._bit[run] & nearest and self._under(run) & nearest:
+                passing = self._under(run) & nearest if self._bit[run] & nearest else 0
+                if any(self._bit[s] & passing and not _is_recurrence(s, run, top) for s in self.layers):
                     return run.call.name
+                self.recurs = self.recurs or (run.call.path if passing else None)
         return None
 
     def summed(self) -> list[str] | None:
@@ -182,6 +189,26 @@ class _Seen:
                 if len(met) > 1 and self.read(run):
                     return met
         return None
+
+
+def _weighs(run: LayerRun) -> bool:
+    """Return whether a call is a product with a weight: of a module that keeps it as a buffer the graph has to show it.
+
+    A feedback matrix may be kept so, too, beside a forward pass that hands on what it is given.
+    """
+    if not kept_weights(run.call.module) or not run.given:
+        return True
+    return not goes_past_weights((edge.node for edge in run.edges.values()), run.given)
+
+
+def _is_recurrence(start: LayerRun, passed: LayerRun, top: LayerRun | None) -> bool:
+    """Return whether a way past a layer leads from step to step of a cell by hand, and is no skip.
+
+    From a step before to one after, of layers that are called in each; or back to the layer it starts from. A residual
+    loop has a way from its stem, too, which is called once.
+    """
+    steps = min(start.call.turns, passed.call.turns) > 1 and start.call.turn < passed.call.turn
+    return steps or (top is not None and top.call.module is start.call.module)
 
 
 def _wanted(layers: Layers, seen: _Seen) -> list[LayerRun]:
@@ -260,7 +287,7 @@ class _Axes:
         self._batch = len(y)
         self._fewer: dict[tuple[int, int], dict[int, Tensor]] = {}
         shapes = [h.shape for run in runs for h in run.states.values()]
-        if self._batch > 1 and any(len(self._axes(s)) > 1 or (self._rows(s) and not self._axes(s)) for s in shapes):
+        if self._batch > 1 and any(self._axes(s) != [0] and (self._axes(s) or self._rows(s)) for s in shapes):
             capture = LayerCapture({id(m): "" for m in modules}, modules)
             few, _ = next(split(x, y, self._batch - 1))
             with torch.no_grad(), overheard(modules, capture.after, capture.before):
@@ -288,15 +315,27 @@ class _Axes:
         return (axes[0] if axes else None), 0
 
 
-def has_no_stream(runs: list[LayerRun], model: nn.Module, output: Tensor) -> bool:
+def has_no_stream(runs: list[LayerRun], model: nn.Module, output: Tensor) -> bool | None:
     """Return whether the layers of a pass come one after the other, with no way past one.
 
     Layers that don't lead to the output are heads beside it, unless the graph may be cut below one that does, as by
-    `detach()`: then it does not tell.
+    `detach()`: then it does not tell (None).
     """
     if output.grad_fn is None:
-        return False
+        return None
     seen = _Seen(runs, {id(m) for _, m in weighted_modules(model)}, output)
     leading = [run for run in seen.layers if seen.read(run)]
     whole = len(leading) == len(seen.layers) or (leading[:1] == seen.layers[:1] and all(r.given for r in leading[1:]))
-    return len(leading) > 1 and whole and seen.skip() is None and not seen.joins
+    return _is_plain(seen, leading) if whole else None
+
+
+def has_no_stream_past_cuts(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> bool:
+    """Return the same of what the forward pass computes, whatever it cuts off."""
+    modules = [m for _, m in weighted_modules(tracer.model)]
+    capture, _, losses = heard_pass(tracer, modules, x, y, weights, Tape())
+    seen = _Seen(capture.counted(), {id(m) for m in modules}, losses)
+    return _is_plain(seen, [run for run in seen.layers if seen.read(run)])
+
+
+def _is_plain(seen: _Seen, leading: list[LayerRun]) -> bool:
+    return len(leading) > 1 and seen.skip() is None and not seen.joins

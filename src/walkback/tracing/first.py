@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 from walkback.errors import AnatomyError
 from walkback.network.batch import LABELS, Inputs, mapped, real_tokens, takes_labels
+from walkback.network.layers import Sites
 from walkback.network.values import hidden_of, logits_of, modules_of, named_modules_of, random_state
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.capture import Capture, attach_receivers, seeing_modules
-from walkback.tracing.chosen import has_no_stream
+from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
 from walkback.tracing.derived import Spy, has_custom_backward
 from walkback.tracing.explained import complete
 from walkback.tracing.layers import layer_pass, watched_layers
 from walkback.tracing.layout import as_called, find_axis, find_branch, infer_layout
 from walkback.tracing.links import (
     NO_STREAM,
+    are_layers,
     is_plain_chain,
     read_past,
     refuse_broken_links,
@@ -68,7 +70,7 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
         first, seen = not session.layout.known, session.layout
         if first:
             try:
-                capture, output, spy = _forward(session, x, weights)
+                capture, output, spy = _forward(session, x, y, weights)
             except _NoStream:
                 return _layers_instead(session, x, y, weights)
             _find_axis(session, capture, x, y, weights)
@@ -101,16 +103,18 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
             if not may_be_plain:
                 raise AnatomyError(NO_STREAM)
             return _layers_instead(session, x, y, weights)
+        if session.reading.guessed and may_be_plain and are_layers(capture, logits):
+            return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
     return traced(session, capture, grads, losses, logits, x, y)
 
 
-def _layers_instead(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
+def _layers_instead(session: Tracer, x: Inputs, y: Tensor, weights: Weights, sites: Sites = "layers") -> Trace:
     """Go on with the layers as sites: what looked like blocks has no residual stream."""
-    session.read_layers()
+    session.read_layers(sites)
     return layer_pass(session, x, y, weights)
 
 
-def _forward(session: Tracer, x: Inputs, weights: Weights) -> tuple[Capture, Any, Spy]:
+def _forward(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> tuple[Capture, Any, Spy]:
     """Run one captured forward pass, with a look at all that can only be seen while the network runs."""
     while True:
         capture = new_capture(session, weights, look=True)
@@ -125,8 +129,10 @@ def _forward(session: Tracer, x: Inputs, weights: Weights) -> tuple[Capture, Any
         if not torch.equal(drawn, random_state(session.device)):
             draws = Note("random-forward")
             session.notes += [] if draws in session.notes else [draws]
-        if layers is not None and has_no_stream(layers.counted(), session.model, logits_of(output)):
-            raise _NoStream
+        if layers is not None:
+            plain = has_no_stream(layers.counted(), session.model, logits_of(output))
+            if plain or (plain is None and has_no_stream_past_cuts(session, x, y, weights)):
+                raise _NoStream
         again = _follow(session, capture)
         if not again:
             capture.refuse_other_calls()
@@ -142,6 +148,8 @@ def _follow(session: Tracer, capture: Capture) -> bool:
     """
     anatomy, guessed = session.anatomy, session.reading.guessed
     calls, depth = capture.calls, capture.depth
+    if anatomy.sums:
+        return False
     once = len({id(block) for block in session.blocks}) == depth and {*calls} == {*range(depth)}
     if once and (len(calls) > depth or (guessed and calls != [*range(depth)])):
         anatomy = anatomy.in_order(calls)
@@ -160,6 +168,8 @@ def _follow(session: Tracer, capture: Capture) -> bool:
 
 def _find_axis(session: Tracer, capture: Capture, x: Inputs, y: Tensor, weights: Weights) -> None:
     """Keep where the batch is in the stream."""
+    if session.anatomy.sums:
+        return
     axis = find_axis(capture, lambda few: session.run_once(few, weights), x, y)
     capture.layout = replace(session.layout, axis=axis)
     session.learn(layout=capture.layout)

@@ -13,8 +13,9 @@ from torch import Tensor
 # Nodes of products with a weight: a way that avoids them goes past the weights.
 _MIXING = ("Addmm", "Mm", "Mv", "Addmv", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding", "Lstm", "Gru", "Rnn")
 _MIXING += ("SlowConv", "ThnnConv", "CudnnRnn", "MkldnnRnn", "MiopenRnn", "MkldnnConvolution")
+_DISTANCES = ("SubBackward", "Cdist")  # to prototypes, which are a weight too
 _SUMS = ("AddBackward", "SubBackward")
-_VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
+VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
 
 
@@ -44,7 +45,10 @@ class Below:
         self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
         self._unmixed: dict[Any, int] = {}  # the same on ways that meet no weight between layers
         self.reached: set[tuple[Any, int]] = set()
-        self.joins = False  # whether two marked places meet in a sum, as a branch and a skip do, or two towers
+        # whether two marked places meet in a sum that a place at `near` reads, as a branch and a skip do; towers that
+        # meet in the answer alone are none
+        self.joins = False
+        joined: dict[Any, bool] = {}
         todo: list[tuple[Any, bool]] = [(self._top, False)]
         while todo:
             node, ready = todo.pop()
@@ -57,6 +61,8 @@ class Below:
                 todo += [(child, False) for child, _ in below if child not in self._below]
                 continue
             under = closest = unmixed = 0
+            joined[node] = any(joined[edge[0]] for edge in below)
+            self.joins |= any(joined[edge[0]] for edge in below if marks.get(edge, 0) & near)
             behind = [(marks.get(edge, 0) & near or self._ungated.get(edge[0], 0)) for edge in below]
             for edge in below:
                 here = marks.get(edge, 0)
@@ -64,7 +70,7 @@ class Below:
                     self.reached.add(edge)
                 under |= here | self._below[edge[0]]
                 closest |= here & near or self._nearest.get(edge[0], 0)
-                between_layers = _mixes(edge[0]) and edge[0] not in inside
+                between_layers = goes_through_weight(edge[0]) and edge[0] not in inside
                 unmixed |= here & near or (0 if between_layers else self._unmixed.get(edge[0], 0))
             self._below[node], self._nearest[node], self._unmixed[node] = under, closest, unmixed
             if len(behind) == 2 and type(node).__name__.startswith("MulBackward"):
@@ -72,10 +78,11 @@ class Below:
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
             self._ungated[node] = reduce(or_, behind, 0)
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
-            self.joins |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
+            joined[node] |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near
+        self.joins |= bool(self._first and joined.get(self._top))
 
     def under(self, node: Any) -> int:
         """Return the bits of all that lies below a node."""
@@ -105,7 +112,7 @@ def goes_past_weights(made: Iterable[Any], given: set[Any]) -> bool:
         if node in given:
             return True
         seen.add(node)
-        if not _mixes(node):
+        if not goes_through_weight(node):
             todo += [child for child, _ in node.next_functions]
     return False
 
@@ -147,6 +154,28 @@ def between(made: Iterable[Any], given: Collection[Any]) -> set[Any]:
     return seen
 
 
+def nodes_between(top: Any, bottom: Any) -> set[Any]:
+    """Return the nodes on ways from one node down to another, the latter left out; to any (None): all below, and it.
+
+    >>> h, w = torch.ones(2, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> [len(nodes_between((h @ w).relu().grad_fn, node)) for node in (h.grad_fn, w, None)]
+    [2, 0, 5]
+    """
+    if bottom is None:
+        return between([top], ())
+    leads: dict[Any, bool] = {bottom: True}
+    todo: list[tuple[Any, bool]] = [(top, False)]
+    while todo:
+        node, ready = todo.pop()
+        below = [child for child, _ in node.next_functions if child is not None]
+        if ready:
+            leads[node] = any(leads[child] for child in below)
+        elif node not in leads:
+            leads[node] = False
+            todo += [(node, True), *((child, False) for child in below)]
+    return {node for node, leading in leads.items() if leading} - {bottom}
+
+
 def uses_weights(top: Any, stops: Collection[Any]) -> bool:
     """Return whether a product with a weight lies between a result and some nodes below it.
 
@@ -157,7 +186,11 @@ def uses_weights(top: Any, stops: Collection[Any]) -> bool:
     [True, False]
     """
     nodes = between([top], stops)
-    return any(_mixes(node) and any(_is_made_of_weight(c, stops) for c, _ in node.next_functions) for node in nodes)
+    return any(
+        (goes_through_weight(node) or type(node).__name__.startswith(_DISTANCES))
+        and any(_is_made_of_weight(c, stops) for c, _ in node.next_functions)
+        for node in nodes
+    )
 
 
 def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
@@ -172,7 +205,7 @@ def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
 
 def _is_gate(node: Any) -> bool:
     """Return whether a node is a share between 0 and 1, or a view of one: h * (1 + f) is a sum, h * sigmoid(f) none."""
-    while type(node).__name__.startswith(_VIEWS) and len(node.next_functions) == 1:
+    while type(node).__name__.startswith(VIEWS) and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 
@@ -181,7 +214,8 @@ def _is_sum(node: Any) -> bool:
     return type(node).__name__.startswith(_SUMS)
 
 
-def _mixes(node: Any) -> bool:
+def goes_through_weight(node: Any) -> bool:
+    """Return whether a node is a product with a weight."""
     name = type(node).__name__
     if name.startswith(_MIXING):
         return True

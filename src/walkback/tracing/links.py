@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge
 from walkback.errors import AnatomyError
 from walkback.notes import Note
 from walkback.tracing.derived import unseen_edge
-from walkback.tracing.graph import is_residual
+from walkback.tracing.graph import goes_past_weights, is_residual
 
 if TYPE_CHECKING:
     from walkback.tracing.capture import Capture
@@ -73,6 +73,19 @@ def is_plain_chain(capture: Capture) -> bool:
         return False
     sites = [capture.edges[site].node for site in range(capture.depth + 1)]
     return not any(is_residual(made, given) for given, made in pairwise(sites))
+
+
+def are_layers(capture: Capture, logits: Tensor) -> bool:
+    """Return whether the blocks are layers of several weights each: from the input to the answer, none with a skip.
+
+    As layers of a Kolmogorov-Arnold network are, which add what two weights make. A skip with a weight of its own looks
+    the same, but a residual network has a stem or a readout.
+    """
+    if capture.layout.branch or capture.layout.received or capture.tape is not None or capture.depth < 2:
+        return False
+    nodes = [capture.edges[site].node for site in range(capture.depth + 1)]
+    skips = any(goes_past_weights([made], {given}) for given, made in pairwise(nodes))
+    return capture.bare and nodes[-1] is logits.grad_fn and not skips
 
 
 def refuse_second_ways(capture: Capture, losses: Tensor) -> None:

@@ -16,6 +16,7 @@ from walkback.tracing.capture import Capture
 from walkback.tracing.explained import complete
 from walkback.tracing.layout import refuse_shapes
 from walkback.tracing.reference import gradients
+from walkback.tracing.sums import Numbered
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
 
@@ -62,7 +63,7 @@ def captured(
 ) -> Any:
     """Run the network with its hooks reading for `capture`, inside `modes`; return what it returned."""
     with capture.tape or nullcontext(), ExitStack() as inside:
-        for mode in modes:
+        for mode in (*modes, *([Numbered(capture, session.anatomy.sums)] if session.anatomy.sums else ())):
             inside.enter_context(mode)
         # A copy, always: a network may write its input in any batch, and no look afterwards would bring it back.
         inputs = mapped(x, lambda t: t.detach().clone())

@@ -60,7 +60,8 @@ class NetworkReading:
 
     def of(self, anatomy: Anatomy) -> NetworkReading:
         """Return a reading of other parts than those that were found before, of which nothing is known yet."""
-        return replace(self, anatomy=anatomy, layout=Layout(anatomy.branch, anatomy.pool), may_be_plain=False)
+        layout = Layout(anatomy.branch, anatomy.pool, received=bool(anatomy.sums))
+        return replace(self, anatomy=anatomy, layout=layout, may_be_plain=False)
 
     def asking(self, first: bool) -> dict[str, bool]:
         """Return the keyword by which a network returns its states: on the first batch, or where it has to be given."""

@@ -351,11 +351,11 @@ class Tracer:
         self.notes[:] = self.reading.notes()
         self.attach()
 
-    def read_layers(self) -> None:
+    def read_layers(self, sites: Sites = "layers") -> None:
         """Go on with the layers as sites: what looked like blocks has no residual stream."""
-        self.take(layers_of(self.model))
+        self.take(layers_of(self.model, sites))
         if self.source is not self:
-            self.source.read_layers()
+            self.source.read_layers(sites)
 
     def attach(self) -> None:
         """Put hooks on the network, for as long as the session lasts; those of layers are on for one pass each."""

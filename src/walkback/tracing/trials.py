@@ -15,6 +15,7 @@ from walkback.network.batch import Inputs, mapped
 from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
 from walkback.network.values import modules_of, named_modules_of
 from walkback.tracing.calls import overheard
+from walkback.tracing.sums import find_sums
 
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
@@ -75,10 +76,24 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
         failed.append(
             f"{keyword_of(whole[0].paths)}: these alone are not the whole stream, {beyond} run before or after"
         )
+    if (by_sums := _read_at_sums(tracer, x, y)) is not None:
+        return by_sums
     lines = [] if whole else [line for r in _unlike(readings) if (line := _line(tracer, r, x, y))]
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
     raise _with_tried(error, lines, failed, layers) from None
+
+
+def _read_at_sums(tracer: Tracer, x: Inputs, y: Tensor) -> Anatomy | None:
+    """Return the stream as a chain of sums, once it has been read so; None where it can't be."""
+    try:
+        if (anatomy := find_sums(tracer, x)) is None:
+            return None
+        tracer.take(anatomy)
+        tracer.read(x, y)
+    except WalkbackError:
+        return None
+    return anatomy
 
 
 def _unlike(readings: list[Candidate]) -> list[Candidate]:
