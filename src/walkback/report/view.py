@@ -285,7 +285,8 @@ def _about_gamma(report: Report) -> list[str]:
             lines.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
     if "not measured because" in fresh:
         lines.append(f"fresh feedback not measured: {fresh['not measured because']}")
-    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in report.controls.items()}
+    measured = {name: numbers for name, numbers in report.controls.items() if numbers}
+    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in measured.items()}
     return [*lines, *(f"{_CONTROLS.get(name, name)}: {numbers}" for name, numbers in by_site.items())]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from tabulate import tabulate
 
 from walkback.errors import FormatError, InputError
+from walkback.files import read_file
 from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.progress import say
@@ -187,7 +189,7 @@ def append(path: Path, row: Row) -> None:
 def reopen(path: Path) -> tuple[list[Row], int | None]:
     """Return the rows of a history, and how many of its bytes are whole if a killed run left it without an end."""
     try:
-        data = path.read_bytes()
+        data = read_file(path, sys.maxsize)  # of the user's own run, however long
     except FileNotFoundError:
         return [], None
     except OSError as error:
