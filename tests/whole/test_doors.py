@@ -227,6 +227,12 @@ def test_a_grid_of_more_runs_than_anybody_trains_is_not_counted_out(tmp_path: Pa
         wb.audit.plan(tmp_path / "mine.toml")
 
 
+def test_a_plan_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("x = " + "[" * 5000)
+    with pytest.raises(wb.WalkbackError, match="plan"):
+        wb.audit.plan(tmp_path / "mine.toml")
+
+
 def test_rows_nested_without_end_are_refused(tmp_path: Path) -> None:
     shutil.copytree(wb.selftest.BUNDLES / "dfa", tmp_path / "b")
     (tmp_path / "b" / "sums.json").unlink(missing_ok=True)

@@ -84,7 +84,8 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        _remove(folder, f"*{LEFT_OVER}")
+        if not (folder / "report.json").is_file():  # of a finished run they may be needed: see `check_sums`
+            _remove(folder, f"*{LEFT_OVER}")
         yield
     finally:
         lock.release()
