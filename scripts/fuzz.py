@@ -123,7 +123,9 @@ def rendered(report: wb.Report) -> None:
     from walkback.report.gate import gate, junit
     from walkback.report.model_card import section
 
-    str(report), report.to_markdown(), report.to_latex(), report.to_html(), junit(report, ["D1"]), gate(report, ["D2"])
+    str(report), report.to_markdown(), report.to_latex(), report.to_html(), junit(report), gate(report)
+    for finding in report.findings:
+        junit(report, [finding["check"]]), gate(report, [finding["check"]])
     section(report)
     assert wb.Report.from_dict(json.loads(report.to_json())).to_json() == report.to_json()
 
@@ -147,7 +149,7 @@ def judge(folder: Path, draw: random.Random) -> None:
 
 
 def _flat(one: dict[str, Any]) -> dict[str, Any]:
-    lists = {f"{k}_{i}": v for k, values in one["per_layer"].items() for i, v in enumerate(values) if v is not None}
+    lists = {f"{k}_{i}": v for k, values in one["per_layer"].items() for i, v in enumerate(values)}
     return {**lists, **one["values"], "g_norm_batch_size": 128, "frozen_acc": 0.4}
 
 
@@ -271,11 +273,12 @@ def pickle(folder: Path, draw: random.Random) -> None:
 
 
 def history(folder: Path, draw: random.Random) -> None:
-    from walkback.training.watch.history import reopen
+    from walkback.training.watch.history import History, reopen, scalars
 
-    rows = [{"schema": "walkback.watch/1", "step": n, **row(n)} for n in (1, 2, 3)]
-    (folder / "h.jsonl").write_bytes(broken(b"\n".join(map(text_of, mutated(rows, draw))), draw))
-    reopen(folder / "h.jsonl")
+    data = b"\n".join(map(text_of, _listed(mutated(_base()["watched"], draw))))
+    (folder / "h.jsonl").write_bytes(broken(data, draw) if draw.random() < 0.5 else data)
+    rows, _ = reopen(folder / "h.jsonl")
+    str(History(rows)), [scalars(row) for row in rows]
     rendered(wb.judge(folder / "h.jsonl"))
 
 
@@ -343,7 +346,9 @@ def _base() -> dict[str, Any]:
         scripts = [path.read_bytes() for path in sorted((ROOT / "examples").glob("*.py"))[:6]]
         scripts += [path.read_bytes() for path in sorted((ROOT / "src/walkback/pitfalls").glob("p*.py"))[:4]]
         entries = [json.loads(path.read_bytes()) for path in sorted((ROOT / "registry").glob("*.json"))[:2]]
-        _BASE.update(store=store, reports=[*found[:2], *shipped], scripts=scripts, entries=entries)
+        watch = wb.Watch(wb.selftest.healthy(), wb.selftest.batches(1), every=1)
+        watched = [watch.step() for _ in range(3)]
+        _BASE.update(store=store, watched=watched, reports=[*found[:2], *shipped], scripts=scripts, entries=entries)
     return _BASE
 
 

@@ -30,7 +30,7 @@ ONCE = {
     "report:267": "Out of range float values are not JSON compliant: nan",
     "report:2781": "invalid literal for int() with base 10: ''",
     "record:1145": "surrogates not allowed",
-    "judge:1524": "int too large to convert to float",
+    "paper:900000": "unsupported operand type(s) for /: 'float' and 'list'",
     "report:501720": "'NoneType' object is not iterable",
     "pickle:1937": "840 MiB for places of objects that are not there",
     "thresholds:39": "an error with control characters",

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,15 @@ def test_a_grid_of_more_runs_than_anybody_trains_is_not_counted_out(tmp_path: Pa
     (tmp_path / "mine.toml").write_text(grid)
     with pytest.raises(wb.InputError, match="at most 100000 runs, but its lists combine to 7880599"):
         wb.audit.plan(tmp_path / "mine.toml")
+
+
+@pytest.mark.parametrize("place", ["h_norm", "growth", "epoch", "headline_acc", "g_norm_batch_size", "h_norm_last"])
+def test_a_number_of_hundreds_of_digits_is_refused_or_no_number(place: str, tmp_path: Path) -> None:
+    numbers = {"h_norm": [1.0, 2.0], "g_norm": [1.0, 1.0], "h_norm_first": 1.0, "h_norm_last": 2.0}
+    row = {**numbers, place: [1.0, 10**400] if place == "h_norm" else 10**400}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row))
+    with suppress(wb.WalkbackError):
+        str(wb.judge(tmp_path / "log.jsonl"))
 
 
 def test_a_plan_nested_without_end_is_refused(tmp_path: Path) -> None:
