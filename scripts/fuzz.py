@@ -290,7 +290,7 @@ def depth(folder: Path, draw: random.Random) -> None:
     found = Depth(6.4, (5.0, 7.8), 0.5, (0.44, 0.43), probes, [0.45], 0.4, 0.3, {"train": 100, "test": 100},
                   {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4], "re-randomised": [1e-4, 1e-3]})  # fmt: skip
     edition = draw.choice(("three-check", "intrinsic"))
-    claimed = {"headline_acc": [0.5, 0.6], "frozen_baseline_acc": [0.4, 0.4]} if draw.random() < 0.5 else {}
+    claimed: Any = {"headline_acc": [0.5, 0.6], "frozen_baseline_acc": [0.4, 0.4]} if draw.random() < 0.5 else {}
     base = wb.judge({**_base()["reports"][0]}, edition=edition, depth=None if claimed else found, **claimed)
     path = folder / "report.json"
     path.write_bytes(damaged(base.to_dict(), draw))

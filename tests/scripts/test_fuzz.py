@@ -32,6 +32,8 @@ ONCE = {
     "record:1145": "surrogates not allowed",
     "paper:900000": "unsupported operand type(s) for /: 'float' and 'list'",
     "report:501720": "'NoneType' object is not iterable",
+    "history:950069": "more than 100 levels",
+    "history:950226": "unsupported operand type(s) for +: 'int' and 'str'",
     "pickle:1937": "840 MiB for places of objects that are not there",
     "thresholds:39": "an error with control characters",
 }

@@ -59,7 +59,7 @@ def conditions_line(report: Report) -> str:
     if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
         what = f"the last numbers in {run['epochs']} rows" if "epochs" in run else "logged numbers"
         return f"judged from {what}; ‖g‖ taken as that of a mean loss over 128 samples"
-    dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
+    dtype = f"{c['dtype']}{' under autocast' if c.get('autocast') else ''}"
     if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
         dtype += f" with gradients in {c['gradient_dtype']}"
     line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {dtype} on {c['device']}"

@@ -306,8 +306,8 @@ def _checked(spec: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the spec of a bundle; refuse one whose values no network could be built from."""
     shape, classes = spec.get("input_shape"), spec.get("classes")
     if "input_shape" in spec:
-        sizes = isinstance(shape, list) and 0 < len(shape) <= 5 and all(_is_size(n) for n in shape)
-        if not sizes or prod(shape) > MOST:
+        listed = isinstance(shape, list) and 0 < len(shape) <= 5 and all(_is_size(n) for n in shape)
+        if not listed or prod(shape or ()) > MOST:
             raise FormatError(f"Expected input_shape in {path} to list sizes, such as [3, 32, 32], got {shown(shape)}.")
         if not _is_size(classes):
             raise FormatError(f"Expected classes in {path} to be a whole number above 0, but got {shown(classes)}.")

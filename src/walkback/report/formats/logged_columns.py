@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from numbers import Real
 from typing import Any
 
 from walkback.errors import InputError, shown
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
 from walkback.notes import Note
+from walkback.registry import is_number
 from walkback.report.formats.logged_row import ACCURACIES, CONDITIONS, Row
 
 Named = tuple[Mapping[str, Any], str]
@@ -180,7 +179,7 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     first, last = made.pop("h_norm_first", None), made.pop("h_norm_last", None)
     if first and last is not None:
         for name, value in (("h_norm_first", first), ("h_norm_last", last)):
-            if not isinstance(value, Real) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+            if not (isinstance(value, float) or is_number(value)):
                 raise InputError(f"Expected {name} to be a number, but got {shown(value)}.")
         made.setdefault("growth_total", float(last) / float(first))
     elif first is not None or last is not None:

@@ -237,7 +237,7 @@ def _check(row: Row, where: str) -> None:
         wrong = error.errors()[0]
         place = ".".join(map(str, wrong["loc"]))
         raise FormatError(f"Expected {where} to be one that a Watch wrote, but {place}: {wrong['msg']}.") from None
-    except InputError as error:
+    except (InputError, RecursionError) as error:
         raise FormatError(f"Expected {where} to be one that a Watch wrote, but: {error}") from None
     own = {name: value for name, value in (kept.model_extra or {}).items() if name not in RESERVED}
     odd = next((name for name, value in own.items() if not (value is None or isinstance(value, (int, float)))), None)
