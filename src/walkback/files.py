@@ -25,19 +25,23 @@ def read_file(path: str | Path, most: int = LARGEST) -> bytes:
     A pipe that the shell gives by number is the user's own, and is read to its end: standard input, or `<(...)`.
     """
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(number, "rb") as file:
+    try:
         status = os.fstat(number)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        whole = stat.S_ISREG(status.st_mode)
-        if not whole and not os.fspath(path).startswith(_GIVEN):
-            raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
-        if not whole:
+        if not stat.S_ISREG(status.st_mode):
+            if not os.fspath(path).startswith(_GIVEN):
+                raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
             os.set_blocking(number, True)
-        data = file.read() if whole and status.st_size <= most else b"" if whole else file.read(most + 1)
-    if max(status.st_size, len(data)) > most:
+        parts, left = [], most + 1 if status.st_size <= most else 0
+        while left and (part := os.read(number, min(left, max(status.st_size + 1, 2**16)))):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(number)
+    if not left:
         raise OSError(errno.EFBIG, f"over {most >> 20} MiB, the most that is read", str(path))
-    return data
+    return b"".join(parts)
 
 
 def write_whole(path: str | Path, content: str | bytes, links: bool = True) -> Path:
