@@ -123,7 +123,9 @@ def rendered(report: wb.Report) -> None:
     from walkback.report.gate import gate, junit
     from walkback.report.model_card import section
 
-    str(report), report.to_markdown(), report.to_latex(), report.to_html(), junit(report, ["D1"]), gate(report, ["D2"])
+    str(report), report.to_markdown(), report.to_latex(), report.to_html(), junit(report), gate(report)
+    for finding in report.findings:
+        junit(report, [finding["check"]]), gate(report, [finding["check"]])
     section(report)
     assert wb.Report.from_dict(json.loads(report.to_json())).to_json() == report.to_json()
 
@@ -147,7 +149,7 @@ def judge(folder: Path, draw: random.Random) -> None:
 
 
 def _flat(one: dict[str, Any]) -> dict[str, Any]:
-    lists = {f"{k}_{i}": v for k, values in one["per_layer"].items() for i, v in enumerate(values) if v is not None}
+    lists = {f"{k}_{i}": v for k, values in one["per_layer"].items() for i, v in enumerate(values)}
     return {**lists, **one["values"], "g_norm_batch_size": 128, "frozen_acc": 0.4}
 
 
@@ -211,8 +213,14 @@ def bundle(folder: Path, draw: random.Random) -> None:
 
 def plan(folder: Path, draw: random.Random) -> None:
     grid = ("[[grid]]", 'rule = ["bp", "dfa"]', "seed = [1, 2]", "epochs = 3", "[grid.net_options]", "width = [8]")
-    text = "\n".join(('name = "mine"', 'title = "t"', *grid))
-    (folder / "plan.toml").write_bytes(broken(text.encode(), draw))
+    lines = ['about = "t"', "controls = true", *grid]
+    for _ in range(draw.choice((0, 1, 1, 2))):
+        at = draw.randrange(len(lines))
+        value = draw.choice(VALUES)
+        written = json.dumps(value).replace("null", "{}").replace("Infinity", "inf").replace("NaN", "nan")
+        lines[at] = f"{lines[at].partition(' = ')[0]} = {written}"
+    data = "\n".join(lines).encode("utf-8", "surrogatepass")
+    (folder / "plan.toml").write_bytes(broken(data, draw) if draw.random() < 0.4 else data)
     str(wb.audit.plan(folder / "plan.toml"))
 
 
@@ -265,16 +273,51 @@ def pickle(folder: Path, draw: random.Random) -> None:
 
 
 def history(folder: Path, draw: random.Random) -> None:
-    from walkback.training.watch.history import reopen
+    from walkback.training.watch.history import History, reopen, scalars
 
-    rows = [{"schema": "walkback.watch/1", "step": n, **row(n)} for n in (1, 2, 3)]
-    (folder / "h.jsonl").write_bytes(broken(b"\n".join(map(text_of, mutated(rows, draw))), draw))
-    reopen(folder / "h.jsonl")
+    data = b"\n".join(map(text_of, _listed(mutated(_base()["watched"], draw))))
+    (folder / "h.jsonl").write_bytes(broken(data, draw) if draw.random() < 0.5 else data)
+    rows, _ = reopen(folder / "h.jsonl")
+    str(History(rows)), [scalars(row) for row in rows]
     rendered(wb.judge(folder / "h.jsonl"))
 
 
+def depth(folder: Path, draw: random.Random) -> None:
+    """Reports with what blocks are worth, over seeds too, and all that the intrinsic edition has."""
+    from walkback.measures.worth import Depth
+
+    probes = {"trained": [0.4, 0.5], "re-randomised": [0.4, 0.45]}
+    found = Depth(6.4, (5.0, 7.8), 0.5, (0.44, 0.43), probes, [0.45], 0.4, 0.3, {"train": 100, "test": 100},
+                  {"samples": 0.5, "draws": 0.4}, {"trained": [1e-4], "re-randomised": [1e-4, 1e-3]})  # fmt: skip
+    edition = draw.choice(("three-check", "intrinsic"))
+    claimed: Any = {"headline_acc": [0.5, 0.6], "frozen_baseline_acc": [0.4, 0.4]} if draw.random() < 0.5 else {}
+    base = wb.judge({**_base()["reports"][0]}, edition=edition, depth=None if claimed else found, **claimed)
+    path = folder / "report.json"
+    path.write_bytes(damaged(base.to_dict(), draw))
+    for report in (wb.Report.load(path), wb.judge(path)):
+        rendered(report)
+
+
+def paper(folder: Path, draw: random.Random) -> None:
+    """Tables of papers: a row per method."""
+    from walkback.report.paper import judge_paper, methods_of
+
+    head = ["method", "accuracy", "gamma", "h_norm_first", "h_norm_last", "g_norm_last"]
+    cells: Any = [head, *([name, 0.5, 0.1, 1.0, 2.0, 1e-3] for name in ("DFA", "FA", "frozen"))]
+    path = folder / draw.choice(("t.csv", "t.json"))
+    if path.suffix == ".csv":
+        lines = [",".join(map(str, _listed(line))) for line in _listed(mutated(cells, draw))]
+        data = "\n".join(lines).encode("utf-8", "surrogatepass")
+        path.write_bytes(broken(data, draw) if draw.random() < 0.4 else data)
+    else:
+        path.write_bytes(damaged([dict(zip(head, line)) for line in cells[1:]], draw))
+    if methods_of(path):
+        found = judge_paper(path)
+        str(found), json.dumps(found.to_dict())
+
+
 TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], int]] = {  # with their share of the inputs
-    "judge": (judge, 40),
+    "judge": (judge, 30),
     "report": (report, 20),
     "record": (record, 8),
     "bundle": (bundle, 4),
@@ -284,6 +327,8 @@ TARGETS: dict[str, tuple[Callable[[Path, random.Random], None], int]] = {  # wit
     "entry": (entry, 4),
     "pickle": (pickle, 4),
     "history": (history, 5),
+    "depth": (depth, 6),
+    "paper": (paper, 4),
 }
 _BASE: dict[str, Any] = {}
 
@@ -301,7 +346,9 @@ def _base() -> dict[str, Any]:
         scripts = [path.read_bytes() for path in sorted((ROOT / "examples").glob("*.py"))[:6]]
         scripts += [path.read_bytes() for path in sorted((ROOT / "src/walkback/pitfalls").glob("p*.py"))[:4]]
         entries = [json.loads(path.read_bytes()) for path in sorted((ROOT / "registry").glob("*.json"))[:2]]
-        _BASE.update(store=store, reports=[*found[:2], *shipped], scripts=scripts, entries=entries)
+        watch = wb.Watch(wb.selftest.healthy(), wb.selftest.batches(1), every=1)
+        watched = [watch.step() for _ in range(3)]
+        _BASE.update(store=store, watched=watched, reports=[*found[:2], *shipped], scripts=scripts, entries=entries)
     return _BASE
 
 

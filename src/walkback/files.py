@@ -14,13 +14,42 @@ from typing import TextIO
 
 # A name nobody can foresee: what a killed process leaves behind ends in it.
 LEFT_OVER = ".tmp"
+LARGEST = 2**28  # bytes of a table or log; the files of a run have kilobytes, and a sparse file can have any size
+
+_GIVEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
-def write_whole(path: str | Path, content: str | bytes) -> Path:
+def read_file(path: str | Path, most: int = LARGEST) -> bytes:
+    """Read a whole file; one of more than `most` bytes, a pipe or a device is an OSError, and none is waited for.
+
+    A pipe that the shell gives by number is the user's own, and is read to its end: standard input, or `<(...)`.
+    """
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(number)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            if not os.fspath(path).startswith(_GIVEN):
+                raise OSError(errno.EINVAL, "a pipe or device, not a file", str(path))
+            os.set_blocking(number, True)
+        parts, left = [], most + 1 if status.st_size <= most else 0
+        while left and (part := os.read(number, min(left, max(status.st_size + 1, 2**16)))):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(number)
+    if not left:
+        raise OSError(errno.EFBIG, f"over {most >> 20} MiB, the most that is read", str(path))
+    return b"".join(parts)
+
+
+def write_whole(path: str | Path, content: str | bytes, links: bool = True) -> Path:
     r"""Write a file, and the folders above it: all of it or nothing, also when the power goes. Returns its path.
 
     The scratch file beside it has a random name and is made anew, so that nothing planted there is written to. What
-    UTF-8 can't hold is written as an escape. A device or a pipe is written to as it is. Errors are plain OSErrors.
+    UTF-8 can't hold is written as an escape. A device or a pipe is written to as it is, and where a link stands what
+    it points to is replaced; without `links` the file takes the place of either. Errors are plain OSErrors.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -30,8 +59,8 @@ def write_whole(path: str | Path, content: str | bytes) -> Path:
     path = Path(path)
     data = encoded(content) if isinstance(content, str) else content
     make_folder(path.parent)
-    target = Path(os.path.realpath(path))  # a link stays, what it points to is replaced
-    if target.exists() and not target.is_file() and not target.is_dir():
+    target = Path(os.path.realpath(path)) if links else path
+    if links and target.exists() and not target.is_file() and not target.is_dir():
         with target.open("wb") as file:
             file.write(data)
         return path

@@ -93,7 +93,7 @@ def epochs(what: str, done: int, total: int, numbers: str) -> Iterator[Show]:
         if numbers:
             each = pace(position)
             left = f"{each:.1f} s/epoch, {each * (total - position) / 60:.0f} min left"
-            print(f"{what}  epoch {position:.0f}/{total}  {numbers}  {left}", file=sys.stderr, flush=True)
+            print(visible(f"{what}  epoch {position:.0f}/{total}  {numbers}  {left}"), file=sys.stderr, flush=True)
 
     if _quiet.get():
         yield lambda position, numbers: None
@@ -142,7 +142,7 @@ def _epoch_bar(
             bar.refresh()
             due = now + max(0.25, 400 * (time.monotonic() - now))  # at most 1/400 of the time is spent on drawing
 
-    console.print(what, highlight=False, markup=False, soft_wrap=True)
+    console.print(visible(what), highlight=False, markup=False, soft_wrap=True)
     task = bar.add_task(text(done), total=total, completed=done)
     with bar:
         console.show_cursor()  # rich hides it, and a run that is killed could not bring it back

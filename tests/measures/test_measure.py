@@ -838,19 +838,33 @@ def test_without_credit_every_quantity_that_needs_one_says_so():
     assert without == {*NEED_CREDIT, "aggregates"}
 
 
-def test_a_sample_takes_eight_bytes() -> None:
-    """Its number, and hardly more, also while those are compared."""
-    samples, prints = 256 * 1024, Prints()
+@pytest.mark.parametrize("batch", [128, 1024])
+def test_a_sample_takes_less_than_eight_bytes(batch: int) -> None:
+    """Also while samples are compared, and batches: what grows per batch counts too."""
+    samples, prints = 2**20, Prints()
     tracemalloc.start()
     try:
-        for index in range(256):
-            prints.add(index, torch.arange(1024 * index, 1024 * (index + 1)) % (samples // 2))
+        for index in range(samples // batch):
+            prints.add(index, torch.arange(batch * index, batch * (index + 1)) % (samples // 2))
         assert prints.distinct() == samples // 2
+        assert prints.repeats() == f"batch {samples // batch // 2} repeats batch 0"
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert 8 * samples < peak < 9 * samples
-    assert prints.repeats() == "batch 128 repeats batch 0"
+    assert 7 * samples < peak < 8 * samples
+
+
+def test_samples_that_differ_in_one_bit_of_their_number_are_different() -> None:
+    prints = Prints()
+    prints.add(0, torch.tensor([0, *(1 << bit for bit in range(63)), -(2**63)]))
+    assert prints.distinct() == 65
+
+
+def test_the_first_batch_that_repeats_one_is_named() -> None:
+    prints = Prints()
+    for index, number in enumerate((5, 3, 9, 3, 5, 3)):
+        prints.add(index, torch.tensor([number, 1]))
+    assert prints.repeats() == "batch 3 repeats batch 1"
 
 
 @pytest.mark.parametrize("sizes", [[3, 4, 2], [4096, 1, 9000], [20000]])

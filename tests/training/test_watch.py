@@ -728,6 +728,29 @@ def test_a_torn_end_is_repaired(tmp_path, capsys, rows, end):
     assert path.read_bytes() == broken
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: row.pop("conditions"), "conditions: Field required"),
+        (lambda row: row["conditions"].pop("state_shapes"), r"conditions\.state_shapes: Field required"),
+        (lambda row: row.update(per_layer=5), "per_layer: "),
+        (lambda row: row.update(flagged=None), "flagged: "),
+        (lambda row: row.update(step="3"), "step: "),
+        (lambda row: row["per_layer"].update(h_norm=[1.0, "x"]), r"per_layer\.h_norm\.1: "),
+        (lambda row: row.update(mine={"a": 1}), "'mine' in row 1 of .* to be a number"),
+    ],
+)
+def test_a_history_whose_rows_are_damaged_is_not_gone_on_with(change, words, tmp_path):
+    log = tmp_path / "log.jsonl"
+    watch = Watch(wb.selftest.healthy(), wb.selftest.batches(2), every=1, log=log)
+    watch.step()
+    row = json.loads(log.read_text())
+    change(row)
+    log.write_text(json.dumps(row) + "\n")
+    with pytest.raises(wb.FormatError, match=words):
+        Watch(wb.selftest.healthy(), wb.selftest.batches(2), every=1, log=log)
+
+
 def test_a_row_that_does_not_fit_on_the_disk_leaves_no_half_line(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
     watch = Watch(fresh(), BATCHES[:1], every=1, log=path)

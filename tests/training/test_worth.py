@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 import walkback as wb
+from crash_states import Tree, restore, taken, tried
 from places import ROOT
-from walkback import cli
+from walkback import cli, files
 from walkback.audit.records import read_records
 from walkback.audit.settings import judged_runs
+from walkback.audit.store import checked_runs
 from walkback.replication.page import page_data
 from walkback.replication.tables import evidence
+from walkback.training.folder import owned
 from walkback.training.setup import probe_batches, seeded
 from walkback.training.worth import keep_depth, run_depth
 
@@ -73,6 +76,41 @@ def test_it_is_kept_without_retraining_and_nothing_else_changes(run: Path) -> No
     assert (run / "weights.safetensors").read_bytes() == weights
     (record,) = read_records(run.parent)
     assert record.depth == found
+
+
+def test_a_power_cut_while_it_is_kept_leaves_the_run_whole(run: Path, tmp_path: Path) -> None:
+    """In every state of the disk the record is the one before or the one after, and no run is damaged."""
+    found = run_depth(wb.load_bundle(run), samples(), draws=2)
+    seen = set()
+
+    def holds(tree: Tree, ended: bool) -> str:
+        shutil.rmtree(tmp_path / "disk", ignore_errors=True)
+        (tmp_path / "disk").mkdir()
+        (again,) = checked_runs(restore(tree, tmp_path / "disk"))
+        (record,) = read_records(tmp_path / "disk")
+        seen.add(record.depth is None)
+        return "" if again.state == "whole" and record.depth in (None, found)[ended:] else f"{again}"
+
+    assert tried(run.parent, lambda: keep_depth(wb.load_bundle(run), found), holds, taken(run.parent)) > 10
+    assert seen == {True, False}
+
+
+def test_who_takes_the_folder_leaves_what_a_killed_save_has_written(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = wb.load_bundle(run)
+    found = run_depth(bundle, samples(), draws=2)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "_take_names", killed)
+        with pytest.raises(KeyboardInterrupt):
+            keep_depth(bundle, found)
+    with owned(run):
+        pass
+    report = wb.load_bundle(run).report()
+    assert report is not None
+    assert report.depth is not None
 
 
 def test_tables_and_the_page_read_it(run: Path) -> None:

@@ -26,8 +26,8 @@ from walkback.replication.page import page_data, render
 from walkback.replication.tables import evidence
 from walkback.replication.template import filled
 from walkback.report.gate import junit
-from walkback.report.model_card import section
-from walkback.training.spec import RunSpec
+from walkback.report.model_card import eval_results, section
+from walkback.training.spec import RunSpec, control_spec
 
 CODES = "\x1b[31m\x07\x9b31m\u202e"
 TAG = "<img src=x onerror=alert(1)><script>window.hacked = 1</script>"
@@ -174,6 +174,28 @@ def test_the_page_and_the_template_run_nothing(store: Path) -> None:
     rows = csv.reader(io.StringIO("\n".join(data["csv"])))
     assert not [cell for row in rows for cell in row if cell.startswith(("=", "@"))]
     assert plain_markdown(filled(read_records(store)))
+
+
+@pytest.mark.parametrize("name", ["reporting-pair", "cosine-pairing"])
+def test_a_name_that_is_no_mathematics_is_drawn_as_it_is_written(name: str, tmp_path: Path) -> None:
+    """To matplotlib text between two dollars is a formula, and a wrong one an error that took all figures down."""
+    pytest.importorskip("matplotlib")
+    from walkback.replication.figures import save_figures
+
+    for spec in (RunSpec(rule=r"$\frac{$:x", epochs=1), RunSpec(rule="bp", epochs=1)):
+        write_run(tmp_path / "store", spec, 0.5, **HEALTHY)
+        write_run(tmp_path / "store", control_spec(spec), 0.4, **HEALTHY)
+    (drawn,) = save_figures(read_records(tmp_path / "store"), tmp_path, [name], ["single"], ["svg"]).files
+    ET.parse(drawn)
+
+
+@pytest.mark.parametrize("more", ["\x85c", "\u2028", "\x7f", "\ud800", "\x1b", "\ufeff", '"\n- x: 1'])
+def test_text_in_an_entry_of_eval_results_stays_text(more: str) -> None:
+    text = f"a/b{more}"
+    yaml = pytest.importorskip("yaml")
+    (entry,) = yaml.safe_load(eval_results(report(), text, task=text, source=text))
+    assert entry["dataset"] == {"id": (known := text.replace("\ud800", "?")), "task_id": known}
+    assert entry["source"]["url"] == known
 
 
 @pytest.mark.parametrize("name", ["../../outside:x", "a/b:c", "a\nb:c", "\x1b[31m:x", "x\0:y"])

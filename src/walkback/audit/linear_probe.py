@@ -88,7 +88,7 @@ def train_linear_probe(
     probes = {**read_linear_probe(folder), data: record}
     text = json.dumps({"schema": SCHEMA, "probes": dict(sorted(probes.items()))}, indent=2, allow_nan=False)
     try:
-        write_whole(path, text + "\n")
+        write_whole(path, text + "\n", links=False)
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None
     return record

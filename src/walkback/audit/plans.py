@@ -11,12 +11,14 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from walkback.audit.as_published import AS_PUBLISHED, NETWORKS
 from walkback.audit.records import canonical, net_options, rule_options
 from walkback.errors import FormatError, InputError, shown
+from walkback.files import read_file
 from walkback.registry import closest, is_entry, names_in
 from walkback.training.spec import Optimiser, RunSpec, control_spec
 
@@ -150,6 +152,7 @@ PLANS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 FULL = "full"
+MOST_RUNS = 100_000  # of one grid: lists that combine to more would be counted out for hours
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def plan(name: str | Path) -> Plan:
         hint = closest(str(name), names())
         raise InputError(f"Expected a plan ({', '.join(names())}) or a .toml file, but got {shown(str(name))}.{hint}")
     try:
-        return _plan(path.stem, tomllib.loads(path.read_text(encoding="utf-8-sig")), {}, where=f"{path}: ")
+        return _plan(path.stem, tomllib.loads(read_file(path).decode("utf-8-sig")), {}, where=f"{path}: ")
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"Expected to read the plan {path}, but: {error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -293,6 +296,11 @@ def _cells(fixed: Mapping[str, Any], grid: Mapping[str, Any], where: str) -> Ite
                     f"{where}Expected one value of {at} in [fixed], but got {shown(v)}. A list is an axis: put it into "
                     "[[grid]]."
                 )
+    if (count := prod(map(len, axes.values()))) > MOST_RUNS:
+        raise InputError(
+            f"{where}Expected a grid of at most {MOST_RUNS} runs, but its lists combine to {count}. Make several "
+            "plans, with shorter lists."
+        )
     for values in product(*axes.values()):
         fields = {key: dict(value) if isinstance(value, Mapping) else value for key, value in fixed.items()}
         for path, value in zip(axes, values):

@@ -20,6 +20,7 @@ import numpy as np
 
 from walkback.audit.shapes import check
 from walkback.errors import FormatError, WalkbackError
+from walkback.files import read_file
 from walkback.measures.measurements import Measurements
 from walkback.measures.worth import Depth
 from walkback.registry import defaults_in
@@ -327,7 +328,7 @@ def _how_far(path: Path) -> str:
 
 def _rows(path: Path) -> tuple[dict[str, Any], ...]:
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in read_file(path).decode().splitlines() if line.strip()]
         rows = _together(lines)
     except (OSError, ValueError, RecursionError) as error:
         raise FormatError(f"Expected trajectory.jsonl to hold one JSON object per line, but: {error}.") from None

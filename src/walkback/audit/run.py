@@ -133,7 +133,7 @@ def audit(
     from rich.console import Console
 
     console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-    console.print(f"{plan}; {len(todo)} to train", markup=False)
+    console.print(visible(f"{plan}; {len(todo)} to train"), markup=False)
     if todo:
         if executor == "local":  # the workers of the others may have what this machine has not
             usable(device)
@@ -340,8 +340,10 @@ def _shown(board: _Board, console: Any) -> Iterator[Any]:
             yield tell
     except KeyboardInterrupt:
         console.print(
-            f"{board.count('finished')} of {len(board.lines)} runs are finished in {board.store}; the same command "
-            "goes on with the rest, each from its last finished epoch.",
+            visible(
+                f"{board.count('finished')} of {len(board.lines)} runs are finished in {board.store}; the same command "
+                "goes on with the rest, each from its last finished epoch."
+            ),
             markup=False,
         )
         raise

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from walkback.audit.records import FILES, read_record, run_folders
 from walkback.errors import WalkbackError
+from walkback.files import read_file
 from walkback.training.folder import AGAIN, CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
 from walkback.training.sums import Checked, check_sums, checked, read_sums
@@ -64,6 +65,8 @@ def listed(store: str | Path, spec: RunSpec) -> str:
 
 def _has_weights(path: Path) -> bool:
     """Return whether the file is there and its index fits its length."""
+    if not path.is_file():  # a pipe would be waited for
+        return False
     try:
         with safe_open(path, framework="np"):
             return True
@@ -78,9 +81,7 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     """
     folder = Path(store) / spec.name
     try:
-        if not (folder / PROGRESS).is_file():
-            raise FileNotFoundError(folder / PROGRESS)
-        found = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        found = json.loads(read_file(folder / PROGRESS))
     except (OSError, ValueError, RecursionError):
         try:
             run = read_record(folder)

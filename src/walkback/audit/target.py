@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
@@ -22,6 +21,7 @@ from walkback.errors import InputError, shown
 from walkback.measures.worth import Depth
 from walkback.network.batch import mapped, pairs
 from walkback.network.layers import Sites
+from walkback.progress import say
 from walkback.registry import call_entry, is_entry
 from walkback.report.report import Report
 from walkback.tracing.picture import Picture, picture
@@ -128,7 +128,7 @@ def keep_measured_depth(target: str, report: Report, trust: Sequence[str] = ()) 
             f"{theirs} and {ours}): nothing was written."
         )
     keep_depth(bundle, Depth.of(report.depth))
-    print(f"kept in {bundle.path / 'report.json'}", file=sys.stderr)
+    say(f"kept in {bundle.path / 'report.json'}")
 
 
 def _of_function(target: str, data: str | None, root: Path | None, device: str, trust: Sequence[str]) -> dict[str, Any]:
@@ -221,17 +221,17 @@ def _claim_beside(bundle: Bundle) -> dict[str, Any]:
         return {}
     if control is None:
         trains = command(control_spec(spec), [spec.seed], bundle.path.parent)
-        print(f"no frozen control beside it; this trains it: {trains}", file=sys.stderr)
+        say(f"no frozen control beside it; this trains it: {trains}")
         return {}
     if records.control(run) is None:
-        print(f"no frozen control: {control.path.name} beside it had other data of the same name", file=sys.stderr)
+        say(f"no frozen control: {control.path.name} beside it had other data of the same name")
         return {}
     claim = claimed(records, run)
-    print(f"frozen control: {control.path.name} beside it, accuracy {control.accuracy}", file=sys.stderr)
+    say(f"frozen control: {control.path.name} beside it, accuracy {control.accuracy}")
     beside = {"frozen_baseline_acc": control.accuracy, "correct": claim.correct}
     if claim.bp is not None:
         pairs = zip(accuracies("bp_acc", claim.bp), accuracies("bp_frozen_acc", claim.bp_frozen))
         gains = ", ".join(f"{ours:g} against {frozen:g}" for ours, frozen in pairs)
-        print(f"BP in the same setting beside it, against its own frozen control: {gains}", file=sys.stderr)
+        say(f"BP in the same setting beside it, against its own frozen control: {gains}")
         beside |= {"bp_acc": claim.bp, "bp_frozen_acc": claim.bp_frozen}
     return beside

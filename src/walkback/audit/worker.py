@@ -23,7 +23,7 @@ import torch
 from walkback.audit.executors import Job, clipped, reason
 from walkback.data import load, root_of
 from walkback.errors import InputError
-from walkback.files import append_to
+from walkback.files import append_to, read_file
 from walkback.training.folder import BusyError, owned, unwritable
 from walkback.training.loop import train
 from walkback.training.setup import threads
@@ -58,7 +58,7 @@ def work(job: Job, wait: bool = True) -> None:
 def tail(job: Job) -> str:
     """Return where the log of a job is, and its last lines: what a `failed` event shows."""
     try:
-        lines = job.log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL:]
+        lines = read_file(job.log).decode(errors="replace").splitlines()[-TAIL:]
     except OSError as error:
         return f"(no log: {error})"
     return "\n".join([f"{job.log} ends with:", *(f"  {clipped(line, WIDE)}" for line in lines)])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json as json_format
 from pathlib import Path
 from typing import Literal
 
 from walkback.cli.options import Flag
-from walkback.cli.output import answer, warn
+from walkback.cli.output import answer, print_json, print_text, warn
 from walkback.errors import InputError
 
 
@@ -34,9 +35,10 @@ def lint(
         raise InputError(f"Expected --json or --format {format}, but got both.")
     result = linted(path, *more, select=select.split(","))
     if format in ("sarif", "github"):
-        rendered = (sarif if format == "sarif" else github)(result)
-        if rendered:
-            print(rendered)
+        if format == "sarif":
+            print_json(json_format.loads(sarif(result)))
+        elif rendered := github(result):
+            print_text(rendered)
     else:
         answer(result, json or format == "json")
     for problem in result.problems:

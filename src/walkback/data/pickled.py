@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from walkback.errors import FormatError, shown
+from walkback.files import LARGEST, read_file
 
 _NUMERIC = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 
@@ -25,7 +26,7 @@ _NUMERIC = ("u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8")
 def read_arrays(path: Path) -> Any:
     """Return what a pickled file holds: dicts, lists, strings (bytes where Python 2 wrote them), numbers and arrays."""
     try:
-        data = path.read_bytes()
+        data = read_file(path, 4 * LARGEST)
         _check_memo(data)
         return _plain(_Unpickler(io.BytesIO(data), encoding="bytes").load(), {})
     except _Refused as refusal:

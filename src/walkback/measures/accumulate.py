@@ -1,7 +1,7 @@
 """Formulas added up over batches: Traces -> Measurements. Everything here is float64.
 
 An accumulator takes one View after another (`update`) and says what it found (`compute`). Every sample counts once,
-whatever batch it came in, and memory does not grow with the number of batches (but for eight bytes per sample, by
+whatever batch it came in, and memory does not grow with the number of batches (but for seven bytes per sample, by
 which repeated samples are recognised).
 """
 

@@ -30,17 +30,19 @@ LAYER_INDEX = {
 OUTLIER = 0.1
 # Under this share of the other tokens' norm, the norm of the token that is read divides by next to nothing.
 NEARLY_ZERO = 0.05
+# Seven bytes, which sort as they stand: of a million different samples two share them once in 140,000 data sets.
+KEPT, MIXES = np.dtype("V7"), -7046029254386353131
 
 
 class Prints:
-    """A number for every sample, eight bytes each on the CPU, and the sum of those of each batch."""
+    """A number for every sample, seven of its eight bytes kept on the CPU, and the sum of those of each batch."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.sizes: Counter[int] = Counter()  # how many batches have how many samples
         self._waiting: list[tuple[int, Tensor]] = []  # index of the batch, and its samples, wherever they are
         self._waits = 0
-        self._flat, self._filled = np.empty(0, np.int64), 0  # longer than it is filled
+        self._flat, self._filled = np.empty(0, KEPT), 0  # longer than it is filled
         self._sums, self._last = array("q"), (-1, 0)  # of batches; the last one, and how many samples of it there were
         self._distinct = 0, 0  # of so many samples, how many are different
 
@@ -60,7 +62,8 @@ class Prints:
         end = self._filled + len(numbers)
         if end > len(self._flat):
             self._flat.resize(max(end, len(self._flat) * 17 // 16), refcheck=False)  # large memory grows in place
-        self._flat[self._filled : end] = numbers
+        mixed = (numbers * MIXES).astype("<i8")  # modulo 2⁶⁴: what differs in one byte differs in the upper seven
+        self._flat.view(np.uint8).reshape(-1, 7)[self._filled : end] = mixed.view(np.uint8).reshape(-1, 8)[:, 1:]
         start = 0
         for index, prints in self._waiting:
             stop = start + len(prints)
@@ -81,19 +84,18 @@ class Prints:
             self.store()
             flat = self._flat[: self._filled]
             flat.sort()
-            changes = (np.count_nonzero(part[1:] != part[:-1]) for part in windows(flat, AT_ONCE))
+            each = flat.view(np.uint8).reshape(-1, 7)
+            changes = (np.count_nonzero((part[1:] != part[:-1]).any(1)) for part in windows(each, AT_ONCE))
             self._distinct = self.samples, 1 + sum(map(int, changes))
         return self._distinct[1]
 
     def repeats(self) -> str:
         """Name the first batch that holds the samples of another; "" where none does."""
         self.store()
-        seen: dict[int, int] = {}
-        for batch, total in enumerate(self._sums):
-            first = seen.setdefault(total, batch)
-            if first != batch:
-                return f"batch {batch} repeats batch {first}"
-        return ""
+        sums = np.asarray(self._sums)
+        order = np.argsort(sums, kind="stable")  # batches of one sum stand beside each other, the first one first
+        again = order[1:][sums[order[1:]] == sums[order[:-1]]]
+        return f"batch {(b := int(again.min()))} repeats batch {self._sums.index(sums[b])}" if len(again) else ""
 
 
 def windows(flat: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -209,7 +210,7 @@ def read_spec(path: Path) -> dict[str, Any]:
 
 def add_entry(path: Path, entry: Mapping[str, Any]) -> None:
     """Write an entry into a new file; one that `read_entry` refuses is not kept."""
-    if path.exists():
+    if os.path.lexists(path):
         raise InputError(f"Expected a new name for the entry, but {path} is there already.")
     try:
         write_whole(path, json.dumps(entry, indent=1, ensure_ascii=False) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from walkback.errors import InputError, shown
@@ -61,5 +62,11 @@ def eval_results(report: Report, dataset: str, task: str = "default", *, source:
     return "\n".join([*lines, f"  notes: {_quoted(note)}"]) + "\n"
 
 
+# What YAML takes for the end of a line or for no text at all; half a pair of surrogates is none anywhere.
+_NOT_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
 def _quoted(text: Any) -> str:
-    return json.dumps(str(text), ensure_ascii=False)  # a JSON string is a YAML string
+    whole = str(text).encode("utf-8", "replace").decode()
+    written = json.dumps(whole, ensure_ascii=False)  # a JSON string is a YAML string, but for what is written out here
+    return _NOT_YAML.sub(lambda one: f"\\u{ord(one[0]):04x}", written)

@@ -59,7 +59,7 @@ def conditions_line(report: Report) -> str:
     if not {"samples", "batches", "mode", "dtype", "device"} <= set(c):
         what = f"the last numbers in {run['epochs']} rows" if "epochs" in run else "logged numbers"
         return f"judged from {what}; ‖g‖ taken as that of a mean loss over 128 samples"
-    dtype = c["dtype"] + (" under autocast" if c.get("autocast") else "")
+    dtype = f"{c['dtype']}{' under autocast' if c.get('autocast') else ''}"
     if c.get("gradient_dtype", c["dtype"]) != c["dtype"]:
         dtype += f" with gradients in {c['gradient_dtype']}"
     line = f"{c['samples']} samples in {c['batches']} batches, {c['mode']} mode, {dtype} on {c['device']}"
@@ -285,7 +285,8 @@ def _about_gamma(report: Report) -> list[str]:
             lines.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
     if "not measured because" in fresh:
         lines.append(f"fresh feedback not measured: {fresh['not measured because']}")
-    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in report.controls.items()}
+    measured = {name: numbers for name, numbers in report.controls.items() if numbers}
+    by_site = {name: ", ".join(figure(x, "signed") for x in numbers) for name, numbers in measured.items()}
     return [*lines, *(f"{_CONTROLS.get(name, name)}: {numbers}" for name, numbers in by_site.items())]
 
 

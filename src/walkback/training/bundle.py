@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
-from walkback.files import complete, encoded, make_folder, write_together
+from walkback.files import complete, encoded, make_folder, read_file, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
-from walkback.registry import call_entry, check_trusted, modules_named
+from walkback.registry import call_entry, check_trusted, is_entry, modules_named
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
@@ -39,6 +39,8 @@ from walkback.training.sums import SUMS, check_sums, read_sums, sums_text
 from walkback.verdict.files import read_table
 
 MOST = 2**24  # of a size that a spec may ask for
+LONGEST = {"hidden": 100, "samples": 10**6, "steps": 10**5}  # of rules' options that memory or time grows with
+ROOM = 2**26  # numbers that a network may have where the weights beside its spec are fewer
 OPTIONAL = ("trajectory.jsonl", "report.json")
 
 
@@ -87,25 +89,36 @@ class Bundle:
         self.check_trusted("net")
         try:
             if "input_shape" in self.spec:  # a run of ours: the network is built for its data
-                self._check_sizes(options)
-                model = build(net, tuple(self.spec["input_shape"]), int(self.spec["classes"]), **options)
+                given = net, tuple(self.spec["input_shape"]), int(self.spec["classes"])
+                self._check_sizes(*given, options)
+                model = build(*given, **options)
             else:
                 model = call_entry(net, **options)
-        except (RuntimeError, MemoryError) as error:  # what torch says where there is no room
+        except (RuntimeError, MemoryError, OverflowError) as error:  # what torch says where there is no room
             raise FormatError(f"Expected to build {net} of {self.path}, but: {shown(error, 300)}.") from None
         if not isinstance(model, nn.Module):
             raise FormatError(f"Expected {net} to return a torch.nn.Module, but got {type(model).__name__}.")
         return model
 
-    def _check_sizes(self, options: Mapping[str, Any]) -> None:
-        """Refuse a width or depth that the weights beside it can't have: building it could take all memory there is."""
+    def _check_sizes(self, net: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]) -> None:
+        """Refuse a network that the weights beside it can't be of: building it could take all memory there is."""
         largest = max([len(self.weights), *(size for tensor in self.weights.values() for size in tensor.shape)])
         for name, value in options.items():
-            if isinstance(value, int) and value > largest:
+            most = len(self.weights) if name == "depth" else largest
+            if isinstance(value, int) and value > most:
                 raise FormatError(
-                    f"Expected {name} in {self.path / 'spec.json'} to fit the weights beside it, {largest} at most, "
-                    f"but got {shown(value)}."
+                    f"Expected {name} in {self.path / 'spec.json'} to fit the weights beside it, {most} at most, but "
+                    f"got {shown(value)}."
                 )
+        if is_entry(net):  # of a module that the user trusts
+            return
+        with torch.device("meta"):  # which has shapes and no memory
+            asked = sum(t.numel() for t in build(net, shape, classes, **options).state_dict().values())
+        if asked > max(ROOM, 2 * (there := sum(t.numel() for t in self.weights.values()))):
+            raise FormatError(
+                f"Expected {self.path / 'spec.json'} to fit the weights beside it, {there} numbers, but its network "
+                f"would have {asked}."
+            )
 
     def check_trusted(self, field: str) -> None:
         """Refuse a field of the spec that names a `module:function` of a module that is not in `trust`."""
@@ -123,12 +136,18 @@ class Bundle:
                 "the credit can't be measured."
             )
         self.check_trusted("rule")
-        rule = make(str(self.spec["rule"]), **dict(self.spec.get("rule_options") or {}))
+        options = dict(self.spec.get("rule_options") or {})
+        for name, most in LONGEST.items():
+            if isinstance(value := options.get(name), (int, float)) and value > most:
+                raise FormatError(
+                    f"Expected {name} in {self.path / 'spec.json'} to be {most} at most, but got {shown(value)}."
+                )
+        rule = make(str(self.spec["rule"]), **options)
         rule.length = str(self.spec.get("credit_length", "raw"))
         like = next(model.parameters())
         x = torch.zeros(2, *self.spec["input_shape"], device=like.device, dtype=like.dtype)
-        set_up(rule, model, x, int(self.spec["classes"]), torch.Generator())
         try:
+            set_up(rule, model, x, int(self.spec["classes"]), torch.Generator())
             rule.load_state_dict(dict(self.auxiliaries))
         except RuntimeError as error:
             raise FormatError(
@@ -143,8 +162,8 @@ class Bundle:
         if not path.exists():
             return []
         try:
-            return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        except ValueError as error:
+            return [json.loads(line) for line in read_file(path).decode().split("\n") if line.strip()]
+        except (OSError, ValueError, RecursionError) as error:
             raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
     def report(self) -> Report | None:
@@ -245,16 +264,19 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
     spec: Any = read_table(path / "spec.json")
     if (got := schema_of(spec)) != SCHEMA:
         raise FormatError(f"Expected {path / 'spec.json'} to be of schema {SCHEMA}, but got {cut(got)}.")
-    if not (path / "weights.safetensors").exists() and (path / "report.json").exists():
+    weights = path / "weights.safetensors"
+    if not weights.exists() and (path / "report.json").exists():
         raise FormatError(
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "
             f"is in its report: walkback judge {path / 'report.json'}"
         )
     check_sums(path, ("spec.json", "weights.safetensors", "trajectory.jsonl", "report.json"))
+    if weights.exists() and not weights.is_file():  # a pipe would be waited for
+        raise FormatError(f"Expected {weights} to hold the weights, but it is a folder, pipe or device.")
     try:
-        tensors = load_file(path / "weights.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise FormatError(f"Expected {path / 'weights.safetensors'} to hold the weights, but: {error}.") from None
+        tensors = load_file(weights)
+    except (OSError, SafetensorError, MemoryError) as error:
+        raise FormatError(f"Expected {weights} to hold the weights, but: {error}.") from None
     parts: dict[str, dict[str, Tensor]] = {"net": {}, "aux": {}}
     for name, tensor in tensors.items():
         kind, _, rest = name.partition(".")
@@ -284,7 +306,8 @@ def _checked(spec: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the spec of a bundle; refuse one whose values no network could be built from."""
     shape, classes = spec.get("input_shape"), spec.get("classes")
     if "input_shape" in spec:
-        if not (isinstance(shape, list) and 0 < len(shape) <= 5 and all(_is_size(n) for n in shape)):
+        listed = isinstance(shape, list) and 0 < len(shape) <= 5 and all(_is_size(n) for n in shape)
+        if not listed or prod(shape or ()) > MOST:
             raise FormatError(f"Expected input_shape in {path} to list sizes, such as [3, 32, 32], got {shown(shape)}.")
         if not _is_size(classes):
             raise FormatError(f"Expected classes in {path} to be a whole number above 0, but got {shown(classes)}.")

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,8 @@ from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
 from walkback.errors import FormatError, WalkbackError, shown
-from walkback.files import LEFT_OVER, make_folder, write_whole
+from walkback.files import LEFT_OVER, make_folder, read_file, write_whole
+from walkback.progress import say
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
@@ -50,9 +50,9 @@ def unwritable(path: Path, error: OSError) -> FormatError:
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write all of a file or nothing, also when the power goes."""
+    """Write all of a file or nothing, also when the power goes; a link that stands there is replaced, not followed."""
     try:
-        write_whole(path, content)
+        write_whole(path, content, links=False)
     except OSError as error:
         raise unwritable(path, error) from None
 
@@ -70,6 +70,8 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
     try:
         make_folder(folder)
         _check_locks(folder)
+        if (folder / LOCK).is_symlink():  # opening it could empty what it points to
+            raise OSError(errno.ELOOP, "a link, which no run makes: remove it", str(folder / LOCK))
         lock = FileLock((folder / LOCK).absolute(), is_singleton=True)  # the same object for whoever comes in again
         try:
             lock.acquire(blocking=False)
@@ -77,12 +79,13 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
             if not wait:
                 raise BusyError(f"Expected {folder} to be free, but another process is training there.") from None
             if not quiet:
-                print(f"{folder.name} is being trained by another process: waiting for it", file=sys.stderr)
+                say(f"{folder.name} is being trained by another process: waiting for it")
             lock.acquire()
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        _remove(folder, f"*{LEFT_OVER}")
+        if not (folder / "report.json").is_file():  # of a finished run they may be needed: see `check_sums`
+            _remove(folder, f"*{LEFT_OVER}")
         yield
     finally:
         lock.release()
@@ -129,7 +132,7 @@ def _check_locks(folder: Path) -> None:
 
 def is_locked(folder: Path) -> bool:
     """Return whether some process is training there right now."""
-    if not (folder / LOCK).exists():
+    if not (folder / LOCK).is_file() or (folder / LOCK).is_symlink():
         return False
     try:
         with FileLock(folder / LOCK).acquire(blocking=False):
@@ -204,7 +207,7 @@ def finished(folder: Path, spec: RunSpec) -> bool:
         epochs = report.run.get("epochs") if isinstance(report.run, dict) else None
     except FormatError as error:
         raise FormatError(f"{error} {AGAIN}") from None
-    rows = (folder / "trajectory.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    rows = read_file(folder / "trajectory.jsonl").decode(errors="replace").splitlines()
     if len(rows) != epochs:
         raise FormatError(
             f"Expected {folder / 'trajectory.jsonl'} to have the {epochs} epochs that report.json speaks of, but it "

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from walkback.errors import FormatError, cut
-from walkback.files import sha256
+from walkback.files import LARGEST, complete, sha256
 from walkback.verdict.files import read_table
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ def tensors_sum(tensors: Mapping[str, Tensor], rows: str) -> str:
 def read_sums(folder: Path) -> dict[str, Any] | None:
     """Return what sums.json of a run says; None where there is none."""
     path = folder / SUMS
-    if not path.is_file():
+    if not os.path.lexists(path):
         return None
     table: Any = read_table(path)
     sums = table.get("sha256") if isinstance(table, dict) and table.get("schema") == SCHEMA else None
@@ -63,16 +65,30 @@ def with_sum(folder: Path, name: str, content: str) -> dict[str, bytes]:
 
 
 def check_sums(folder: Path, names: Iterable[str], digest: str | None = None) -> None:
-    """Refuse files of a run that are not those it wrote, and a run that is of another spec."""
+    """Refuse files of a run that are not those it wrote, and a run that is of another spec.
+
+    A file whose new content a killed process had written whole, sums and all, and not yet given its name, gets it now.
+    """
     table = read_sums(folder)
     if table is None:
         return
     if digest is not None and table["spec"] != digest:
         raise FormatError(f"Expected {folder} to be of the spec {digest}, but its sums are of {cut(table['spec'])}.")
     for name in names:
-        if (name in table["sha256"]) and (folder / name).is_file() and sha256(folder / name) != table["sha256"][name]:
+        path = folder / name
+        if not path.is_file():
+            continue
+        if name not in table["sha256"]:
+            raise FormatError(f"Expected {folder / SUMS} to have the sum of {name}, which is there, but it has none.")
+        if path.suffix != ".safetensors" and path.stat().st_size > LARGEST:
+            raise FormatError(f"Expected {path} to be what the run wrote, but it is over {LARGEST >> 20} MiB.")
+        if sha256(path) == table["sha256"][name]:
+            continue
+        with suppress(OSError):  # of a place that can't be written
+            complete(folder, {name: table["sha256"][name]}, ())
+        if sha256(path) != table["sha256"][name]:
             raise FormatError(
-                f"Expected {folder / name} to be what the run wrote, but its SHA-256 is another: it was damaged or "
+                f"Expected {path} to be what the run wrote, but its SHA-256 is another: it was damaged or "
                 "altered since. Put the right file back, or train the run again."
             )
 

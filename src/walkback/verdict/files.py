@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from walkback.errors import FormatError, InputError
-from walkback.files import write_whole
+from walkback.files import read_file, write_whole
 
 
 def read_table(path: str | Path) -> object:
@@ -17,7 +17,7 @@ def read_table(path: str | Path) -> object:
     path = Path(path)
     what = f"Expected {path} to be readable as {path.suffix or 'JSON'}, but"
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
         return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError:
         raise FormatError(f"Expected a file at {path}, but there is none.") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from walkback.audit.records import Records
-from walkback.errors import InputError, WalkbackError, shown
+from walkback.errors import InputError, WalkbackError, shown, visible
 
 if find_spec("matplotlib") is None:
     raise InputError(
@@ -73,7 +73,7 @@ def save_figures(
                 fig = FIGURES[name](records, width, notes)
             except WalkbackError as error:
                 not_drawn[name] = str(error)
-                print(f"not drawn: {name}: {error}", file=sys.stderr)
+                print(visible(f"not drawn: {name}: {error}"), file=sys.stderr)
                 break
             files += [save_figure(fig, Path(folder) / f"{name}-{width}.{kind}", dpi) for kind in formats]
     return Saved(tuple(files), not_drawn)

@@ -25,7 +25,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from walkback.audit.records import Records
 from walkback.audit.settings import RULES
-from walkback.errors import FormatError, InputError, shown
+from walkback.errors import FormatError, InputError, WalkbackError, shown
 from walkback.files import write_whole
 from walkback.replication.tables import evidence
 from walkback.report.table import Table
@@ -70,11 +70,21 @@ class Drawing:
     def __call__(self, records: Records, width: Width = "double", notes: bool = True) -> Figure:
         """Return the figure of these runs, for one column or two; `notes` is the line about what is missing."""
         with styled():
-            fig = self.draw(records, width)
-            panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
-            _headings(fig, panels)
-            _letters(fig, panels)
+            try:
+                fig = self._drawn(records, width)
+            except WalkbackError:
+                raise
+            except ValueError:  # of a run's name that is no mathematics: all labels as they are written
+                with matplotlib.rc_context({"text.parse_math": False}):
+                    fig = self._drawn(records, width)
             return fig if notes else _without_note(fig)
+
+    def _drawn(self, records: Records, width: Width) -> Figure:
+        fig = self.draw(records, width)
+        panels = [ax for ax in fig.axes if ax.get_visible() and ax.spines["left"].get_visible()]
+        _headings(fig, panels)
+        _letters(fig, panels)
+        return fig
 
 
 SIZES, FREE, LIFTED = (7.0, 6.5, 6.0), 20.0, 12.5  # points: headings, what a letter needs, a heading over letters
@@ -349,10 +359,16 @@ def save_figure(fig: Figure, path: str | Path, dpi: int = DPI) -> Path:
         raise InputError(f"Expected a figure to end in .{', .'.join(FORMATS)}, but got {path.name!r}.")
     # No date and no version of matplotlib in the file.
     empty = {"pdf": {"CreationDate": None, "Creator": None, "Producer": None}, "svg": {"Date": None, "Creator": None}}
+    asked: Any = {"format": kind, "dpi": dpi, "metadata": empty.get(kind, {"Software": None})}
     try:
         drawn = BytesIO()
         with styled():
-            fig.savefig(drawn, format=kind, dpi=dpi, metadata=empty.get(kind, {"Software": None}))
+            try:
+                fig.savefig(drawn, **asked)
+            except ValueError:  # of a run's name that is no mathematics: all labels as they are written
+                for text in fig.findobj(Text):
+                    text.set_parse_math(False)  # type: ignore[attr-defined]
+                fig.savefig(drawn := BytesIO(), **asked)
         return write_whole(path, drawn.getvalue())
     except OSError as error:
         raise FormatError(f"Expected to write {path}, but: {error}.") from None

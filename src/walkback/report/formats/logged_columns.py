@@ -10,6 +10,7 @@ from typing import Any
 from walkback.errors import InputError, shown
 from walkback.measures.quantities import LOGGED_SCALARS, PER_SITE
 from walkback.notes import Note
+from walkback.registry import is_number
 from walkback.report.formats.logged_row import ACCURACIES, CONDITIONS, Row
 
 Named = tuple[Mapping[str, Any], str]
@@ -177,7 +178,10 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         made["per_layer"] = {**lists, **given} if isinstance(given, Mapping) else lists
     first, last = made.pop("h_norm_first", None), made.pop("h_norm_last", None)
     if first and last is not None:
-        made.setdefault("growth_total", last / first)
+        for name, value in (("h_norm_first", first), ("h_norm_last", last)):
+            if not (isinstance(value, float) or is_number(value)):
+                raise InputError(f"Expected {name} to be a number, but got {shown(value)}.")
+        made.setdefault("growth_total", float(last) / float(first))
     elif first is not None or last is not None:
         unused.append("h_norm_first" if last is None else "h_norm_last")
     if (deepest := made.pop("g_norm_last", None)) is not None:

@@ -13,6 +13,7 @@ from stat import S_ISDIR
 from typing import Any
 
 from walkback.errors import FormatError, InputError, shown
+from walkback.files import LARGEST, read_file
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
 from walkback.report.formats.logged_columns import over_sites, site_of, spelled, stands_for
@@ -80,7 +81,7 @@ def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
         rows = table if isinstance(table, list) else [table]
     else:
         try:
-            data = path.read_bytes()
+            data = read_file(path, 4 * LARGEST)
             text = data.decode("utf-8-sig") if kind == ".csv" else ""  # spreadsheets put a mark in front
         except FileNotFoundError:
             raise FormatError(f"Expected a file at {path}, but there is none.") from None

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from tabulate import tabulate
 
-from walkback.errors import FormatError, InputError
+from walkback.errors import FormatError, InputError, shown
+from walkback.files import read_file
 from walkback.measures.measurements import Measurements
 from walkback.measures.quantities import SCALAR_FIELDS, SITE_FIELDS
 from walkback.progress import say
@@ -187,7 +190,7 @@ def append(path: Path, row: Row) -> None:
 def reopen(path: Path) -> tuple[list[Row], int | None]:
     """Return the rows of a history, and how many of its bytes are whole if a killed run left it without an end."""
     try:
-        data = path.read_bytes()
+        data = read_file(path, sys.maxsize)  # of the user's own run, however long
     except FileNotFoundError:
         return [], None
     except OSError as error:
@@ -202,9 +205,44 @@ def reopen(path: Path) -> tuple[list[Row], int | None]:
             f"Expected {path} to be a history to go on with, rows of {WATCH_SCHEMA}, but it holds something else. "
             "Give log another name."
         )
+    for number, row in enumerate(rows, 1):
+        _check(row, f"row {number} of {path}")
     whole = data.rstrip(BLANK)
     keep = len(whole[: len(whole) - len(torn)].rstrip(BLANK)) if torn or not data.endswith(b"\n") else None
     return [dict(row) for row, _ in without_superseded([(row, "") for row in rows])], keep
+
+
+class _Conditions(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+    state_shapes: list[list[int]]
+
+
+class _KeptRow(BaseModel):
+    """What is read of the rows that a run goes on with; names of the user's own have numbers."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    epoch: int | None
+    step: int | None
+    per_layer: dict[str, list[float | None] | None]
+    values: dict[str, float | None]
+    flagged: dict[str, bool | None]
+    conditions: _Conditions
+
+
+def _check(row: Row, where: str) -> None:
+    try:
+        kept = _KeptRow.model_validate(row)
+        measurements(row, where)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        place = ".".join(map(str, wrong["loc"]))
+        raise FormatError(f"Expected {where} to be one that a Watch wrote, but {place}: {wrong['msg']}.") from None
+    except (InputError, RecursionError) as error:
+        raise FormatError(f"Expected {where} to be one that a Watch wrote, but: {error}") from None
+    own = {name: value for name, value in (kept.model_extra or {}).items() if name not in RESERVED}
+    odd = next((name for name, value in own.items() if not (value is None or isinstance(value, (int, float)))), None)
+    if odd is not None:
+        raise FormatError(f"Expected {shown(odd)} in {where} to be a number, but got {shown(own[odd])}.")
 
 
 def repair(path: Path, keep: int) -> None:
