@@ -73,8 +73,9 @@ def least(model: ResidualNet, batches: list[tuple[Tensor, Tensor]], credit: Cred
                 before = [imprint(t, spare) for t in shown]
                 given = credit(trace)
                 assert not any(map(shows, before, shown))
-                for was in filter(lambda was: isinstance(was, bytearray), before):
-                    spare.setdefault(len(was), []).append(was)
+                for was in before:
+                    if isinstance(was, bytearray):
+                        spare.setdefault(len(was), []).append(was)
                 compare(given, grads)
             torch.stack([site_norms(s, None) for s in (*seen, *grads)])
             hashed.add(x, len(prints))

@@ -213,7 +213,7 @@ def test_what_is_one_number_is_still_an_accuracy(value: object) -> None:
 
 
 def test_weights_that_do_not_fit_are_not_all_listed(tmp_path: Path) -> None:
-    shallow, deep = ({"net": "resmlp", "net_options": {"depth": d}, "input_shape": [3], "classes": 2} for d in (1, 60))
+    shallow, deep = ({"net": "resmlp", "net_options": {"depth": d}, "input_shape": [3], "classes": 2} for d in (1, 12))
     net = wb.nets.build("resmlp", (3,), 2, depth=1)
     bundle = wb.save_bundle(tmp_path, net, {**deep, "rule": "dfa"})
     with pytest.raises(wb.FormatError, match=r"to fit resmlp, but: Error\(s\) in loading state_dict.*…\.$") as info:

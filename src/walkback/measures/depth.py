@@ -199,7 +199,8 @@ class Features:
     blocks: tuple[nn.Module, ...]
     readout: tuple[nn.Module, ...]
     branch: bool | None  # None of a plain network
-    layers: Anatomy | None = None  # of one
+    anatomy: Anatomy | None = None  # how it was read
+    layers: Anatomy | None = None  # of a plain network
     fixed: str = ""  # why a block can't be left out
 
     def at(self, name: int | str) -> Tensor:
@@ -252,7 +253,9 @@ class Features:
         if not labels:
             raise InputError("Expected batches to fit on and batches to compare on, but one of them is empty.")
         vectors = tuple(rows.whole() for rows in states)
-        return Features(vectors, read.whole(), torch.cat(labels), blocks, readout, branch, layers, fixed)
+        return Features(
+            vectors, read.whole(), torch.cat(labels), blocks, readout, branch, tracer.anatomy, layers, fixed
+        )
 
 
 @dataclass(frozen=True)
@@ -353,7 +356,8 @@ def _without(
     strength: float,
 ) -> tuple[list[float] | None, str]:
     """Return the accuracies with each block left out, then with all of them; or why there are none."""
-    blocks, branch = first.fitted.blocks, bool(first.fitted.branch)
+    # Without its blocks a network would be read as a plain one.
+    blocks, branch, anatomy = first.fitted.blocks, bool(first.fitted.branch), first.fitted.anatomy or anatomy
     if first.fitted.fixed:
         return None, first.fitted.fixed
     shapes = {tuple(h.shape[1:]) for h in first.fitted.states}

@@ -109,7 +109,7 @@ def _chain(top: Tensor) -> list[Spot] | None:
     >>> h, w = torch.ones(1, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
     >>> g = h + (h @ w).relu()
     >>> out = g + (g @ w).relu()
-    >>> [node.name() for node, _ in _chain(out)], _chain(out + (h @ w))
+    >>> [node.name() for node, _ in _chain(out)], _chain(g)  # one sum is no chain
     (['MulBackward0', 'AddBackward0', 'AddBackward0'], None)
     """
     nodes = [] if top.grad_fn is None else _ordered(top.grad_fn)
