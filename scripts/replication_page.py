@@ -6,7 +6,9 @@ python scripts/replication_page.py
 import json
 import re
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -209,20 +211,23 @@ def _does_not_fit(f: Figures, dfa: list[Record]) -> str:
 
 def _rounding(f: Figures) -> str:
     """Return what float32 leaves of EP's credit under a weak nudge, and what float64 finds in the same networks."""
-    kept: dict[str, list[list[float]]] = {"reported": [], "float64": [], "zero": []}
-    for run in f.runs("ep"):
-        both = [note.values for note in run.report.notes if note.code == "rounded-credit"]
-        for name in ("reported", "float64"):
-            kept[name].append([values[name] for values in both])
-        lost = [note.values for note in run.report.notes if note.code == "zero-credit-site"]
-        kept["zero"].append([100 * values["samples"] / values["of"] for values in lost])
-    reported, exact, zero = (np.mean(of, axis=0).tolist() for of in kept.values())
+    runs = f.runs("ep")
+    sites = range(len(runs[0].measurements.h_norm))
+
+    def by_site(code: str, value: Callable[[dict[str, Any]], float | None], none: float = np.nan) -> list[float]:
+        """Return a value of the notes of one code, the mean over the runs that have it at a site; else `none`."""
+        told = [(note.site, value(note.values)) for run in runs for note in run.report.notes if note.code == code]
+        return [np.mean([v for at, v in told if at == site and v is not None] or [none]).item() for site in sites]
+
+    reported = by_site("rounded-credit", lambda values: values["reported"])
+    exact = by_site("rounded-credit", lambda values: values["float64"])
+    zero = by_site("zero-credit-site", lambda values: 100 * values["samples"] / values["of"], none=0.0)
     return (
         f"With a nudge of β = 1e-4 in float32 EP has accuracy {f.beside('EP', 'accuracy')} and cosines of "
         f"{signed(reported)} by site (published Γ +0.008). In float64 the credit of the same networks has "
-        f"{signed(exact)}: it is the gradient, nearly. float32 rounds it to zero for "
+        f"{signed(exact)}: it is close to the gradient. float32 rounds it to zero for "
         f"{', '.join(f'{share:.0f}' for share in zero)} % of the samples, and trains on what is left. "
-        f"Seeds so far: {', '.join(str(run.spec.seed) for run in f.runs('ep'))}."
+        f"Seeds so far: {', '.join(str(run.spec.seed) for run in runs)}."
     )
 
 
