@@ -6,7 +6,7 @@ python scripts/replication_page.py
 import json
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -214,7 +214,7 @@ def _rounding(f: Figures) -> str:
     runs = f.runs("ep")
     sites = range(len(runs[0].measurements.h_norm))
 
-    def by_site(code: str, value: Callable[[dict[str, Any]], float | None], none: float = np.nan) -> list[float]:
+    def by_site(code: str, value: Callable[[Mapping[str, Any]], float | None], none: float = np.nan) -> list[float]:
         """Return a value of the notes of one code, the mean over the runs that have it at a site; else `none`."""
         told = [(note.site, value(note.values)) for run in runs for note in run.report.notes if note.code == code]
         return [np.mean([v for at, v in told if at == site and v is not None] or [none]).item() for site in sites]
