@@ -33,9 +33,9 @@ LOOKED_AT = """## Looked at without a record
 - FA, top head, writer, 30 epochs: accuracy 0.421, ‖h_L‖ 5.2e3, ‖g_L‖ 3.5e-5. With rms credit: 0.28, 4e7, 4e-9.
 - EP, β = 1e-5, two epochs: accuracy 0.297, cosines of at most 0.003 at sites 0 to 3. β = 1e-4, reader, four epochs:
   accuracy 0.280, Γ +0.017.
-- DFA as in the preset, four epochs, on blocks of other forms. LayerNorms with a gain and no shift: ‖g_L‖ 5.2e-6, 9.2e-7,
-  3.6e-7, 1.9e-7, between those with both and with neither. Linear layers without biases, or ReLU for GELU: as in the
-  preset."""
+- DFA as in the preset, four epochs, on blocks of other forms. LayerNorms with a gain and no shift: ‖g_L‖ 5.2e-6,
+  9.2e-7, 3.6e-7, 1.9e-7, between those with both and with neither. Linear layers without biases, or ReLU for GELU: as
+  in the preset."""
 SETTINGS = {"primary": "", "wide-shallow": "d=512, L=2"}
 
 
