@@ -196,11 +196,12 @@ def _does_not_fit(f: Figures, dfa: list[Record]) -> str:
   {f.beside("FA", "Γ")}. Its
   gain over its control is {", ".join(gains)} pp, seed by seed, where D3 flags under 2. Open.
 - **FA fed from the head**, Wᵀe without the terminal norm's Jacobian (`top`), flags D1 and passes D2, as published, and
-  its norms under λ = 1e-2 come near. But its accuracy falls, and at d=512 it explodes, as the published one does not.
+  its norms under λ = 1e-2 come near. Without a penalty its accuracy is too low, and at d=512 it explodes, as the
+  published one does not.
   {_fed_from_the_head()}
 - **State Bridge, Credit Bridge.** [Tries](../evidence/search.md) of credit length, site and form: none has the
-  published accuracy and the published explosion together. EP's ‖h_L‖ (3e3 to 5e3) and ρ (11.6) are not found with its
-  accuracy.
+  published accuracy and the published explosion together. EP's ‖h_L‖ (3e3 to 5e3), ρ (11.6) and stability (0.02) are
+  not found with its accuracy.
 - **A linear model of CIFAR-100's pixels has {_probe("cifar100"):.3f} (0.177)**, by the networks' recipe; it
   overfits.
 - **ρ_pert is half the cosine in every published row**, where isotropic directions estimate the same angle. A step of
@@ -227,7 +228,7 @@ def _rounding(f: Figures) -> str:
         f"{signed(reported)} by site (published Γ +0.008). In float64 the credit of the same networks has "
         f"{signed(exact)}: it is close to the gradient. float32 rounds it to zero for "
         f"{', '.join(f'{share:.0f}' for share in zero)} % of the samples, and trains on what is left. "
-        f"Seeds so far: {', '.join(str(run.spec.seed) for run in runs)}."
+        f"Seeds so far: {', '.join(map(str, sorted(run.spec.seed for run in runs)))}."
     )
 
 

@@ -18,7 +18,7 @@ AS_PUBLISHED: dict[str, dict[str, Any]] = {
     "fa": {"rule": "fa", "credit_site": "reader"},
     "state-bridge": {"rule": "state-bridge", **ONE_LENGTH, "rule_options": {"form": "plain"}},
     "credit-bridge": {"rule": "credit-bridge", **ONE_LENGTH, "rule_options": {"label": False}},
-    "ep": {"rule": "ep", "rule_options": {"beta": 1e-4}},  # 10 steps by default, more than L: every site gets credit
+    "ep": {"rule": "ep", "rule_options": {"beta": 1e-4}},  # 10 steps by default: more than L reach every site
 }
 # Networks whose published form is not our default: name -> options.
 NETWORKS: dict[str, dict[str, Any]] = {"small-cnn": {"preactivation": True}}
@@ -106,9 +106,9 @@ CHOICES = (
     Choice(
         "EP", "rule_options.beta", "β 1e-4, 10 steps, step 0.2, raw credit of the site a module writes",
         "β 0.5, 2 steps", "runs",
-        "no document states them. More than L steps give every site credit. So weak a nudge leaves float32 little of "
-        "the credit but rounding, and then Γ, accuracy, ‖g_L‖ and the verdicts come near the published ones; not "
-        "found: ‖h_L‖ and ρ stay below",
+        "no document states them. More than L steps reach every site, but so weak a nudge leaves float32 little of the "
+        "credit but rounding, at site 0 next to none. Then Γ, accuracy and ‖g_L‖ come near the published ones; not "
+        "found: ‖h_L‖ and ρ stay below, and the stability above",
     ),
     Choice(
         "SmallCNN", "net_options.preactivation", "norm and ReLU before each convolution", "norm at the branch's end",

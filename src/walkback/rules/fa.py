@@ -1,4 +1,4 @@
-"""Feedback alignment: the exact gradient at the top, carried down by fixed random matrices."""
+"""Feedback alignment: the gradient of h_L, or of what the head reads, carried down by fixed random matrices."""
 
 from __future__ import annotations
 
