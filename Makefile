@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 unexport PYTHONDONTWRITEBYTECODE  # what is imported is compiled once, then, and not all of it at installation
 
-.PHONY: demo test test-all ruff browser latex slurm fashion docs pictures lint bench torture corpus evidence test-floors test-light clean
+.PHONY: demo test test-all shuffled ruff browser latex slurm fashion docs pictures lint bench torture corpus evidence test-floors test-light clean
 
 # The demo needs the core alone, some 30 packages; what tests, docs and figures need is installed over it.
 demo: $(CORED)
@@ -23,6 +23,13 @@ test test-all: ruff browser latex slurm fashion
 	@$(TYPES) & types=$$!; \
 	$(NEEDED) $(BIN)/python -m pytest $(WHICH) -n 3 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	wait $$types && exit $$tests
+
+# The suite in another order, RUNS times; the library that shuffles stays out of the environment of `make test`.
+RUNS ?= 20
+FIRST ?= 1
+shuffled: $(STAMP) browser latex slurm fashion
+	$(PIP) --target $(VENV)/shuffled --no-deps --upgrade pytest-randomly
+	$(NEEDED) PYTHONPATH=$(VENV)/shuffled $(BIN)/python scripts/shuffled.py --runs $(RUNS) --first $(FIRST)
 
 # $(call ensure,check,Debian packages,what is not tested without them): installed where we may, never a failure here.
 APT := DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=600 -o Acquire::http::Timeout=20 -o Acquire::Retries=1
