@@ -21,20 +21,10 @@ SUMMARY = re.compile(r"^=*\s*(?P<counts>\d+ \w+.*?) in [\d.]+s")
 
 def run(seed: int, workers: int, more: list[str], log: Path) -> tuple[int, str]:
     """Run the suite in the order of a seed; return pytest's exit code and its counts."""
-    given = [
-        "-p",
-        "randomly",
-        f"--randomly-seed={seed}",
-        "-m",
-        "not slow",
-        "-n",
-        str(workers),
-        "--dist",
-        "loadfile",
-        *more,
-    ]
+    order = [f"--randomly-seed={seed}", "-n", str(workers), "--dist", "loadfile"]
+    command = [sys.executable, "-m", "pytest", "-m", "not slow", *order, *more]
     with log.open("w", encoding="utf-8") as out:
-        code = subprocess.run([sys.executable, "-m", "pytest", *given], stdout=out, stderr=subprocess.STDOUT).returncode
+        code = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode
     found = [match["counts"] for line in log.read_text(encoding="utf-8").splitlines() if (match := SUMMARY.match(line))]
     return code, found[-1] if found else "no summary"
 
