@@ -25,7 +25,7 @@ def test_every_figure_has_a_known_kind_and_source():
 
 
 def test_the_other_convention_is_eight_times_smaller():
-    (small,) = figures("primary", "dfa", what="g_norm", batch=1024)
+    (small,) = figures("primary", "dfa", what="g_norm", batch=1024, rough=False)
     (large,) = figures("primary", "dfa", what="g_norm", source="004", rough=False, batch=128)
     assert small.value == 5e-10
     assert small.number == pytest.approx(large.number) == 4e-9

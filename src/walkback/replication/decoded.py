@@ -300,7 +300,7 @@ def _notes() -> list[str]:
         "agrees?: " + "; ".join(AGREES_WHEN.values()),
         "tested: a run, or a reading of it, with and without it; the two columns differ in their images too, and what "
         "length and site of credit do on the same images was seen in four epochs of DFA (results/left-open.md) and in "
-        "one seed of 100 (unit-credit); bounded search: looked for among the tries of evidence/search.md and not found; "
-        "open: nothing tried explains it",
+        "one seed of 100 (unit-credit); bounded search: looked for among the tries of evidence/search.md and not "
+        "found; open: nothing tried explains it",
         DAGGER,
     ]

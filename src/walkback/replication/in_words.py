@@ -48,7 +48,7 @@ def _shown(text: str, printed: Sequence[Figure], n: int = 0) -> Against:
 
 
 def _said(word: str | None, printed: Sequence[Figure], n: int = 0) -> Against:
-    return Against("", word or NONE, word, printed, n)
+    return Against("", Cell(word or NONE, word), word, printed, n)
 
 
 def _range(values: Iterable[float | None], kind: str) -> str:
