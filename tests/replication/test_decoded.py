@@ -241,6 +241,31 @@ def test_the_page_on_replication_is_that_of_the_records(made) -> None:
     assert [part[:2] for part in text.split("\n\n")[1:5]] == ["**", "**", "**", "Ou"], "three sentences come first"
 
 
+def test_rounding_is_told_apart_by_the_terminal_norm(tmp_path: Path) -> None:
+    """What is lost without a norm says nothing of networks that end in one, on whatever data."""
+    script = runpy.run_path(str(ROOT / "scripts/replication_page.py"))
+    bare = RunSpec(augment=True, rule="dfa", net_options={"terminal_norm": False})
+    for spec, error in ((DFA, 3e-7), (FA, 1e-7), (bare, 0.2), (RunSpec(net="small-cnn", augment=True), 1e-3)):
+        write_run(tmp_path, spec, 0.3, **HEALTHY)
+        values = json.loads((tmp_path / spec.name / "report.json").read_text())["values"]
+        edit(tmp_path / spec.name, values={**values, "cosine_error": error})
+    text = script["rounding"](list(read_records(tmp_path)), "1e-9")
+    assert text.startswith("With a terminal norm no cosine of 2 networks is off by more than 3e-7 in float32")
+    assert text.endswith("Without one it is there, where D2 passes: DFA on resmlp 0.20 at ‖g_L‖ 4e-4.")
+    shutil.rmtree(tmp_path / bare.name)
+    assert "Without one" not in script["rounding"](list(read_records(tmp_path)), "1e-9")
+
+
+def test_the_power_of_the_weights_is_that_of_the_records(tmp_path: Path) -> None:
+    def at(epoch: int) -> dict[str, object]:
+        return {"product": [(1.0 + epoch) ** 2, 1.0, 1.0, 1.0], "h": (1.0, 1.0, 1.0, 1.0, 5 * (1.0 + epoch) ** 2.5)}
+
+    write_run(tmp_path, DFA, 0.3, at=at, **{**HEALTHY, **at(100)})
+    (run,) = read_records(tmp_path)
+    power = runpy.run_path(str(ROOT / "scripts/replication_page.py"))["_power"]
+    assert power(run) == pytest.approx(2.5)
+
+
 def test_a_network_shows_both_pairings_its_rounding_and_what_its_blocks_are_worth(tmp_path: Path) -> None:
     write_run(tmp_path, FA, 0.3, **HEALTHY)
     edit(tmp_path / FA.name, per_layer={"cosine_below": [None, 0.1, 0.2, 0.3, 0.9]})

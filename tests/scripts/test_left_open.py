@@ -185,7 +185,7 @@ def _others(records: Records) -> Iterator[str]:
     flags = [_of(records, "fa", augment=augment) for augment in (True, False)]
     assert not any(any(j.flagged("growth")) for j in flags), "D1 of FA"
     rho, norms = ([_over(j, what) for j in flags] for what in ("growth", "g_norm"))
-    yield f"ρ is {rho[0]:.0f} and {rho[1]:.0f} (above 50)"
+    yield f"ρ is {rho[0]:.0f} and {rho[1]:.0f} (published: D1 flags)"
     yield f"‖g_L‖ {number(norms[0], 'norm')} and {number(norms[1], 'norm')} (9e-7)"
     large = DiagnosticThresholds(g_norm_floor=8e-7)
     early = {augment: [first_epochs(run)["a"] for run in _of(records, "dfa", augment=augment).runs]
