@@ -116,7 +116,7 @@ class Figure:
 def figures(where: str, rule: str | None = None, **fields: object) -> tuple[Figure, ...]:
     """Return all that is published of a setting; `fields` choose further, such as what="acc" or penalty=1e-2.
 
-    >>> [(f.value, f.std, f.source) for f in figures("primary", "dfa", what="acc")]
+    >>> [(f.value, f.std, f.source) for f in figures("primary", "dfa", what="acc", rough=False)]
     [(0.306, 0.006, '002'), (0.308, 0.014, '000 001'), (0.306, None, '004'), (0.308, None, '003')]
     """
     fields = {"where": where, **fields} if rule is None else {"where": where, "rule": rule, **fields}
