@@ -453,6 +453,12 @@ def test_ablation_four(world):
     assert [theirs[s] for s in strategies] == ["0/5", "0/5", "3/5", "3/5", "2/5", "3/5", "3/5"]
 
 
+def test_sensitivity_in_words(world):
+    """Between 1.1 and 60 no verdict changes, which is over an order of magnitude; at twice the threshold some do."""
+    found = {f.what: p.value for p in TABLES["sensitivity"].compared(world) for f in p.printed}
+    assert [found[f"flag.growth{part}"] for part in ("", "_twofold", "_tenfold")] == ["changes", "changes", "holds"]
+
+
 def test_extended_ablation(world):
     table = evidence("extended-ablation", world)
     cases = ("DFA RM-d256-L4", "FA RM-d512-L2", "DFA ViT-Mini", "BP RM-d256-L4")
