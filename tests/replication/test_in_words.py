@@ -13,6 +13,7 @@ from walkback.audit.records import Records, read_records
 from walkback.audit.settings import RULES
 from walkback.replication.in_words import beside_no_table
 from walkback.replication.published import FIGURES
+from walkback.report.table import Cell
 from walkback.training.spec import RunSpec
 
 DFA = RunSpec(rule="dfa", augment=True)
@@ -21,7 +22,7 @@ DFA = RunSpec(rule="dfa", augment=True)
 def said(records: Records) -> dict[tuple[str, str, str, float], tuple[str, object]]:
     """Return (where, rule, quantity, λ) -> the cell, and what is compared."""
     return {
-        (f.where, f.rule, f.what, f.penalty): (pair.cell.text, pair.value)
+        (f.where, f.rule, f.what, f.penalty): (pair.cell.text if isinstance(pair.cell, Cell) else pair.cell, pair.value)
         for pair in beside_no_table(records)
         for f in pair.printed
     }
