@@ -62,6 +62,12 @@ def test_the_norm_of_a_mean_loss_shrinks_with_its_batch_alone() -> None:
     assert small == pytest.approx(report.g_norm[-1], rel=1e-5), "ours is that of 128 samples, whatever is passed"
 
 
+def test_the_last_row_is_what_is_published() -> None:
+    lines = (ROOT / "results" / "left-open.md").read_text(encoding="utf-8").splitlines()
+    (row,) = [line for line in lines if line.startswith("| published")]
+    assert [cell.strip() for cell in row.strip("|").split("|")] == left_open.published()
+
+
 def test_the_page_on_replication_says_what_the_table_says() -> None:
     lines = (ROOT / "results" / "left-open.md").read_text(encoding="utf-8").splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
