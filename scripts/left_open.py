@@ -71,8 +71,9 @@ def published() -> list[str]:
         " or ".join(f"{f.number:.1e}" for f in early if f.what == "g_norm" and f.epoch == epoch)
         for epoch in range(1, 5)
     ]
-    spans = [next(f.value for f in early if f.what == f"cosine.{part}") for part in ("first", "range")]
-    told = ["…".join(f"{end:+.2f}" for end in span) for span in spans if isinstance(span, tuple)]
+    known = [[f.value for f in early if f.what == f"cosine.{part}"] for part in ("first", "range")]
+    each = [[end for value in values for end in (value if isinstance(value, tuple) else (value,))] for values in known]
+    told = [f"{min(ends):+.2f}…{max(ends):+.2f}" for ends in each]  # ends are numbers: of cosines nothing else is told
     return ["published", *gradients, *told, "–", "–", "–"]
 
 

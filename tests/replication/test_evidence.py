@@ -446,11 +446,17 @@ def test_ablation_four(world):
     assert marks("DFA") == "– – WB WB WB WB WB"  # (c) on seed 456 only
     assert marks("FA") == "– – WB – – – WB"
     assert marks("EP") == "– – – – – WB WB"
-    assert marks("BP") == "– – – – – – –"
+    assert marks("BP") == "– – – – – – trust"
     assert marks("State Bridge") == " ".join(["no runs"] * 7)
     assert marks("walked back") == "0/4 0/4 2/4 1/4 1/4 2/4 3/4"
     theirs = one(table, rule="walked back", figures="published")
     assert [theirs[s] for s in strategies] == ["0/5", "0/5", "3/5", "3/5", "2/5", "3/5", "3/5"]
+
+
+def test_sensitivity_in_words(world):
+    """Between 1.1 and 60 no verdict changes, which is over an order of magnitude; at twice the threshold some do."""
+    found = {f.what: p.value for p in TABLES["sensitivity"].compared(world) for f in p.printed}
+    assert [found[f"flag.growth{part}"] for part in ("", "_twofold", "_tenfold")] == ["changes", "changes", "holds"]
 
 
 def test_extended_ablation(world):
@@ -547,10 +553,10 @@ def test_two_modes(world):
         found = one(table, condition=condition, figures=PLAIN)
         return found["reading"], found["agrees?"]
 
-    assert reading("DFA, epoch 1") == ("Mode 2 without Mode 1", "yes")
-    assert reading("DFA, 100 epochs") == ("Mode 1 hides Mode 2", "3 of 4, not deep cos")  # 0 and −0.022
+    assert reading("DFA, epoch 1") == ("mode 2 present without mode 1", "yes")
+    assert reading("DFA, 100 epochs") == ("mode 1 obscures mode 2", "3 of 4, not deep cos")  # 0 and −0.022
     assert reading("DFA, λ = 0.01, 30 epochs")[0] == "valid reference, aligned credit"
-    assert reading("DFA, λ = 0.01, fresh feedback") == ("specific to the trained feedback", "yes")
+    assert reading("DFA, λ = 0.01, fresh feedback") == ("training-specific adaptation", "yes")
 
 
 def test_validations(world):
@@ -594,7 +600,7 @@ def test_a_strategy_that_needs_an_alignment_says_nothing_where_none_was_measured
         "passes", "Γ not measured", "Γ not measured", "passes"]  # fmt: skip
     table = evidence("ablation-four", records)
     names = ("S0", "S1", "+(a)", "full")
-    assert [one(table, rule="EP", figures=PLAIN)[n] for n in names] == ["–", "?", "?", "–"]
+    assert [one(table, rule="EP", figures=PLAIN)[n] for n in names] == ["–", "?", "?", "trust"]
     assert [one(table, rule="walked back", figures=PLAIN)[n] for n in names] == [
         "0/2", "0/1, 1 undecided", "0/1, 1 undecided", "0/2"]  # fmt: skip
     rules = one(evidence("validations", records), validation="Rules audited", figures=PLAIN)
@@ -867,7 +873,7 @@ def test_the_band_of_the_first_epoch_is_that_of_its_own_networks(tmp_path):
         write_run(tmp_path, RunSpec(rule="dfa", epochs=epochs), 0.3, fresh=fresh, cosine=(0.4,) + (0.03,) * 4,
                   **{k: HEALTHY[k] for k in ("h", "g")})  # fmt: skip
     table = evidence("two-modes", read_records(tmp_path))
-    assert one(table, condition="DFA, epoch 1", figures=PLAIN)["reading"] == "Mode 2 without Mode 1"
+    assert one(table, condition="DFA, epoch 1", figures=PLAIN)["reading"] == "mode 2 present without mode 1"
     said = one(evidence("validations", read_records(tmp_path)), validation="Early epochs of DFA", figures=PLAIN)
     assert "within chance (±0.060) on 1/1 seeds" in str(said)
 
@@ -912,7 +918,7 @@ def test_seeds_that_read_differently_are_counted(tmp_path):
     for seed, cosine in ((42, 0.06), (123, 0.05), (456, 0.01)):
         early_run(tmp_path, seed, 1, cosine)
     row = one(evidence("two-modes", read_records(tmp_path)), condition="DFA, epoch 1", figures=PLAIN)
-    assert row["reading"] == "valid reference, aligned credit (2/3); Mode 2 without Mode 1 (1/3)"
+    assert row["reading"] == "valid reference, aligned credit (2/3); mode 2 present without mode 1 (1/3)"
     assert row["agrees?"] == "no", "a reading of some seeds agrees with none"
     said = one(evidence("validations", read_records(tmp_path)), validation="Early epochs of DFA", figures=PLAIN)
     assert said["holds?"] == "no"

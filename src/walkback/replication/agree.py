@@ -15,7 +15,8 @@ RULES = {
     "within 10, where only a bound is published when they keep it",
     "loss": "changes of the training loss agree within a factor 3",
     "epoch": "epochs agree from half the first to twice the last published one; never agrees with never",
-    "share": "shares of the compute agree within 0.05",
+    "share": "shares agree within 0.05",
+    "count": "counts agree when they are the same",
     "word": "verdicts and flags agree when they are the same; a flag that some seeds raise and others don't agrees "
     "with neither, and what is undecided or not tested is not compared",
 }
@@ -51,6 +52,8 @@ def agrees(ours: float | str | None, figure: Figure, least: Mapping[str, float] 
         slack = least.get(figure.kind, 0.0)
         return low - slack <= ours <= high + slack
     value = figure.number
+    if figure.kind == "count":
+        return ours == value
     if figure.bound:
         return ours > value if figure.bound == ">" else ours < value
     if figure.kind in least:
@@ -100,16 +103,17 @@ def published(figures: Sequence[Figure]) -> str:
     merged: dict[str, list[str]] = {}
     for f in figures:
         merged.setdefault(_text(f), []).extend(f.source.split())
-    return "; ".join(f"{text} [{', '.join(sorted(sources))}]" for text, sources in merged.items()) or NONE
+    return "; ".join(f"{text} [{', '.join(sorted(set(sources)))}]" for text, sources in merged.items()) or NONE
 
 
 def _text(f: Figure) -> str:
     text = f.value if isinstance(f.value, str) else _value(f)
-    return text + (f" seed {f.seed}" if f.seed else "") + (f" ({f.unlike})" if f.unlike else "")
+    seed = "" if f.seed is None else f" seed {f.seed}" if f.seed else " one seed"
+    return text + seed + (f" ({f.unlike})" if f.unlike else "")
 
 
 def _value(f: Figure) -> str:
-    kind = {"epoch": "int", "loss": "cos", "share": "acc"}.get(f.kind, f.kind)
+    kind = {"epoch": "int", "count": "int", "loss": "cos", "share": "acc"}.get(f.kind, f.kind)
     if isinstance(f.value, tuple):
         low, high = f.value
         return number(low, kind) if low == high else f"{number(low, kind)}…{number(high, kind)}"

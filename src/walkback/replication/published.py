@@ -7,9 +7,9 @@ is eight times smaller, and `Figure.number` converts it. Which one a document us
 state of the network that is given in both tells them apart.
 
 A row of the file is a `Figure`: an empty cell is the field's default, `0.07…0.1` is from low to high, and `remark` is
-for who reads the file. Its words: "passes" is "trustworthy" in the documents; "one control for all rules" is that of
-0.349, whose stem BP did not train (000 calls it DFA's own); "control of 100 epochs" because every margin of 30 epochs
-is the accuracy less 0.349.
+for who reads the file. Orders of magnitude told in words are `change`s. Its words: "passes" is "trustworthy" in the
+documents; "one control for all rules" is that of 0.349, whose stem BP did not train (000 calls it DFA's own); "control
+of 100 epochs" because every margin of 30 epochs is the accuracy less 0.349.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ KINDS = {
     "g_norm": "norm",
     "growth": "norm",
     "growth_total": "norm",
+    "change": "norm",
     "branch_growth": "norm",
     "ratio": "norm",
-    "count": "norm",
+    "count": "count",
     "nudging": "norm",
     "weight_growth": "norm",
     "norm_product": "norm",
@@ -55,6 +56,7 @@ KINDS = {
     "train_loss_delta": "loss",
     "fired": "epoch",
     "saved": "share",
+    "share": "share",
     "verdict": "word",
     "flag": "word",
 }
@@ -72,13 +74,14 @@ class Figure:
         source: the documents that give it, such as "000 001".
         std: the ± that is given.
         batch: of the mean loss whose ‖g‖ it is.
-        rough: given as an order of magnitude or with "about" before a power of ten.
+        rough: given as an order of magnitude, or with "about" where the same is given exactly elsewhere.
         bound: ">" where only a lower bound is given, "<" an upper one.
         penalty: λ.
         epoch: where it is not the last one.
         site: of the residual stream, from the end if negative.
-        seed: where it is of one seed.
-        unlike: in what it differs from the column it stands in; such a figure is shown and not compared.
+        seed: where it is of one seed; 0 where that one is not named.
+        unlike: in what it differs from the column it stands in, or "derived" from others of its document; such a
+            figure is shown and not compared.
     """
 
     where: str
@@ -113,7 +116,7 @@ class Figure:
 def figures(where: str, rule: str | None = None, **fields: object) -> tuple[Figure, ...]:
     """Return all that is published of a setting; `fields` choose further, such as what="acc" or penalty=1e-2.
 
-    >>> [(f.value, f.std, f.source) for f in figures("primary", "dfa", what="acc")]
+    >>> [(f.value, f.std, f.source) for f in figures("primary", "dfa", what="acc", rough=False)]
     [(0.306, 0.006, '002'), (0.308, 0.014, '000 001'), (0.306, None, '004'), (0.308, None, '003')]
     """
     fields = {"where": where, **fields} if rule is None else {"where": where, "rule": rule, **fields}

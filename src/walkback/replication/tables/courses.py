@@ -32,7 +32,7 @@ from walkback.verdict.checks import DiagnosticThresholds, direction_stability, r
 
 EARLY = (1, 2, 3, 4, 5)
 # The papers replayed ‖g‖ of a mean loss over about 1024 samples: their floor of 1e-7 is 8e-7 in ours.
-_LARGE = DiagnosticThresholds(g_norm_floor=1e-7 * LARGE_BATCH / PUBLISHED_BATCH)
+LARGE = DiagnosticThresholds(g_norm_floor=1e-7 * LARGE_BATCH / PUBLISHED_BATCH)
 EPOCHS = (*range(10), *range(10, 101, 10))
 
 
@@ -70,7 +70,7 @@ def course(runs: Sequence[Record]) -> list[Moment]:
     return out
 
 
-def _span(epochs: Sequence[int | None]) -> Cell:
+def span(epochs: Sequence[int | None]) -> Cell:
     """Return 3–4, never, or both with how many seeds never fired."""
     known = sorted(e for e in epochs if e is not None)
     if not epochs:
@@ -82,7 +82,8 @@ def _span(epochs: Sequence[int | None]) -> Cell:
     return Cell(span + (f", never on {never}" if never else ""), list(epochs))
 
 
-def _typical(epochs: Sequence[int | None]) -> float | str | None:
+def typical(epochs: Sequence[int | None]) -> float | str | None:
+    """Return the mean epoch, never, or mixed where some seeds never fire."""
     known = [e for e in epochs if e is not None]
     if not epochs:
         return None
@@ -148,7 +149,7 @@ def _drift(run: Record) -> int | None:
 
 
 def _replay(records: Records, runs: Sequence[Record], printed: Sequence[Figure]) -> list[Cell | str | Against]:
-    first, large = ([first_epochs(run, limits) for run in runs] for limits in (None, _LARGE))
+    first, large = ([first_epochs(run, limits) for run in runs] for limits in (None, LARGE))
     at = {name: [f[name] for f in first] for name in ("a", "b", "either", "both")}
     at |= {"large": [f["b"] for f in large], "either, large": [f["either"] for f in large]}
     saved = {
@@ -156,18 +157,18 @@ def _replay(records: Records, runs: Sequence[Record], printed: Sequence[Figure])
         for name in ("either", "both", "either, large")
         if any(e is not None for e in at[name])
     }
-    then, alike = (stat(_accuracy_at(run, e) for run, e in zip(runs, at[name])) for name in ("either", "either, large"))
+    then, alike = (stat(accuracy_at(run, e) for run, e in zip(runs, at[name])) for name in ("either", "either, large"))
     theirs = saved.get("either, large")
     pairs = [(run, control) for run in runs if (control := records.control(run)) is not None]
     return [
         count(len(runs)),
         ", ".join(map(str, sorted({run.spec.epochs for run in runs}))) or NONE,
-        Against("(a)", _span(at["a"]), _typical(at["a"]), among(printed, "fired.a")),
-        _span(at["b"]),
-        Against("(b)", _span(at["large"]), _typical(at["large"]), among(printed, "fired.b")),
-        _span(at["both"]),
-        _span([_drift(run) for run in runs]),
-        _span([no_gain_from(run, control) for run, control in pairs]),
+        Against("(a)", span(at["a"]), typical(at["a"]), among(printed, "fired.a")),
+        span(at["b"]),
+        Against("(b)", span(at["large"]), typical(at["large"]), among(printed, "fired.b")),
+        span(at["both"]),
+        span([_drift(run) for run in runs]),
+        span([no_gain_from(run, control) for run, control in pairs]),
         Against("acc", spread(then, "acc"), alike and alike.mean, among(printed, "acc")),
         spread(accuracies(runs), "acc"),
         Against("saved", spread(saved.get("either"), "acc"), theirs and theirs.mean, among(printed, "saved")),
@@ -175,7 +176,8 @@ def _replay(records: Records, runs: Sequence[Record], printed: Sequence[Figure])
     ]
 
 
-def _accuracy_at(run: Record, epoch: int | None) -> float | None:
+def accuracy_at(run: Record, epoch: int | None) -> float | None:
+    """Return the accuracy after an epoch; None where a run does not have it."""
     return next((acc for e, acc, _ in run.epochs if e == epoch), None)
 
 

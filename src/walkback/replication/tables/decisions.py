@@ -160,23 +160,24 @@ def _published_mark(figure: Figure, strategy: str) -> str:
     "rule | figures | n | S0 | S1 | +(a) | +(b) | +(c) | +(d) | full | agrees?",
     "S0 and S1 as in the other version; +(a), +(b), +(c), +(d): S1 and that diagnostic alone, where it flags on a "
     "seed; full: (a), (b) or (d), which is the four-diagnostic verdict",
-    "WB: walked back; ? undecided: D3 straddles its margin or has no control, or Γ was not measured",
+    "WB: walked back; trust: not; ? undecided: D3 straddles its margin or has no control, or Γ was not measured",
     "published: 001",
     AGREES,
 )
 def ablation_four(t: Draft) -> None:
     """Decision utility, four-diagnostic: each diagnostic alone on top of accuracy and Γ."""
-    names, words = ("S0", "S1", "a", "b", "c", "d", "full"), {True: "WB", False: NONE, None: "?"}
+    names = ("S0", "S1", "a", "b", "c", "d", "full")
     for flag in t.variants(map(Setting, RULES)):
         marks: list[dict[str, bool | None]] = []
         for rule, label in RULES.items():
             j = t.judged(Setting(rule, augment=flag))
-            ours = _four(j)
+            ours = four(j)
             printed = {name: figures("ablation-four", rule, what=f"flag.{name}") for name in names}
-            known = {name: words[ours[name]] for name in names if ours[name] is not None} if ours else {}
+            said = {name: _said(name, flag) for name, flag in ours.items()} if ours else {}
+            known = {name: said[name] for name in said if ours and ours[name] is not None}
             beside = [(name, known.get(name), printed[name]) for name in names]
             found = t.agreeing(Against(name, word or NONE, word, of, len(j.runs)) for name, word, of in beside)
-            cells = [Cell(words[ours[name]], ours[name]) if ours else Cell("no runs") for name in names]
+            cells = [Cell(said[name], ours[name]) if ours else Cell("no runs") for name in names]
             t.row(label, OURS[flag], count(len(j.runs)), *cells, answer(found))
             if any(printed.values()):
                 t.row(label, "published", NONE, *(str(printed[name][0].value) for name in names), NONE)
@@ -186,7 +187,12 @@ def ablation_four(t: Draft) -> None:
     t.row("walked back", "published", NONE, *(f"{values.count('WB')}/{len(values)}" for values in theirs), NONE)
 
 
-def _four(j: Judged) -> dict[str, bool | None] | None:
+def _said(name: str, walked_back: bool | None) -> str:
+    return {True: "WB", False: "trust" if name == "full" else NONE, None: "?"}[walked_back]
+
+
+def four(j: Judged) -> dict[str, bool | None] | None:
+    """Return whether S0, S1, S1 with each of the four diagnostics, and all of them walk back. None without runs."""
     standard = pair(j)
     if standard is None:
         return None
@@ -263,10 +269,14 @@ def sensitivity(t: Draft) -> None:
             for setting in at:
                 t.lack(setting)
             for threshold in thresholds:
-                t.row(name, OURS[flag], *_sweep(t.records, at, threshold))
+                cells, in_words = _sweep(t.records, at, threshold)
+                t.row(name, OURS[flag], *cells)
+                t.compared += in_words
 
 
-def _sweep(records: Records, settings: Sequence[Setting], t: Threshold) -> list[Cell | str | Against]:
+def _sweep(
+    records: Records, settings: Sequence[Setting], t: Threshold
+) -> tuple[list[Cell | str | Against], list[Against]]:
     default = DiagnosticThresholds()
     limit = getattr(default, t.field)
     points = threshold_points(records, settings, t)
@@ -292,21 +302,29 @@ def _sweep(records: Records, settings: Sequence[Setting], t: Threshold) -> list[
     if worst and best:
         more, less = (best.value, worst.value) if t.larger else (worst.value, best.value)
         gap = more - less if t.kind != "norm" else more / less if less > 0 else None
-    holds = None if not points else "holds" if not changed[1] and not changed[3] else "changes"
+    low, high = ends
+    steady = {
+        f"flag.{t.key}": not changed[1] and not changed[3],
+        f"flag.{t.key}_twofold": not changed[1] and not changed[4],
+        f"flag.{t.key}_tenfold": not low or high is None or high >= 10 * low,
+    }
+    words = {what: ("holds" if holds else "changes") if points else None for what, holds in steady.items()}
     # Published for the four diagnostics, for (d) of the penalised runs.
     compared = t.edition == "four-diagnostic" and (t.key == "margin") == bool(settings[0].penalty)
-    parts = (f"{t.key}.healthy", f"{t.key}.failing", f"gap.{t.key}", f"flag.{t.key}")
+    parts = (f"{t.key}.healthy", f"{t.key}.failing", f"gap.{t.key}", *words)
     printed = [figures("sensitivity", "", what=what) if compared else () for what in parts]
     unlimited = "no end" if points else NONE
-    return [
+    moved = [Against("±50 %", word or NONE, word, of) for word, of in zip(words.values(), printed[3:])]
+    cells: list[Cell | str | Against] = [
         *(t.check, count(n), Cell(number(limit, t.kind), limit)),
         Against("healthy", _named(worst, t.kind), worst and worst.value, printed[0]),
         Against("failure", _named(best, t.kind), best and best.value, printed[1]),
         Against("gap", Cell(NONE) if gap is None else Cell(number(gap, t.kind), gap), gap, printed[2]),
         *(Cell(unlimited) if end is None or not points else Cell(number(end, t.kind), end) for end in ends),
         *(count(c) if n else Cell(NONE) for c in changed),
-        Against("±50 %", holds or NONE, holds, printed[3]),
+        moved[0],
     ]
+    return cells, [pair for pair in moved[1:] if pair.printed]
 
 
 class Point(NamedTuple):

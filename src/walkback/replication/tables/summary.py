@@ -30,6 +30,7 @@ from walkback.verdict.checks import reference_validity
 from walkback.verdict.editions import WALKED_BACK
 
 NULL = 0.05
+WITHOUT = "mode 2 present without mode 1"
 
 
 def null_bands(runs: Sequence[Record], seeds: Iterable[int]) -> dict[int, float]:
@@ -67,7 +68,7 @@ def two_modes(t: Draft) -> None:
     for flag in t.variants(SETTINGS):
         for c, setting in zip(conditions(t, flag)[2:], (Setting("dfa", epochs=1), Setting("dfa"), penalised("dfa"))):
             runs = select(t.records, replace(setting, augment=flag))
-            row(c, _together(_readings(c.at, null_bands(runs, c.at))))
+            row(c, together(readings_by_seed(c.at, null_bands(runs, c.at))))
         rescued = [fresh(run) for run in select(t.records, penalised("dfa", augment=flag))]
         drawn = stat(f.null["mean"] if f.null else None for f in rescued)
         specific = [
@@ -75,11 +76,11 @@ def two_modes(t: Draft) -> None:
             for f in rescued
             if f.null and f.trained is not None
         ]
-        reading = "specific to the trained feedback" if all(specific) else "not specific"
+        reading = "training-specific adaptation" if all(specific) else "not specific"
         row(Condition("DFA, λ = 0.01, fresh feedback", "fresh", drawn, None, {}), reading if specific else None)
 
 
-def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
+def readings_by_seed(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]:
     """Return the reading of each seed whose deep cosine and reference are known."""
     readings = []
     for seed, m in at.items():
@@ -89,13 +90,13 @@ def _readings(at: dict[int, Measurements], bands: dict[int, float]) -> list[str]
         if sunk is None:
             continue
         if sunk:
-            readings.append("Mode 1 hides Mode 2" if chance else "Mode 1, cosine above chance")
+            readings.append("mode 1 obscures mode 2" if chance else "mode 1, cosine above chance")
         else:
-            readings.append("Mode 2 without Mode 1" if chance else "valid reference, aligned credit")
+            readings.append(WITHOUT if chance else "valid reference, aligned credit")
     return readings
 
 
-def _together(readings: Sequence[str]) -> str | None:
+def together(readings: Sequence[str]) -> str | None:
     """Return one reading, or on how many seeds each; None where there is none."""
     counts = Counter(readings).most_common()
     if len(counts) < 2:
@@ -155,14 +156,14 @@ def _early(records: Records, flag: bool) -> Validation:
     if cosine is None:
         return Validation(NONE, None, 0)
     bands = null_bands(select(records, Setting("dfa", epochs=1, augment=flag)), at)
-    readings = _readings(at, bands)
+    readings = readings_by_seed(at, bands)
     valid = sum(reference_validity("D2", m, FLOOR).flagged is False for m in at.values())
     chance = sum(m.deep_cosine is not None and abs(m.deep_cosine) <= bands[seed] for seed, m in at.items())
     text = (
         f"deep cosine {cosine.mean:+.3f} at epoch 1, within chance (±{sum(bands.values()) / len(bands):.3f}) on "
         f"{chance}/{cosine.n} seeds, reference valid on {valid}/{len(at)}"
     )
-    return Validation(text, set(readings) == {"Mode 2 without Mode 1"}, len(at))
+    return Validation(text, set(readings) == {WITHOUT}, len(at))
 
 
 def _penalty(records: Records, flag: bool) -> Validation:
@@ -216,9 +217,10 @@ def _networks(records: Records, flag: bool) -> Validation:
     return Validation(text, (growth > reference and norms) if total > 1 and not (tie and norms) else None, n)
 
 
-# Name, question, what is published, the criterion, ours.
-VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validation]], ...] = (
+# Name in published.csv, name, question, what is published, the criterion, ours.
+VALIDATIONS: tuple[tuple[str, str, str, str, str, Callable[[Records, bool], Validation]], ...] = (
     (
+        "rules",
         "Rules audited",
         "Do accuracy and Γ credit too much?",
         "the pair walks back none, the protocol three of five",
@@ -226,6 +228,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _five_method,
     ),
     (
+        "decision",
         "Decision utility",
         "Which checks are needed?",
         "only the full stack tells failures from controls",
@@ -233,6 +236,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _decision,
     ),
     (
+        "temporal",
         "Temporal replay",
         "Do the checks fire early?",
         "well before training ends",
@@ -240,6 +244,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _temporal,
     ),
     (
+        "early",
         "Early epochs of DFA",
         "Is there Mode 2 without Mode 1?",
         "credit is poor while the reference is measurable",
@@ -247,6 +252,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _early,
     ),
     (
+        "penalty",
         "Penalty",
         "Can Mode 1 be eased without a full rescue?",
         "the reference recovers more than credit does",
@@ -254,6 +260,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _penalty,
     ),
     (
+        "controls",
         "Fresh feedback, BP with penalty",
         "Is the rescue specific to training?",
         "partly general, partly specific to the rule",
@@ -261,6 +268,7 @@ VALIDATIONS: tuple[tuple[str, str, str, str, Callable[[Records, bool], Validatio
         _controls,
     ),
     (
+        "networks",
         "Networks",
         "Which checks carry over?",
         "growth more widely than the collapse of the reference",
@@ -287,7 +295,10 @@ def validations(t: Draft) -> None:
         interventions = [penalised(rule, λ, flag) for rule in ("bp", "dfa") for λ in (0.0, RESCUE)]
         for setting in (*interventions, Setting("dfa", epochs=1, augment=flag), *_on_networks(t.records, flag)):
             t.lack(setting, controls=False)
-        for name, question, said, criterion, show in VALIDATIONS:
+        for key, name, question, said, criterion, show in VALIDATIONS:
             shown = show(t.records, flag)
             word = {True: "yes", False: "no", None: NONE}[shown.holds]
             t.row(name, question, OURS[flag], count(shown.n), shown.text, criterion, word, said, word)
+            holds = {True: "holds", False: "does not hold", None: None}[shown.holds]
+            printed = figures("validations", "", what=f"flag.{key}")
+            t.compared.append(Against("", holds or NONE, holds, printed, shown.n))
