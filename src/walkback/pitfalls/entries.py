@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
+from walkback.pitfalls.calls import KEEP
 from walkback.pitfalls.nodes import last, targets, whole_number
-from walkback.pitfalls.script import KEEP, Scope, Script
+from walkback.pitfalls.script import Scope, Script
 
 Key = tuple[str, int]  # how a list is written, and the line where it was assigned
 Loop = ast.For | ast.AsyncFor | ast.comprehension

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method, owner, targets
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import MODEL, Script
@@ -62,7 +61,7 @@ def _to_half(script: Script, call: ast.Call) -> bool:
 
 def _is_half(script: Script, node: ast.AST | None) -> bool:
     """Return whether it is torch.float16, "float16" and the like, or a name of one."""
-    made = None if node is None else follow(script, node)
+    made = None if node is None else script.follow(node)
     if made is None or literal(made) in ("float16", "half", "fp16"):
         return made is not None
     package, _, name = script.name(made).rpartition(".")

@@ -6,11 +6,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.nodes import method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import SENT, Scope, Script
+from walkback.pitfalls.script import Scope, Script
 from walkback.pitfalls.trained import Trained, train
+from walkback.pitfalls.values import SENDS
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")
 
@@ -99,7 +99,7 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     }
     if not cosines or any(_SAMPLES.search(word) for word in over if word not in holders):  # run.credits are no runs
         return False
-    if any(_LAYERS.search(word) or SENT.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
+    if any(_LAYERS.search(word) or SENDS.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
         return True
     paired = isinstance(loop.iter, ast.Call) and script.name(loop.iter.func) in ("zip", "enumerate", "range")
     averaged = any(method(node) == "mean" for node in inner)
@@ -181,7 +181,7 @@ def _gathered(call: ast.Call) -> ast.expr | None:
 
 def _assigned(script: Script, node: ast.AST) -> ast.AST | None:
     """Return the torch.stack(…) or the like that a name was assigned."""
-    made = follow(script, node)
+    made = script.follow(node)
     return made if made is not node and isinstance(made, ast.Call) and _gathered(made) is not None else None
 
 

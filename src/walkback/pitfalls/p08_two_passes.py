@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.networks import drops_out, is_pass
 from walkback.pitfalls.nodes import argument, literal, method, names, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
@@ -97,7 +96,7 @@ def _in_handler(script: Script, node: ast.AST) -> bool:
 
 def _draws(script: Script, call: ast.Call) -> bool:
     """Return whether it is next(iter(…)), or next of a name that iter(…) was assigned to."""
-    inner = follow(script, call.args[0]) if call.args and script.name(call.func) == "next" else None
+    inner = script.follow(call.args[0]) if call.args and script.name(call.func) == "next" else None
     return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
 
 

@@ -17,8 +17,9 @@ from walkback.pitfalls.entries import Key, LayerList, Loop, Reader, Vector
 from walkback.pitfalls.nodes import keyword, literal, method, names, owner, targets, whole_number
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import GRADIENT, Script
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import Trained, cosine, train
+from walkback.pitfalls.values import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor

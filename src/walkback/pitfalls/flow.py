@@ -1,0 +1,429 @@
+"""A walk through a script that says what each of its expressions holds; nothing is run, and every node is seen once.
+
+Functions are walked once, for all their calls: what a parameter, an attribute or a global gets elsewhere stands in a
+value as a `Source`, which `Flow.has` looks up when all of the file is known.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from walkback.pitfalls.arithmetic import Arithmetic
+from walkback.pitfalls.nodes import targets
+from walkback.pitfalls.values import DATA, GRAD, GRADS_OF, Kind, Source, Value, is_state, join, named
+
+if TYPE_CHECKING:
+    from walkback.pitfalls.script import Script
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+MOST_PARTS = 8  # of a tuple that is unpacked by place
+MOST_SOURCES = 24  # of one value
+
+
+@dataclass(eq=False)
+class Scope:
+    """The names of a module, class, function or comprehension."""
+
+    above: Scope | None = None
+    owner: ast.ClassDef | None = None  # the class whose method it is in
+    names: dict[str, Value] = field(default_factory=dict)
+    outside: set[str] = field(default_factory=set)  # declared global or nonlocal
+    returned: list[Value] = field(default_factory=list)
+
+    def home(self, name: str) -> Scope | None:
+        """Return the scope that a name is read from."""
+        scope: Scope | None = self
+        while scope is not None and name not in scope.names:
+            scope = scope.above
+        return scope
+
+
+class Flow(Arithmetic):
+    """What every expression of a script holds (`of`), and the cosines and guards in it."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self._scopes: dict[Function, Scope] = {}  # where each function was defined
+        self._results: dict[Function, Value | None] = {}  # None while it is walked through
+        self._fields: dict[tuple[ast.AST | None, str], Value] = {}
+        self._classes = {made.name: made for made in script.of(ast.ClassDef)}
+        self._body(script.tree.body, Scope())
+        for function in list(script.of(*FUNCTIONS)):  # those that nothing calls
+            if function in self._scopes:
+                self.result(function)
+
+    def of(self, node: ast.AST) -> Value:
+        """Return what an expression holds; nothing is known of one that no walk comes by."""
+        return self.values.get(node) or Value(-1, named(node.id) if isinstance(node, ast.Name) else frozenset())
+
+    def has(self, value: Value, *kinds: Kind) -> bool:
+        """Return whether a value is of one of these kinds, also by what its sources get anywhere in the file."""
+        seen: set[Kind] = set()
+        todo = list(value.kinds)
+        while todo:
+            kind = todo.pop()
+            if kind in kinds:
+                return True
+            if kind not in seen and isinstance(kind, tuple):
+                todo += self.flows.get(kind, ())
+            seen.add(kind)
+        return False
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def _body(self, body: Iterable[ast.stmt], scope: Scope) -> bool:
+        """Walk through statements in their order; return whether they end in a return, raise, break or continue."""
+        ended = False
+        for statement in body:
+            ended = self._statement(statement, scope) or ended
+        return ended
+
+    def _statement(self, node: ast.stmt, scope: Scope) -> bool:
+        match node:
+            case ast.Assign() | ast.AnnAssign():
+                if node.value is not None:
+                    value = self.value(node.value, scope)
+                    for target in targets(node):
+                        self.bind(target, value, scope)
+            case ast.AugAssign(target=target, op=op, value=value):
+                before = self.value(_loaded(target), scope)
+                if isinstance(op, ast.Add) and isinstance(value, (ast.List, ast.Tuple)):
+                    self.put(target, self.value(value, scope), scope)
+                else:
+                    after = self.operate(op, before, self.value(value, scope), value)
+                    self.bind(target, join(after.key, (before, after)) if isinstance(op, ast.Add) else after, scope)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                scope.names[node.name] = self._defined(node, scope)
+            case ast.ClassDef():
+                inside = Scope(scope, node)
+                scope.names[node.name] = Value(self.key("class", id(node)), made=node)
+                self._body(node.body, inside)
+                for name, value in inside.names.items():
+                    self._set_field(node, name, value)
+                for method in node.body:
+                    if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) and method.name == "__init__":
+                        self.result(method)
+            case ast.Return(value=given):
+                if given is not None:
+                    scope.returned.append(self.value(given, scope))
+                return True
+            case ast.If(test=test, body=body, orelse=other):
+                self.value(test, scope)
+                return self._branches(scope, body, other)
+            case ast.For() | ast.AsyncFor():
+                self.bind(node.target, self.each(self.value(node.iter, scope)), scope)
+                self._loop([*node.body, *node.orelse], scope)
+            case ast.While(test=test, body=body, orelse=other):
+                self.value(test, scope)
+                self._loop([*body, *other], scope)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for item in items:
+                    value = self.value(item.context_expr, scope)
+                    if item.optional_vars is not None:
+                        self.bind(item.optional_vars, value, scope)
+                return self._body(body, scope)
+            case ast.Try(body=body, handlers=handlers, orelse=other, finalbody=last):
+                self._branches(scope, [*body, *other], [s for handler in handlers for s in handler.body])
+                self._body(last, scope)
+            case ast.Match(subject=subject, cases=cases):
+                self.value(subject, scope)
+                for case in cases:
+                    self._branches(scope, case.body, [])
+            case ast.Global(names=given) | ast.Nonlocal(names=given):
+                scope.outside.update(given)
+            case ast.Raise() | ast.Break() | ast.Continue():
+                self._children(node, scope)
+                return True
+            case _:
+                self._children(node, scope)
+        return False
+
+    def _branches(self, scope: Scope, one: list[ast.stmt], other: list[ast.stmt]) -> bool:
+        """Walk through two ways; afterwards a name may hold what either gave it, unless one way has ended."""
+        before = dict(scope.names)
+        ended = self._body(one, scope)
+        first, scope.names = scope.names, before
+        over = self._body(other, scope)
+        if not ended:
+            if over:
+                scope.names = first
+            else:
+                for name, value in first.items():
+                    beside = scope.names.get(name)
+                    same = beside is value
+                    scope.names[name] = value if same or beside is None else join(-1, (value, beside))
+        return ended and over
+
+    def _loop(self, body: list[ast.stmt], scope: Scope) -> None:
+        """Walk through a loop, which may have no turn."""
+        before = dict(scope.names)
+        self._body(body, scope)
+        for name, value in before.items():
+            if scope.names.get(name) is not value:
+                scope.names[name] = join(-1, (scope.names[name], value))
+
+    def _children(self, node: ast.AST, scope: Scope) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self.value(child, scope)
+            elif not isinstance(child, ast.stmt):
+                self._children(child, scope)
+
+    # -- expressions -----------------------------------------------------------------------------------------------
+
+    def value(self, node: ast.expr, scope: Scope) -> Value:
+        """Return what an expression holds, and remember it."""
+        value = self._value(node, scope)
+        if len(value.kinds) > MOST_SOURCES:
+            value = replace(value, kinds=frozenset(k for k in value.kinds if isinstance(k, str)))
+        self.values[node] = value
+        return value
+
+    def _value(self, node: ast.expr, scope: Scope) -> Value:
+        match node:
+            case ast.Constant(value=number):
+                written = isinstance(number, (int, float)) and not isinstance(number, bool)
+                return Value(self.key("constant", repr(number)), number=number if written else None)
+            case ast.Name(id=name):
+                return self.read(name, scope)
+            case ast.Attribute():
+                return self._attribute(node, scope)
+            case ast.Subscript(value=of, slice=index):
+                return self._item(self.value(of, scope), self.value(index, scope), index)
+            case ast.UnaryOp(op=op, operand=operand):
+                value = self.value(operand, scope)
+                minus = isinstance(op, ast.USub) and value.number is not None
+                return replace(value, number=-value.number) if minus and value.number is not None else value
+            case ast.BinOp(left=left, op=op, right=right):
+                return self.operate(op, self.value(left, scope), self.value(right, scope), node)
+            case ast.IfExp(test=test, body=one, orelse=other):
+                self.value(test, scope)
+                return join(-1, (self.value(one, scope), self.value(other, scope)))
+            case ast.BoolOp(values=several):
+                return join(-1, [self.value(v, scope) for v in several])
+            case ast.Compare(left=left, ops=ops, comparators=[*_, right]):
+                sides = [self.value(part, scope) for part in (left, *node.comparators)]
+                self.compared(node, ops[0], sides[0], sides[-1])
+                return Value(self.key("compare", id(node)), made=node)
+            case ast.Call():
+                from walkback.pitfalls.calls import called
+
+                return called(self, node, scope)
+            case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
+                return self.gathered([self.value(element, scope) for element in elements])
+            case ast.Dict(keys=keys, values=entries):
+                for key in keys:
+                    if key is not None:
+                        self.value(key, scope)
+                return replace(self.gathered([self.value(entry, scope) for entry in entries]), parts=None)
+            case ast.ListComp(elt=element) | ast.SetComp(elt=element) | ast.GeneratorExp(elt=element):
+                return self.list_of(self.value(element, self._loops(node.generators, scope)))
+            case ast.DictComp(key=key, value=element):
+                inside = self._loops(node.generators, scope)
+                self.value(key, inside)
+                return self.list_of(self.value(element, inside))
+            case ast.Lambda():
+                return self._defined(node, scope)
+            case ast.NamedExpr(target=target, value=of):
+                value = self.value(of, scope)
+                self.bind(target, value, scope)
+                return value
+            case ast.Starred(value=of) | ast.Await(value=of) | ast.YieldFrom(value=of):
+                return self.value(of, scope)
+            case ast.Slice():
+                self._children(node, scope)
+                return Value(self.key("slice", *(getattr(p, "value", id(p)) for p in (node.lower, node.upper))))
+        self._children(node, scope)
+        return Value(self.key("other", id(node)))
+
+    def _loops(self, generators: list[ast.comprehension], scope: Scope) -> Scope:
+        inside = Scope(scope, scope.owner)
+        inside.returned = scope.returned
+        for generator in generators:
+            self.bind(generator.target, self.each(self.value(generator.iter, inside)), inside)
+            for test in generator.ifs:
+                self.value(test, inside)
+        return inside
+
+    def _item(self, of: Value, index: Value, node: ast.expr) -> Value:
+        """Return an entry of a list, or a part of a vector."""
+        if isinstance(node, ast.Slice):
+            return replace(of, key=self.key("part", of.key, index.key), parts=None)
+        place = index.number
+        if of.parts and isinstance(place, int) and -len(of.parts) <= place < len(of.parts):
+            return of.parts[place]
+        if isinstance(place, int) and place == 0 and len(of.parts or ()) == 0 and of.key in self.elements:
+            return self.each(of)
+        return replace(of, key=self.key("item", of.key, index.key), parts=of.parts and None)
+
+    def _attribute(self, node: ast.Attribute, scope: Scope) -> Value:
+        of, name = self.value(node.value, scope), node.attr
+        if name in ("T", "mT", "H", "data", "real", "at"):
+            return of
+        if name == "grad":
+            return Value(self.key("grad", of.key), frozenset({GRAD}))
+        if name == "eps" and isinstance(node.value, ast.Call):  # torch.finfo(a.dtype).eps
+            double = "64" in ast.unparse(node.value) or "double" in ast.unparse(node.value)
+            return Value(self.key("eps", double), number=2.2e-16 if double else 1.2e-7)
+        owner = of.made if isinstance(of.made, ast.ClassDef) else None
+        kept = self._fields.get((owner, name))
+        key = self.key("attribute", of.key, name)
+        if kept is None:
+            return Value(key, named(name) | {("field", owner, name)}, self._option(name))
+        return replace(kept, key=key, kinds=kept.kinds | named(name) | {("field", owner, name)}, empty=False)
+
+    def _option(self, name: str) -> float | int | None:
+        """Return the number that an attribute has in the one class of the file, or the one parser, that names it."""
+        if name not in self._options:
+            found = [v.number for (owner, field), v in self._fields.items() if field == name and owner is not None]
+            self._options[name] = found[0] if len(found) == 1 else self.argument_default(name)
+        return self._options[name]
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, scope: Scope) -> Value:
+        """Return what a name holds; of one that nothing gave a value, what it says."""
+        home = scope.home(name)
+        if home is not None:
+            return home.names[name]
+        return Value(self.key("name", name), named(name))
+
+    def bind(self, target: ast.expr, value: Value, scope: Scope) -> None:
+        """Give a value to what is assigned to."""
+        match target:
+            case ast.Name(id=name):
+                home = scope
+                while name in home.outside and home.above is not None:
+                    home = home.above
+                home.names[name] = self._called(value, name)
+                self.values[target] = home.names[name]
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                for place, part in enumerate(parts):
+                    got = value.parts[place] if value.parts and len(value.parts) == len(parts) else None
+                    inner = part.value if isinstance(part, ast.Starred) else part
+                    self.bind(inner, got or self.each(value, place), scope)
+            case ast.Attribute(value=of, attr=name):
+                made = self.value(of, scope).made
+                owner = made if isinstance(made, ast.ClassDef) else None
+                self._set_field(owner, name, value)
+            case ast.Subscript(value=of, slice=index):
+                self.value(index, scope)
+                self.put(of, value, scope)
+            case ast.Starred(value=of):
+                self.bind(of, value, scope)
+
+    def _called(self, value: Value, name: str) -> Value:
+        """Return a value under a name that says something too, unless it is known to be something else."""
+        if value.number is not None or value.made is not None or value.empty:
+            return value
+        kinds = value.kinds | (named(name) - {DATA})
+        if is_state(name) or GRAD in kinds:
+            kinds -= {DATA}
+        return replace(value, kinds=frozenset(kinds))
+
+    def put(self, into: ast.expr, value: Value, scope: Scope) -> None:
+        """Put a value into a list, dict or table: l.append(v), d[k] = v, d.setdefault(k, []).append(v)."""
+        while isinstance(into, (ast.Subscript, ast.Call)):
+            inner = into.value if isinstance(into, ast.Subscript) else into.func
+            into = inner.value if isinstance(inner, ast.Attribute) and isinstance(into, ast.Call) else inner
+        value = replace(value, number=None)
+        if isinstance(into, ast.Name):
+            home = scope.home(into.id) or scope
+            before = home.names.get(into.id) or self.read(into.id, scope)
+            home.names[into.id] = join(before.key, (before, value))
+        elif isinstance(into, ast.Attribute):
+            self.bind(into, value, scope)
+
+    def _set_field(self, owner: ast.AST | None, name: str, value: Value) -> None:
+        source: Source = ("field", owner, name)
+        before = self._fields.get((owner, name))
+        kinds = frozenset(k for k in value.kinds if k != source)
+        self._fields[owner, name] = value if before is None else join(value.key, (before, value))
+        self.flows.setdefault(source, set()).update(kinds)
+        if owner is not None:
+            self.flows.setdefault(("field", None, name), set()).update(kinds)
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def _defined(self, node: Function, scope: Scope) -> Value:
+        self._scopes[node] = scope
+        kinds: frozenset[Kind] = frozenset()
+        for mark in getattr(node, "decorator_list", ()):
+            kinds |= self.value(mark, scope).kinds & {GRADS_OF}
+            name = self.script.name(mark).rpartition(".")[2]
+            if name in ("grad", "filter_grad", "value_and_grad", "filter_value_and_grad"):
+                kinds |= {GRADS_OF}
+        return Value(self.key("function", id(node)), kinds, made=node)
+
+    def method(self, owner: ast.AST | None, name: str) -> Function | None:
+        """Return the method of a class of the file, or of one that it is derived from."""
+        for _ in range(9):
+            if not isinstance(owner, ast.ClassDef):
+                return None
+            for node in owner.body:
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                    return node
+            bases = [self._classes.get(b.id) for b in owner.bases if isinstance(b, ast.Name)]
+            owner = next((b for b in bases if b is not None), None)
+        return None
+
+    def parameters(self, function: Function) -> list[ast.arg]:
+        """Return the parameters by place, without `self`."""
+        given = [*function.args.posonlyargs, *function.args.args]
+        scope = self._scopes.get(function)
+        bound = scope is not None and scope.owner is not None and getattr(function, "name", "") in scope.names
+        return given[1:] if bound and given and given[0].arg in ("self", "cls") else given
+
+    def result(self, function: Function) -> Value:
+        """Return what a function hands back, walked through once; its parameters stand in it as sources."""
+        if function in self._results:
+            return self._results[function] or Value(self.key("recursion", id(function)))
+        self._results[function] = None
+        outer = self._scopes.get(function, Scope())
+        scope = Scope(outer, outer.owner)
+        arguments = function.args
+        names = [*arguments.posonlyargs, *arguments.args]
+        defaults = dict(zip([a.arg for a in reversed(names)], reversed(arguments.defaults)))
+        defaults |= {a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults) if d is not None}
+        extra = [a for a in (arguments.vararg, arguments.kwarg) if a is not None]
+        for one in (*names, *arguments.kwonlyargs, *extra):
+            default = self.value(defaults[one.arg], outer) if one.arg in defaults else None
+            source: Source = ("parameter", function, one.arg)
+            made = self._classes.get(one.annotation.id) if isinstance(one.annotation, ast.Name) else None
+            if one.arg in ("self", "cls"):
+                made = outer.owner
+            key = self.key(*source)
+            scope.names[one.arg] = Value(
+                key, named(one.arg) | {source}, None if default is None else default.number, made=made
+            )
+        if isinstance(function, ast.Lambda):
+            scope.returned.append(self.value(function.body, scope))
+        else:
+            self._body(function.body, scope)
+        found = join(-1, scope.returned) if scope.returned else Value(self.key("nothing", id(function)))
+        self._results[function] = found
+        return found
+
+    def apply(self, function: Function, given: list[Value], named_: dict[str, Value]) -> Value:
+        """Return what a call hands back: the function's result, with the arguments in the place of its parameters."""
+        taken = dict(zip([a.arg for a in self.parameters(function)], given)) | named_
+        for name, value in taken.items():
+            self.flows.setdefault(("parameter", function, name), set()).update(value.kinds)
+        result = self.result(function)
+        return self.replaced(result, function, taken)
+
+
+def _loaded(target: ast.expr) -> ast.expr:
+    """Return what is assigned to as it is read."""
+    match target:
+        case ast.Name(id=name):
+            return ast.copy_location(ast.Name(name, ast.Load()), target)
+        case ast.Attribute(value=of, attr=name):
+            return ast.copy_location(ast.Attribute(of, name, ast.Load()), target)
+        case ast.Subscript(value=of, slice=index):
+            return ast.copy_location(ast.Subscript(of, index, ast.Load()), target)
+    return target
