@@ -26,6 +26,7 @@ class Arithmetic:
         self.values: dict[ast.AST, Value] = {}
         self.flows: dict[Source, set[Kind]] = {}  # what each source gets
         self.cosines: list[Cosine] = []
+        self.products: list[tuple[Value, Value]] = []  # of matrices
         self.guards: dict[ast.AST, Guard] = {}  # by the comparison
         self.elements: dict[int, int] = {}  # the key of a list -> that of an entry of it
         self._keys: dict[tuple[object, ...], int] = {}
@@ -128,6 +129,8 @@ class Arithmetic:
             return self.norm(one, squared=True)
         if one.unit and other.unit:
             return self.cosine(node, (one, other), (*one.floors, *other.floors))
+        if matrix:
+            self.products.append((one, other))
         made = self.mixed("MatMult" if matrix else "Mult", one, other)
         for unit, vector in ((one, other), (other, one)):
             if unit.unit and not vector.norms and vector.number is None:

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.nodes import argument, keyword, method
-from walkback.pitfalls.values import COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, join
+from walkback.pitfalls.nodes import argument, keyword, literal, method
+from walkback.pitfalls.values import BY_LAYER, COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, is_state, join
 
 if TYPE_CHECKING:
     from walkback.pitfalls.flow import Flow, Scope
@@ -93,7 +93,8 @@ def called(flow: Flow, node: ast.Call, scope: Scope) -> Value:
         return Value(flow.key("drawn", id(node)), frozenset({DATA, (DRAWN, node)}))
     if _GIVES_GRADIENTS.fullmatch(name):
         return Value(key, frozenset({GRAD}))
-    return Value(key, frozenset({DATA}) if whole and name in _MADE else frozenset())
+    made_up = whole and name in _MADE and not any(is_state(str(literal(a)).rpartition(".")[0]) for a in node.args)
+    return Value(key, frozenset({DATA}) if made_up else frozenset())
 
 
 def _torch(
@@ -157,7 +158,8 @@ def _of_the_script(
     if mapped:
         function_, lists = given[0].made, given[1:]
         assert isinstance(function_, (ast.FunctionDef, ast.Lambda))
-        return flow.list_of(flow.apply(function_, [flow.each(v) for v in lists], {}))
+        mapped_ = flow.list_of(flow.apply(function_, [flow.each(v) for v in lists], {}))
+        return mapped_.also(BY_LAYER) if COSINE in mapped_.kinds and "tree" in ast.unparse(node.func) else mapped_
     if isinstance(node.func, ast.Attribute):
         found = flow.method(flow.values[node.func.value].made, name)
         if found is not None:

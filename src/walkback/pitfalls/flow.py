@@ -7,21 +7,22 @@ value as a `Source`, which `Flow.has` looks up when all of the file is known.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.arithmetic import Arithmetic
 from walkback.pitfalls.nodes import targets
-from walkback.pitfalls.values import DATA, GRAD, GRADS_OF, Kind, Source, Value, is_state, join, named
+from walkback.pitfalls.values import DATA, DRAWN, ERROR, GRAD, GRADS_OF, SENT, Kind, Source, Value, is_state, join, named
 
 if TYPE_CHECKING:
     from walkback.pitfalls.script import Script
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-MOST_PARTS = 8  # of a tuple that is unpacked by place
 MOST_SOURCES = 24  # of one value
+MOST_FOLLOWED = 300  # of what a value's sources get
 
 
 @dataclass(eq=False)
@@ -62,16 +63,32 @@ class Flow(Arithmetic):
 
     def has(self, value: Value, *kinds: Kind) -> bool:
         """Return whether a value is of one of these kinds, also by what its sources get anywhere in the file."""
+        return any(kind in kinds for kind in self._all_kinds(value))
+
+    def _all_kinds(self, value: Value) -> Iterator[Kind]:
+        """Yield the kinds of a value, with those that its sources get."""
         seen: set[Kind] = set()
         todo = list(value.kinds)
-        while todo:
+        while todo and len(seen) < MOST_FOLLOWED:
             kind = todo.pop()
-            if kind in kinds:
-                return True
-            if kind not in seen and isinstance(kind, tuple):
-                todo += self.flows.get(kind, ())
-            seen.add(kind)
-        return False
+            if kind not in seen:
+                seen.add(kind)
+                yield kind
+                todo += self.flows.get(kind, ()) if isinstance(kind, tuple) else ()
+
+    def draws(self, value: Value) -> set[ast.AST]:
+        """Return the calls of random generators that a value was drawn by."""
+        return {k[1] for k in self._all_kinds(value) if isinstance(k, tuple) and k[0] == DRAWN}  # type: ignore[misc]
+
+    @cached_property
+    def feedback(self) -> set[ast.AST]:
+        """The draws of what is multiplied with an error or gradient, as feedback matrices are, whatever their name."""
+        found: set[ast.AST] = set()
+        for one, other in self.products:
+            for matrix, sent in ((one, other), (other, one)):
+                if self.has(sent, ERROR, GRAD, SENT) and not self.has(matrix, ERROR, GRAD):
+                    found |= self.draws(matrix)
+        return found
 
     # -- statements ------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,8 @@ def _of_signals(script: Script, one: Cosine) -> bool:
         return False
     if not one.by_hand and any(map(_WEIGHT.fullmatch, names(one.node))):  # no ε reaches the norm of a weight
         return False
-    words = _ALIGNS if one.by_hand else _COMPARES
+    units = all(side.unit for side in one.sides)  # as of pictures and their captions
+    words = _ALIGNS if one.by_hand and not units else _COMPARES
     return any(words.search(word) for word in (scope.name, *(a.arg for a in scope.args.args)))
 
 

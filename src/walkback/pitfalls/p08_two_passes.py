@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.networks import drops_out, is_pass
-from walkback.pitfalls.nodes import argument, literal, method, names, targets, words
+from walkback.pitfalls.nodes import argument, last, literal, method, names, targets, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import cosine
@@ -21,6 +21,7 @@ PITFALL = Entry(8, "two-passes", "credit and reference come from different passe
 
 # Batches are compared with each other: how much of a gradient is noise, or whether it drifts.
 _MEANT = re.compile(r"noise|stabil|drift|consisten|between_batch|across|varia|snr|stale|repeat", re.IGNORECASE)
+_SAMPLES = re.compile(r"sample|(sample|get|next|draw|fetch|load|random|make)_(\w+_)?(mini)?batch")
 _CHANGES = re.compile(
     r"(\w+_)?(transforms?|aug(ment)?(ation)?s?|jitter|corrupt|random_crop|random_flip|add_noise|cutout|mixup)"
 )
@@ -31,7 +32,7 @@ def detect(script: Script) -> Found:
     fix = "draw one batch, and take credit and gradient from one forward pass of it"
     random = any(map(drops_out, script.calls()))
     for scope, nodes in script.scopes():
-        compared = [n for n in nodes if script.is_cosine_call(n) or _by_hand(script, n)]
+        compared = [n for n in nodes if isinstance(n, ast.expr) and script.is_cosine(n)]
         if not compared or any(map(_MEANT.search, _called(script, scope, compared))):
             continue
         calls = sorted((n for n in nodes if isinstance(n, ast.Call)), key=lambda call: (call.lineno, call.col_offset))
@@ -95,17 +96,13 @@ def _in_handler(script: Script, node: ast.AST) -> bool:
 
 
 def _draws(script: Script, call: ast.Call) -> bool:
-    """Return whether it is next(iter(…)), or next of a name that iter(…) was assigned to."""
+    """Return whether it is next(iter(…)), next of a name that iter(…) was assigned to, or sampler.sample(128)."""
+    if _SAMPLES.fullmatch(method(call)) and isinstance(script.parents[call], ast.Assign):
+        return isinstance(call.func, ast.Attribute) or method(call) != "sample"
     inner = script.follow(call.args[0]) if call.args and script.name(call.func) == "next" else None
+    if isinstance(inner, (ast.Name, ast.Attribute)):
+        return re.search(r"iter|loader|batch|stream", last(inner)) is not None
     return isinstance(inner, ast.Call) and script.name(inner.func) == "iter"
-
-
-def _by_hand(script: Script, node: ast.AST) -> bool:
-    """Return whether gradients are divided by the product of two norms."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
-        return False
-    vectors = [v for call in script.calls(node.right) if (v := script.norm_of(call)) is not None]
-    return len(vectors) == 2 and any(map(script.is_gradient, vectors))
 
 
 def with_dropout(seed: int, p: float = 0.5, gain: float = 1.0) -> nn.Module:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from walkback.pitfalls.nodes import literal, method, owner, root
+from walkback.pitfalls.nodes import last, literal, method, owner, root
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import train
@@ -55,7 +55,7 @@ def detect(script: Script) -> Found:
     for call in script.calls():
         if name := script.name(call.func):
             frozen = _is_frozen(call) or _was_frozen(script, call)
-            runs.setdefault(name, []).append((call, frozen, _recipe(call)))
+            runs.setdefault(name, []).append((call, frozen, _recipe(script, call)))
             if shorter := _depends_on_frozen(call):
                 yield call, f"the frozen control is trained otherwise than what it is compared with: {shorter}", FIX
     runs["a command line"] = list(_commands(script))
@@ -111,9 +111,11 @@ def _depends_on_frozen(call: ast.Call) -> str:
 
 def _commands(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
     """Yield command lines that are written down as lists or strings, with what they set."""
-    for node in script.of(ast.List, ast.Tuple, ast.Constant):
+    for node in script.of(ast.List, ast.Tuple, ast.Constant, ast.BinOp):
         text = node.value if isinstance(node, ast.Constant) else None
-        parts = text.split() if isinstance(text, str) else [str(literal(e)) for e in getattr(node, "elts", ())]
+        if not isinstance(node, ast.Constant) and _is_base(script, node):
+            continue
+        parts = text.split() if isinstance(text, str) else _written(script, node)
         options = [part for part in parts if part.startswith("--")]
         if len(options) < 2 or (text is not None and not any(part.endswith(".py") for part in parts)):
             continue
@@ -122,18 +124,74 @@ def _commands(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
         yield node, any(map(_FROZEN.fullmatch, options)), {k: v for k, v in recipe.items() if k in _RECIPE}
 
 
+def _written(script: Script, node: ast.AST, depth: int = 4) -> list[str]:
+    """Return the words of a list that is written down: ["--epochs", "5"], common + […], [*common, …]."""
+    node = script.follow(node)
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts):
+            inner = (_written(script, p.value, depth - 1) if isinstance(p, ast.Starred) else [str(literal(p))] for p in parts)
+            return [word for words in inner for word in words] if depth else []
+        case ast.BinOp(op=ast.Add(), left=left, right=right) if depth:
+            return [*_written(script, left, depth - 1), *_written(script, right, depth - 1)]
+    return []
+
+
 def _settings(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
-    """Yield dicts of settings that are written down: {"epochs": 10, "freeze_blocks": True}."""
-    for node in script.of(ast.Dict):
-        known: Recipe = {str(literal(k)): literal(v) for k, v in zip(node.keys, node.values) if literal(k) is not None}
+    """Yield dicts of settings that are written down: {"epochs": 10, "freeze_blocks": True}, {**base, "epochs": 5}."""
+    for node in script.of(ast.Dict, ast.BinOp, ast.Call):
+        if _is_base(script, node) or (isinstance(node, ast.Call) and method(node) != "dict"):
+            continue
+        known = _known(script, node)
         if recipe := {k: v for k, v in known.items() if k in _RECIPE and v is not None}:
-            yield node, any(_says_frozen(str(k), v) for k, v in known.items()), recipe
+            yield node, any(_says_frozen(k, v) for k, v in known.items()), recipe
 
 
-def _recipe(call: ast.Call) -> Recipe:
-    return {
-        str(k.arg): literal(k.value) for k in call.keywords if k.arg in _RECIPE and isinstance(k.value, ast.Constant)
-    }
+def _is_base(script: Script, node: ast.AST) -> bool:
+    """Return whether a list or dict is only put into others: its name is added to or unpacked in them."""
+    up = script.parents.get(node)
+    if isinstance(up, (ast.BinOp, ast.keyword)):
+        return True
+    name = last(up.targets[0]) if isinstance(up, ast.Assign) else ""
+    uses = [n for n in script.of(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)]
+    return any(_is_put_in(script, use) for use in uses)
+
+
+def _is_put_in(script: Script, use: ast.Name) -> bool:
+    up = script.parents[use]
+    if isinstance(up, ast.keyword):
+        return up.arg is None
+    if isinstance(up, ast.Call):
+        return method(up) == "dict" and bool(up.keywords)
+    return isinstance(up, (ast.BinOp, ast.Starred)) or (isinstance(up, ast.Dict) and use in up.values and None in up.keys)
+
+
+def _known(script: Script, node: ast.AST, depth: int = 4) -> Recipe:
+    """Return the settings that a dict, or what it is put together from, has written down."""
+    node, known = script.follow(node), Recipe()
+    if not depth:
+        return known
+    match node:
+        case ast.Dict(keys=keys, values=values):
+            for key, value in zip(keys, values):
+                known |= _known(script, value, depth - 1) if key is None else {str(literal(key)): literal(value)}
+        case ast.Call() if method(node) == "dict":
+            for part in node.args:
+                known |= _known(script, part, depth - 1)
+            known |= _recipe(script, node, every=True)
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            known = _known(script, left, depth - 1) | _known(script, right, depth - 1)
+    return known
+
+
+def _recipe(script: Script, call: ast.Call, *, every: bool = False) -> Recipe:
+    """Return the settings that a call passes, also by `**base`."""
+    known = Recipe()
+    for k in call.keywords:
+        if k.arg is None:
+            known |= _known(script, k.value)
+        elif isinstance(k.value, ast.Constant):
+            known[k.arg] = literal(k.value)
+    return known if every else {k: v for k, v in known.items() if k in _RECIPE}
 
 
 def _differ(ours: Recipe, theirs: Recipe) -> list[tuple[object, object, object]]:

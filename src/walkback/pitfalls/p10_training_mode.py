@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report")
 
 
+_TRAINING = {("train", True), ("training", True), ("is_training", True), ("deterministic", False), ("inference", False)}
+_UPDATES = ("apply_updates", "apply_gradients", "update", "step", "minimize")
+
+
 def detect(script: Script) -> Found:
     """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on.
 
     The place is the forward pass that is measured; where none is seen, what is computed from it.
     """
+    yield from _applied_in_training(script)
     packages = {name.partition(".")[0] for name in script.aliases.values()}
     if packages & {"tensorflow", "keras", "jax", "flax"} and "torch" not in packages:
         return  # there is no mode to be in
@@ -58,6 +63,23 @@ def detect(script: Script) -> Found:
                 "the network is measured in the mode it happens to be in: dropout and batch norm change what is seen",
                 "call model.eval() before, and say so beside the numbers",
             )
+
+
+def _applied_in_training(script: Script) -> Found:
+    """Find a pass that is told to be one of training, as in flax, where gradients are compared and nothing learns."""
+    if not any(one for one in script.calls() if script.is_cosine(one)):
+        return
+    for call in script.calls():
+        told = any((k.arg, literal(k.value)) in _TRAINING for k in call.keywords)
+        if told and (method(call) in ("apply", "__call__") or is_pass(call)):
+            outer = [up for up in script.above(call) if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            around = outer[-1] if outer else script.tree
+            if not any(method(c) in _UPDATES for c in script.calls(around)):
+                yield (
+                    call,
+                    "the gradients that are compared are those of a network in training mode, with its dropout on",
+                    "tell it not to train: train=False, deterministic=True",
+                )
 
 
 def _switches_off(calls: Iterator[ast.Call]) -> bool:

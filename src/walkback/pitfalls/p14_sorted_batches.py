@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, owner
@@ -46,6 +47,7 @@ def detect(script: Script) -> Found:
             )
         ):
             yield node, why, fix
+    yield from ((node, why, fix) for node in _listed_by_class(script) if folders_matter)
     for call in script.calls() if folders_matter else ():
         data = call.args[0] if call.args else keyword(call, "dataset")
         if method(call) != "DataLoader" or data is None:
@@ -78,6 +80,42 @@ def _gathers_classes(call: ast.Call) -> bool:
     compared = [n for n in chosen if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
     turn = set(names(of.generators[0].target))
     return any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in compared)
+
+
+def _listed_by_class(script: Script) -> Iterator[ast.stmt]:
+    """Yield where indices are put into a list class by class: idx += torch.where(y == c)[0].tolist(), then x[idx]."""
+    for loop in script.of(ast.For):
+        turn = set(names(loop.target))
+        for node in script.inside(script.scope(loop)):
+            into, put = _put(node)
+            if put is None or loop not in script.above(node) or _shuffles(script, loop):
+                continue
+            chosen = [n for n in ast.walk(put) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
+            by_class = any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in chosen)
+            if by_class and isinstance(node, ast.stmt) and _indexes(script, node, into):
+                yield node
+
+
+def _put(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Return the name of a list that a statement adds to, and what it adds."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return last(node.target), node.value
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and method(call) in ("append", "extend") and call.args:
+        return last(owner(call)), call.args[0]
+    return "", None
+
+
+def _indexes(script: Script, node: ast.AST, name: str) -> bool:
+    """Return whether samples are taken in the order of a list, or it is of samples itself."""
+    if _SAMPLES.search(name):
+        return True
+    for use in script.inside(script.scope(node)):
+        if isinstance(use, ast.Subscript) and name in names(use.slice) and _SAMPLES.search(last(use.value)):
+            return True
+        if method(use) in ("Subset", "index_select", "select", "take") and name in names(use):
+            return True
+    return False
 
 
 def _shuffles(script: Script, node: ast.AST) -> bool:

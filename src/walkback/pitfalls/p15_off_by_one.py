@@ -34,6 +34,7 @@ FIX = "pair both of the same layer: credits[l] with grads[l], or zip(credits, gr
 
 _COSINE = re.compile(r"cosine|alignment|(^|_)(cos|cos_?sims?|align|angles?|gamma)(_|$)", re.IGNORECASE)
 _CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local)\d*(_|$)", re.IGNORECASE)
+_EXACT = re.compile(r"(^|_)(bp|backprop|bptt)\d*(_|$)", re.IGNORECASE)
 _DELTA = re.compile(r"(^|_)(ds?|deltas?|errors?|errs?)\d*(_|$)")
 _MATRIX = re.compile(r"(^|_)(ws?|bs?|weights?|matrix|matrices|params?|parameters|kernels?)\d*(_|$)", re.IGNORECASE)
 _STATE = re.compile(r"(^|_)(hs?|hiddens?|states?|streams?|activations?|acts?|sites?|outputs?)\d*(_|$)")
@@ -113,7 +114,10 @@ def _is_credit_with_gradient(script: Script, pair: VectorPair) -> bool:
         return False
     if any(side.layers.held and _MODULES.search(side.layers.name) for side in pair.sides):
         return False  # layers[l].grad may be of what it reads, or of what it writes
-    gradients = [bool(side.layers.held) or script.is_gradient(side.layers.node) for side in pair.sides]
+    gradients = [
+        bool(side.layers.held) or script.is_gradient(side.layers.node) or _EXACT.search(side.layers.name) is not None
+        for side in pair.sides
+    ]
     signal = [
         _CREDIT.search(name) or (_DELTA.search(name) and any(map(_LAYER.search, around)))
         if not _MATRIX.search(name)

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 GRAD = "gradient"  # of a loss, or a credit
 SENT = "sent"  # what a rule sends to a layer, by the rule's name
 COSINE = "cosine"
+BY_LAYER = "of every layer"  # in a tree or list
+ERROR = "error"  # of the output, or the labels: what feedback is multiplied with
 DATA = "data"  # drawn, written down or read from a data set
 DRAWN = "drawn"  # (DRAWN, call): drawn by this call of a random generator
 GRADS_OF = "function"  # a function that hands gradients back, jax.grad(loss)
@@ -24,6 +26,9 @@ GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?|d[wW]s?|delta_?[wW
 SENDS = re.compile(
     r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
 )
+_ERROR = re.compile(
+    r"(^|_)(e|err|errors?|deltas?|ds?|residuals?|teach(er)?|one_?hot|ys?|ts?|targets?|labels?|top)\d*(_|$)", re.IGNORECASE
+)
 _INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
 _STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
 
@@ -34,9 +39,7 @@ def named(word: str) -> frozenset[Kind]:
     >>> sorted(named("bp_grad")), sorted(named("images"))
     (['gradient', 'sent'], ['data'])
     """
-    return frozenset(
-        kind for kind, words in ((GRAD, GRADIENT), (SENT, SENDS), (DATA, _INPUT)) if words.search(word)
-    )
+    return frozenset(kind for kind, words in _SAID if words.search(word))
 
 
 def undrawn(kinds: frozenset[Kind]) -> frozenset[Kind]:
@@ -48,6 +51,8 @@ def is_state(word: str) -> bool:
     """Return whether a name says that it holds states of a network."""
     return _STATE.search(word) is not None
 
+
+_SAID = ((GRAD, GRADIENT), (SENT, SENDS), (DATA, _INPUT), (ERROR, _ERROR))
 
 # -- values --------------------------------------------------------------------------------------------------------
 
