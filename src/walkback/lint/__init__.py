@@ -140,8 +140,8 @@ def look(source: ParsedSource, codes: Collection[str]) -> Iterator[Finding]:
     for code in codes:
         page = find(code).page
         for node, why, fix in DETECTORS[code](script):
-            first, last = node.lineno, getattr(node, "end_lineno", None) or node.lineno
-            if any(code in source.ignored.get(line, ()) for line in range(first, last + 1)) or (code, first) in seen:
+            first = node.lineno
+            if any(code in source.ignored.get(line, ()) for line in script.lines(node)) or (code, first) in seen:
                 continue
             seen.add((code, first))
             cell, line = source.place(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.nodes import keyword, literal, method, number
@@ -235,13 +236,15 @@ class Arithmetic:
             or None,
         )
 
-    def argument_default(self, name: str) -> float | int | None:
-        """Return the default of an option on the command line, as parser.add_argument("--eps", default=1e-8)."""
-        for call in self.script.calls():
-            if method(call) == "add_argument":
-                if any(str(literal(a)).lstrip("-").replace("-", "_") == name for a in call.args):
-                    return number(keyword(call, "default"))
-        return None
+    @cached_property
+    def arguments(self) -> dict[str, float | int | None]:
+        """The defaults of options on the command line, as parser.add_argument("--eps", default=1e-8)."""
+        made = [call for call in self.script.calls() if method(call) == "add_argument"]
+        return {
+            str(literal(a)).lstrip("-").replace("-", "_"): number(keyword(call, "default"))
+            for call in made
+            for a in call.args
+        }
 
 
 def _shallow(value: Value) -> Value:

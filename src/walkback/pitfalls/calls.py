@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.nodes import argument, keyword, literal, method
+from walkback.pitfalls.nodes import argument, keyword, last, literal, method
 from walkback.pitfalls.values import BY_LAYER, COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, is_state, join
 
 if TYPE_CHECKING:
@@ -154,6 +154,13 @@ def _of_the_script(
 ) -> Value | None:
     """Return what a function, method or class of the script hands back, or one that maps it over trees or lists."""
     name, made = method(node), function.made
+    of = node if name in _TREE_MAP else node.func  # tree_map(cosine, a, b), vmap(cosine)(a, b)
+    inner = of.args[0] if isinstance(of, ast.Call) and method(of) in _TREE_MAP | _SAME_FUNCTION and of.args else None
+    if COSINE_NAME.fullmatch(last(inner)) and made is None:
+        sides = given if of is not node else given[1:]
+        kinds = frozenset().union(*(side.kinds for side in sides)) - {DATA} | {COSINE}
+        kinds |= {BY_LAYER} if "tree" in ast.unparse(node.func) else frozenset()
+        return Value(flow.key("mapped", id(node)), kinds)
     mapped = name in _TREE_MAP and given and isinstance(given[0].made, (ast.FunctionDef, ast.Lambda))
     if mapped:
         function_, lists = given[0].made, given[1:]

@@ -297,7 +297,7 @@ class Flow(Arithmetic):
         """Return the number that an attribute has in the one class of the file, or the one parser, that names it."""
         if name not in self._options:
             found = [v.number for (owner, field), v in self._fields.items() if field == name and owner is not None]
-            self._options[name] = found[0] if len(found) == 1 else self.argument_default(name)
+            self._options[name] = found[0] if len(found) == 1 else self.arguments.get(name)
         return self._options[name]
 
     # -- names -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ _EVALUATES = re.compile(
 )
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
 _LOADING = re.compile(
-    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)"
+    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)|"
+    r"tree_deserialise_leaves|from_bytes|msgpack_restore|restore_checkpoint"
 )
 _WEIGHTS = re.compile(r"weight|ckpt|checkpoint|model|params|trained", re.IGNORECASE)
 _DRAWS = re.compile(
@@ -38,9 +39,12 @@ def detect(script: Script) -> Found:
         where = getattr(scope, "name", "")
         if not named or _is_unit_test(script, scope) or _trains(script, scope):
             continue
-        if NULL.search(" ".join((where, *named))) or where in ("__init__", "setup", "reset_parameters"):
+        loads = any(_loads(script, n) for n in script.inside(scope))
+        if NULL.search(" ".join((where, *named))):
             continue
-        if _EVALUATES.search(where) or any(_loads(script, n) for n in script.inside(scope)):
+        if where in ("__init__", "setup", "reset_parameters") and not loads:
+            continue
+        if _EVALUATES.search(where) or loads:
             yield (
                 node,
                 "feedback drawn anew: the network was trained with another one, and aligned to that",
@@ -59,6 +63,8 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
             drawn = call.args[0]
         return [word for word in names(drawn) if is_feedback(word)] if drawn is not None else []
     named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
+    if node.value is not None and any(call in script.flow.feedback for call in script.calls(node.value)):
+        return named
     called = method(node.value)
     drawn = node.value is not None and (script.is_random(node.value) or _DRAWS.fullmatch(called) is not None)
     if not drawn or not any(map(is_feedback, (*named, called.lower()))):
@@ -98,8 +104,11 @@ def _keys(script: Script) -> Iterator[str]:
 def _loads(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    arrays = script.name(node.func) in ("numpy.load", "pickle.load", "joblib.load")
-    of_weights = arrays and any(map(_WEIGHTS.search, words(node)))
+    arrays = script.name(node.func) in ("numpy.load", "pickle.load", "joblib.load", "jax.numpy.load", "cloudpickle.load")
+    around = [up for up in script.above(node) if isinstance(up, (ast.Assign, ast.withitem))]
+    opened = [item for up in script.above(node) if isinstance(up, ast.With) for item in up.items]
+    named = [w for part in (node, *around, *opened) for w in words(part)] if arrays else []
+    of_weights = any(_WEIGHTS.search(w) or w in ("W", "Ws", "theta") for w in named)
     return script.name(node.func) in _LOADS or _LOADING.fullmatch(method(node)) is not None or of_weights
 
 

@@ -132,7 +132,7 @@ def show(seed: int = 0) -> Shown:
 
     from walkback.selftest import batches
 
-    net = with_dropout(seed).train()
+    net = with_dropout(seed).train()  # walkback: ignore[P10]
     x, y = batches(1, 512, seed=seed + 1)[0]
     torch.manual_seed(seed)
     first, second = gradients(net, x, y), gradients(net, x, y)

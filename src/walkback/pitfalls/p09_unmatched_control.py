@@ -152,8 +152,7 @@ def _is_base(script: Script, node: ast.AST) -> bool:
     if isinstance(up, (ast.BinOp, ast.keyword)):
         return True
     name = last(up.targets[0]) if isinstance(up, ast.Assign) else ""
-    uses = [n for n in script.of(ast.Name) if n.id == name and isinstance(n.ctx, ast.Load)]
-    return any(_is_put_in(script, use) for use in uses)
+    return any(_is_put_in(script, use) for use in script.reads(name))
 
 
 def _is_put_in(script: Script, use: ast.Name) -> bool:

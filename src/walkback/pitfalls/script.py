@@ -58,6 +58,7 @@ class Script:
         self.aliases = dict(_imports(self.nodes))
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
         self._put: dict[tuple[Scope, str], list[Assigned]] = {}
+        self._reads: dict[str, list[ast.Name]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -83,6 +84,12 @@ class Script:
         while node in self.parents:
             node = self.parents[node]
             yield node
+
+    def lines(self, node: ast.AST) -> range:
+        """Return the lines of the statement that a node stands in; of one with a body, the node's own."""
+        whole = next((up for up in (node, *self.above(node)) if isinstance(up, ast.stmt)), node)
+        of = node if hasattr(whole, "body") else whole
+        return range(getattr(of, "lineno", 1), (getattr(of, "end_lineno", None) or 0) + 1)
 
     def scope(self, node: ast.AST) -> Scope:
         """Return the function a node stands in, or the module."""
@@ -187,13 +194,19 @@ class Script:
         """Return what a name was assigned last before its use, else the node itself."""
         return self.last_assigned(node) or node
 
+    def reads(self, name: str) -> list[ast.Name]:
+        """Return where a name is read, anywhere in the file."""
+        return self._reads.get(name, [])
+
     def put_into(self, scope: Scope, name: str) -> list[Assigned]:
         """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
         return self._put.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self._reads.setdefault(node.id, []).append(node)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
                 if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
