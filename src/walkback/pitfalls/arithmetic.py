@@ -126,10 +126,11 @@ class Arithmetic:
         for norms, scale in ((one, other), (other, one)):
             if norms.norms and scale.number is not None:
                 return replace(norms, key=key)
+        if one.unit and other.unit and (matrix or one.key != other.key):  # also all pairs at once, M @ M.T
+            same = one.floors == other.floors
+            return self.cosine(node, (one, other), one.floors if same else (*one.floors, *other.floors))
         if one.key == other.key and not one.norms and one.number is None:
             return self.norm(one, squared=True)
-        if one.unit and other.unit:
-            return self.cosine(node, (one, other), (*one.floors, *other.floors))
         if matrix:
             self.products.append((one, other))
         made = self.mixed("MatMult" if matrix else "Mult", one, other)
@@ -187,6 +188,13 @@ class Arithmetic:
             return value
         floors = (*value.floors, Floor(node, float(epsilon), by_default))
         return replace(value, key=self.key("held", value.key), floors=floors[:MOST_NORMS])
+
+    def either(self, guard: Guard | None, one: Value, other: Value) -> Value:
+        """Return what may be one or the other; norms that a number stands for where they are small are held up."""
+        for norms, number_ in ((one, other.number), (other, one.number)):
+            if guard is not None and number_ is not None and norms.norms and guard.norms <= set(norms.norms):
+                return self.held(norms, guard.floor.epsilon, guard.floor.node)
+        return join(-1, (one, other))
 
     def cosine(
         self, node: ast.expr, sides: tuple[Value, Value], floors: tuple[Floor, ...], *, by_hand: bool = True

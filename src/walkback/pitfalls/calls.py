@@ -211,7 +211,9 @@ def _array(
     if name == "items":
         return flow.gathered([Value(flow.key("name", id(node))), flow.each(of)])
     if name == "where" and len(rest) == 2:
-        return join(-1, rest)
+        return flow.either(flow.guards.get(of.made), rest[0], rest[1])
+    if name == "masked_fill" and len(rest) == 2 and rest[1].number is not None:
+        return flow.either(flow.guards.get(rest[0].made), of, rest[1])
     if name in ("get", "pop", "next", "getattr"):
         return flow.each(of, 0)
     if name in REDUCE:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.arithmetic import Arithmetic
 from walkback.pitfalls.nodes import targets
-from walkback.pitfalls.values import DATA, DRAWN, ERROR, GRAD, GRADS_OF, SENT, Kind, Source, Value, is_state, join, named
+from walkback.pitfalls.values import DATA, DRAWN, ERROR, GRAD, GRADS_OF, SENT, Guard, Kind, Source, Value, is_state, join, named
 
 if TYPE_CHECKING:
     from walkback.pitfalls.script import Script
@@ -50,6 +50,7 @@ class Flow(Arithmetic):
         super().__init__(script)
         self._scopes: dict[Function, Scope] = {}  # where each function was defined
         self._results: dict[Function, Value | None] = {}  # None while it is walked through
+        self._entries: dict[tuple[int, int], Value] = {}  # of dicts, by the key that is written down
         self._fields: dict[tuple[ast.AST | None, str], Value] = {}
         self._classes = {made.name: made for made in script.of(ast.ClassDef)}
         self._body(script.tree.body, Scope())
@@ -129,8 +130,7 @@ class Flow(Arithmetic):
                     scope.returned.append(self.value(given, scope))
                 return True
             case ast.If(test=test, body=body, orelse=other):
-                self.value(test, scope)
-                return self._branches(scope, body, other)
+                return self._branches(scope, body, other, self.guards.get(self.value(test, scope).made))
             case ast.For() | ast.AsyncFor():
                 self.bind(node.target, self.each(self.value(node.iter, scope)), scope)
                 self._loop([*node.body, *node.orelse], scope)
@@ -159,7 +159,9 @@ class Flow(Arithmetic):
                 self._children(node, scope)
         return False
 
-    def _branches(self, scope: Scope, one: list[ast.stmt], other: list[ast.stmt]) -> bool:
+    def _branches(
+        self, scope: Scope, one: list[ast.stmt], other: list[ast.stmt], guard: Guard | None = None
+    ) -> bool:
         """Walk through two ways; afterwards a name may hold what either gave it, unless one way has ended."""
         before = dict(scope.names)
         ended = self._body(one, scope)
@@ -172,7 +174,7 @@ class Flow(Arithmetic):
                 for name, value in first.items():
                     beside = scope.names.get(name)
                     same = beside is value
-                    scope.names[name] = value if same or beside is None else join(-1, (value, beside))
+                    scope.names[name] = value if same or beside is None else self.either(guard, value, beside)
         return ended and over
 
     def _loop(self, body: list[ast.stmt], scope: Scope) -> None:
@@ -210,7 +212,8 @@ class Flow(Arithmetic):
             case ast.Attribute():
                 return self._attribute(node, scope)
             case ast.Subscript(value=of, slice=index):
-                return self._item(self.value(of, scope), self.value(index, scope), index)
+                whole, place = self.value(of, scope), self.value(index, scope)
+                return self._entries.get((whole.key, place.key)) or self._item(whole, place, index)
             case ast.UnaryOp(op=op, operand=operand):
                 value = self.value(operand, scope)
                 minus = isinstance(op, ast.USub) and value.number is not None
@@ -218,8 +221,8 @@ class Flow(Arithmetic):
             case ast.BinOp(left=left, op=op, right=right):
                 return self.operate(op, self.value(left, scope), self.value(right, scope), node)
             case ast.IfExp(test=test, body=one, orelse=other):
-                self.value(test, scope)
-                return join(-1, (self.value(one, scope), self.value(other, scope)))
+                guard = self.guards.get(self.value(test, scope).made)
+                return self.either(guard, self.value(one, scope), self.value(other, scope))
             case ast.BoolOp(values=several):
                 return join(-1, [self.value(v, scope) for v in several])
             case ast.Compare(left=left, ops=ops, comparators=[*_, right]):
@@ -233,10 +236,13 @@ class Flow(Arithmetic):
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
                 return self.gathered([self.value(element, scope) for element in elements])
             case ast.Dict(keys=keys, values=entries):
-                for key in keys:
-                    if key is not None:
-                        self.value(key, scope)
-                return replace(self.gathered([self.value(entry, scope) for entry in entries]), parts=None)
+                places = [None if key is None else self.value(key, scope) for key in keys]
+                held = [self.value(entry, scope) for entry in entries]
+                whole = replace(self.gathered(held), key=self.key("dict", id(node)), parts=None)
+                for key, place, value in zip(keys, places, held):
+                    if place is not None and isinstance(key, ast.Constant):
+                        self._entries[whole.key, place.key] = value
+                return whole
             case ast.ListComp(elt=element) | ast.SetComp(elt=element) | ast.GeneratorExp(elt=element):
                 return self.list_of(self.value(element, self._loops(node.generators, scope)))
             case ast.DictComp(key=key, value=element):
@@ -328,8 +334,13 @@ class Flow(Arithmetic):
                 owner = made if isinstance(made, ast.ClassDef) else None
                 self._set_field(owner, name, value)
             case ast.Subscript(value=of, slice=index):
-                self.value(index, scope)
+                place, guard = self.value(index, scope), self.guards.get(self.of(index).made)
+                if guard is not None and isinstance(of, ast.Name) and value.number is not None:  # n[n < ε] = 1
+                    self.bind(of, self.held(self.value(_loaded(of), scope), guard.floor.epsilon, guard.floor.node), scope)
+                    return
                 self.put(of, value, scope)
+                if isinstance(index, ast.Constant) and isinstance(index.value, str):
+                    self._entries[self.value(_loaded(of), scope).key, place.key] = value
             case ast.Starred(value=of):
                 self.bind(of, value, scope)
 

@@ -20,7 +20,8 @@ _FUNCTIONS = ("torch.norm", "linalg.norm", "linalg.vector_norm", "functional.nor
 def detect(script: Script) -> Found:
     """Find a negative p in a norm that names no axis."""
     for call in script.calls():
-        name = script.name(call.func)
+        partial = method(call) == "partial" and bool(call.args)  # its first argument stands where the vector would
+        name = script.name(call.args[0] if partial else call.func)
         is_method = method(call) == "norm" and isinstance(call.func, ast.Attribute)
         at = 1 if name.endswith(_FUNCTIONS) else 0 if is_method else None
         if at is None or keyword(call, "dim", "axis") is not None or len(call.args) > at + 1:

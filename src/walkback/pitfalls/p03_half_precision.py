@@ -32,6 +32,8 @@ def detect(script: Script) -> Found:
             yield call, "gradients through a network in fp16 are zero below 6e-8", fix
         elif _is_half(script, keyword(call, "dtype")) and _holds_gradients(script, call):
             yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
+        elif takes and _is_set_to_half(script, call):
+            yield call, "gradients through a network in fp16 are zero below 6e-8", fix
         elif takes and name.endswith("autocast") and _autocasts_to_half(script, call, name):
             yield call, "under autocast to fp16 without a GradScaler, gradients below 6e-8 are zero", fix
 
@@ -82,6 +84,14 @@ def _is_made_half(script: Script, call: ast.Call) -> bool:
     if method(call) == "set_default_dtype":
         return bool(call.args) and _is_half(script, call.args[0])
     return method(call) == "from_pretrained" and _is_half(script, keyword(call, "torch_dtype", "dtype"))
+
+
+def _is_set_to_half(script: Script, call: ast.Call) -> bool:
+    """Return whether a trainer is told to compute in fp16, where gradients are not taken by its own scaled backward."""
+    told = keyword(call, "precision", "mixed_precision")
+    value = literal(script.follow(told)) if told is not None else None
+    scaled = any(method(c) == "backward" for c in script.calls())
+    return value in ("16-true", "transformer-engine-float16") or (value in (16, "16", "16-mixed", "fp16") and not scaled)
 
 
 def _holds_gradients(script: Script, call: ast.Call) -> bool:

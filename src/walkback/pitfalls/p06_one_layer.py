@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from walkback.pitfalls.nodes import method, owner, words
+from walkback.pitfalls.nodes import literal, method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Scope, Script
 from walkback.pitfalls.trained import Trained, train
@@ -115,6 +115,8 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
 
     The loop names layers, or each turn has a gradient of its own whose cosine is averaged over samples.
     """
+    if any(_is_row(script, value) for value in values):
+        return True
     over = list(words(loop.iter))
     inner = [node for value in values for node in ast.walk(value)]
     cosines = [node for node in inner if _computes(script, node)]
@@ -130,6 +132,13 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     turn = set(words(loop.target))
     vectors = [v for c in cosines for v in (c.args if isinstance(c, ast.Call) else ast.walk(c))]
     return paired and averaged and any(turn & set(words(v)) and script.is_gradient(v) for v in vectors)
+
+
+def _is_row(script: Script, node: ast.AST) -> bool:
+    """Return whether it is a row of a table that names its layer beside a cosine: {"layer": name, "cos": …}."""
+    row = node if isinstance(node, ast.Dict) else None
+    said = [str(literal(key)) for key in row.keys if key is not None] if row is not None else []
+    return row is not None and any(map(_LAYER.search, said)) and any(script.is_cosine(v) for v in row.values)
 
 
 def _computes(script: Script, node: ast.AST) -> bool:
@@ -198,6 +207,8 @@ def _gathered(call: ast.Call) -> ast.expr | None:
     """Return x of torch.stack(x), np.array(x), list(x) and x.values()."""
     if method(call) in ("stack", "tensor", "as_tensor", "array", "asarray", "cat", "list", "Tensor", "FloatTensor"):
         return call.args[0] if call.args else None
+    if method(call) == "groupby":  # by epoch: a mean over layers; by layer: none
+        return None if any(map(_LAYER.search, words(call))) else owner(call)
     if method(call) in ("tree_leaves", "leaves", "Series", "DataFrame"):
         given = call.args[0] if call.args else None
         if isinstance(given, ast.Dict):  # the columns of a data frame: that with one cosine per layer

@@ -21,7 +21,7 @@ PITFALL = Entry(7, "lost-auxiliaries", "without the saved feedback, code compare
 _SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "pickle.dump", "joblib.dump")
 _ARRAYS = ("numpy.savez", "numpy.savez_compressed", "numpy.save")
 _TREES = ("to_bytes", "msgpack_serialize", "tree_serialise_leaves", "save_checkpoint", "save_pytree")  # of JAX's libraries
-_WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights|params|parameters|model|train_state)")
+_WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights?|params|parameters|model|train_state)")
 _AUXILIARY = re.compile(r"(\w+_)?(bridge|feedback|feedback_net|auxiliary|auxiliaries|aux_net|value_net)(_net)?")
 _CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
 
@@ -167,13 +167,20 @@ def _fallbacks(script: Script) -> Found:
             tried = script.parents[node]
             read = any(is_feedback(w) for n in getattr(tried, "body", ()) for w in words(n))
             yield from ((s, why, fix) for s in node.body if read and _takes_gradient(script, s))
-        elif isinstance(node, ast.Call) and method(node) == "get" and len(node.args) == 2:
-            key, default = node.args
-            if is_feedback(str(literal(key))) and script.is_gradient(default):
+        elif isinstance(node, ast.Call) and method(node) in ("get", "getattr", "pop") and len(node.args) in (2, 3):
+            key, default = node.args[-2:]
+            if is_feedback(str(literal(key))) and (script.is_gradient(default) or _WEIGHTS.fullmatch(root_of(default))):
                 yield node, why, fix
             elif is_feedback(str(literal(key))) and _drawn_tensor(script, default):
                 drawn = "where the feedback is missing another one is drawn, to which the network never aligned"
                 yield node, drawn, fix
+
+
+def root_of(node: ast.AST) -> str:
+    """Return the last name of W, layer.weight, W.T and W.t()."""
+    while isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data")):
+        node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else getattr(node, "value", ast.Pass())
+    return last(node)
 
 
 def _missing(script: Script, test: ast.AST) -> tuple[bool, bool]:

@@ -53,7 +53,8 @@ def detect(script: Script) -> Found:
     """Find a frozen run whose recipe is that of no other run in the script."""
     runs: dict[str, list[tuple[ast.expr, bool, Recipe]]] = {}
     for call in script.calls():
-        if name := script.name(call.func):
+        of = _replaced(script, call)
+        if name := script.name(call.func if of is None else of.func):
             frozen = _is_frozen(call) or _was_frozen(script, call)
             runs.setdefault(name, []).append((call, frozen, _recipe(script, call)))
             if shorter := _depends_on_frozen(call):
@@ -116,6 +117,7 @@ def _commands(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
         if not isinstance(node, ast.Constant) and _is_base(script, node):
             continue
         parts = text.split() if isinstance(text, str) else _written(script, node)
+        parts = [word for part in parts for word in (part.split("=", 1) if part.startswith("--") else [part])]
         options = [part for part in parts if part.startswith("--")]
         if len(options) < 2 or (text is not None and not any(part.endswith(".py") for part in parts)):
             continue
@@ -182,9 +184,18 @@ def _known(script: Script, node: ast.AST, depth: int = 4) -> Recipe:
     return known
 
 
+def _replaced(script: Script, call: ast.Call) -> ast.Call | None:
+    """Return Recipe(…) of replace(Recipe(…), epochs=5), also by its name."""
+    if method(call) not in ("replace", "evolve", "model_copy", "copy", "_replace"):
+        return None
+    of = script.follow(call.args[0] if call.args else owner(call) or call)
+    return of if isinstance(of, ast.Call) and of is not call else None
+
+
 def _recipe(script: Script, call: ast.Call, *, every: bool = False) -> Recipe:
     """Return the settings that a call passes, also by `**base`."""
-    known = Recipe()
+    of = _replaced(script, call)
+    known = Recipe() if of is None else _recipe(script, of, every=every)
     for k in call.keywords:
         if k.arg is None:
             known |= _known(script, k.value)

@@ -34,13 +34,14 @@ def detect(script: Script) -> Found:
             first = inner is not node.value and any(method(a) == "range" for a in node.value.args[1:])
             if method(inner) in _FOLDERS or (first and last(inner) in folders):
                 folders |= {last(t) for t in node.targets}
-            if _sorts_labels(script, node.value) and _used_as_index(script, node):
+            indices = node.value.args[:1] and method(node.value.args[0]) == "range" and _sorts_samples(node.value)
+            if (_sorts_labels(script, node.value) or indices) and _used_as_index(script, node):
                 yield node, why, fix
         elif (
             (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice))
             or (
                 isinstance(node, ast.Call)
-                and ((script.name(node.func) == "sorted" and _sorts_samples(node)) or _sorts_by_column(node))
+                and ((script.name(node.func) == "sorted" and _sorts_samples(node) and method(node.args[0]) != "range") or _sorts_by_column(node))
             )
             or (
                 isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
@@ -160,7 +161,11 @@ def _used_as_index(script: Script, node: ast.Assign) -> bool:
 
 def _sorts_samples(call: ast.Call) -> bool:
     key = keyword(call, "key")
-    if not isinstance(key, ast.Lambda) or not call.args or not re.search("data|sample|test_set", last(call.args[0])):
+    if not isinstance(key, ast.Lambda) or not call.args:
+        return False
+    if isinstance(key.body, ast.Subscript) and LABELS.search(last(key.body.value)) and method(call.args[0]) == "range":
+        return True  # their indices
+    if not re.search("data|sample|test_?set", last(call.args[0])):
         return False
     by_place = isinstance(key.body, ast.Subscript) and number(key.body.slice) in (1, -1)
     return by_place or LABELS.search(last(key.body)) is not None
