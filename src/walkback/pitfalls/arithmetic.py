@@ -27,6 +27,7 @@ class Arithmetic:
         self.values: dict[ast.AST, Value] = {}
         self.flows: dict[Source, set[Kind]] = {}  # what each source gets
         self.cosines: list[Cosine] = []
+        self.normed: dict[ast.AST, Value] = {}  # what each norm is taken of
         self.products: list[tuple[Value, Value]] = []  # of matrices
         self.guards: dict[ast.AST, Guard] = {}  # by the comparison
         self.elements: dict[int, int] = {}  # the key of a list -> that of an entry of it
@@ -148,7 +149,7 @@ class Arithmetic:
             made = self.mixed("Div", one, other)
             return replace(made, over=one.over, floors=one.floors) if one.over and not other.norms else made
         if other.norms == (one.key,):
-            return replace(one, unit=True, floors=other.floors)
+            return self.unit(one, other.floors)
         over = (*one.over, *other.norms)
         floors = (*one.floors, *other.floors)
         if len(over) == 2 or (len(over) == 4 and other.squared):
@@ -163,15 +164,17 @@ class Arithmetic:
                 return replace(one, squared=True, key=self.key("power", one.key, 2))
             return self.norm(one, squared=True)
         if exponent in (0.5, -0.5):
-            return self.root(one, inverse=exponent < 0)
+            return self.root(one, node, inverse=exponent < 0)
         if exponent == -1 and one.norms:
             return replace(one, key=self.key("inverse", one.key), inverse=True)
         return one.plain(self.key("power", one.key, exponent, id(node) if exponent is None else 0))
 
-    def root(self, value: Value, *, inverse: bool = False) -> Value:
+    def root(self, value: Value, node: ast.expr, *, inverse: bool = False) -> Value:
         """Return a square root: of a sum of squares it is a norm."""
         key = self.key("root", value.key, inverse)
         if value.norms and value.squared:
+            if len(value.norms) == 1 and not inverse:
+                self.normed[node] = self.vector(value.norms[0])
             return replace(value, key=key, squared=False, inverse=inverse)
         return value.plain(key)
 
@@ -181,6 +184,10 @@ class Arithmetic:
         return Value(
             self.key("norm", of.key, squared), undrawn(of.kinds) - {DATA, COSINE}, norms=(of.key,), squared=squared
         )
+
+    def unit(self, of: Value, floors: tuple[Floor, ...] = ()) -> Value:
+        """Return a vector divided by its own norm."""
+        return replace(of, key=self.key("unit", of.key), unit=True, floors=floors)
 
     def held(self, value: Value, epsilon: float | int | None, node: ast.expr, *, by_default: bool = False) -> Value:
         """Return norms that an ε holds up; a number too large or too small for one changes nothing."""

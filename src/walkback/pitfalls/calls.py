@@ -112,9 +112,9 @@ def _torch(
     if isinstance(function.made, ast.Call) and len(given) >= 2:
         return flow.cosine(node, (given[0], given[1]), _floors(flow, function.made, function.made, 1, 1e-8), by_hand=False)
     if called_.endswith("functional.normalize") and given:
-        return replace(given[0], unit=True, floors=_floors(flow, node, node, 3, 1e-12))
+        return flow.unit(given[0], _floors(flow, node, node, 3, 1e-12))
     if called_.endswith(("layer_norm", "rms_norm")) and given and len(node.args) < 3 and not keyword(node, "weight"):
-        return replace(given[0], unit=True, floors=())
+        return flow.unit(given[0])
     package, _, name = called_.rpartition(".")
     if name in _GRADS and package.partition(".")[0] in ("jax", "torch", "eqx", "equinox", "nnx", "flax", "haiku", "objax"):
         return Value(
@@ -187,11 +187,12 @@ def _array(
     """Return what a function or method of arrays hands back."""
     first = rest[0] if rest else None
     if name in ("norm", "vector_norm", "matrix_norm", "global_norm"):
+        flow.normed[node] = of
         return flow.norm(of)
     if name in ("square", "sqrt", "rsqrt", "reciprocal"):
         if name == "square":
             return flow.power(of, 2, node)
-        return flow.power(of, -1, node) if name == "reciprocal" else flow.root(of, inverse=name == "rsqrt")
+        return flow.power(of, -1, node) if name == "reciprocal" else flow.root(of, node, inverse=name == "rsqrt")
     if name in ("pow", "power", "float_power") and first is not None:
         return flow.power(of, first.number, node)
     if name in ("div", "divide", "true_divide", "div_") and first is not None:

@@ -46,6 +46,7 @@ class Vector:
     left_out: int | None  # how many entries no turn reaches at the other end; None where that can't be read
     loop: Loop | None = None  # None where the vector is all of the list at once
     backwards: bool = False
+    keys: Key | None = None  # the list of names that its entries are found by
 
 
 class Reader:
@@ -104,6 +105,8 @@ class Reader:
             return None
         name, plus = index
         ahead, bound, left_out = self._turns(loop).get(name.id), self.bound(loop.iter), None
+        if isinstance(ahead, Vector) and not plus and not ahead.backwards:  # sent[name], in a loop over names
+            return Vector(layers, ahead.offset, None, loop, keys=ahead.layers.root)
         if not isinstance(ahead, int) or any(loop in self.script.above(w) for w in self.writes(name)):
             return None
         if bound is not None and bound[0].root == layers.root and bound[0].end is not None:

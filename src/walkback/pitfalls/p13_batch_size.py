@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
-from walkback.pitfalls.values import GRADS_OF
+from walkback.pitfalls.values import GRAD, GRADS_OF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,10 +39,10 @@ def detect(script: Script) -> Found:
         reductions = [keyword(loss, "reduction") for loss in losses]
         if any(r is not None and literal(r) != "mean" for r in reductions) or any(map(_scales_by_size, nodes)):
             continue
-        for call in calls:
-            if _row_norm(script, call) and not isinstance(script.parents[call], ast.BinOp):
+        for node in nodes:
+            if isinstance(node, ast.expr) and _row_norm(script, node):
                 yield (
-                    call,
+                    node,
                     "the gradient of a mean loss shrinks with the batch, so this norm depends on the batch size",
                     'take the loss with reduction="sum" (a norm per sample), and say what it is divided by',
                 )
@@ -81,11 +81,21 @@ def _is_width(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and method(node) == "size" and bool(node.args) and number(node.args[0]) != 0
 
 
-def _row_norm(script: Script, call: ast.Call) -> bool:
-    if keyword(call, "dim", "axis") is None or script.name(call.func).startswith("numpy."):
+def _row_norm(script: Script, node: ast.expr) -> bool:
+    """Return whether it is a norm of each row of a gradient, by itself and not in a sum or quotient."""
+    of = script.flow.normed.get(node)
+    if of is None or of.unit or isinstance(script.parents[node], ast.BinOp) or not script.flow.has(of, GRAD):
         return False
-    of = script.norm_of(call)
-    return of is not None and script.is_gradient(of) and not _is_parameter(script, of)
+    inner = [node, *(made for n in ast.walk(node) if (made := script.last_assigned(n)) is not None)]
+    return any(map(_over_axis, (c for part in inner for c in script.calls(part)))) and not _is_parameter(script, node)
+
+
+def _over_axis(call: ast.Call) -> bool:
+    """Return whether a norm or sum names an axis: g.norm(dim=1), torch.norm(g, 2, 1), (g**2).sum(1)."""
+    if keyword(call, "dim", "axis") is not None:
+        return True
+    whole = isinstance(call.func, ast.Attribute) and last(call.func.value) in ("torch", "np", "jnp", "linalg", "numpy")
+    return method(call) in ("norm", "sum") and len(call.args) - whole == (1 if method(call) == "sum" else 2)
 
 
 def _is_parameter(script: Script, of: ast.expr) -> bool:

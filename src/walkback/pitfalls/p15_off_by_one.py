@@ -33,8 +33,8 @@ WHY = (
 FIX = "pair both of the same layer: credits[l] with grads[l], or zip(credits, grads, strict=True)"
 
 _COSINE = re.compile(r"cosine|alignment|(^|_)(cos|cos_?sims?|align|angles?|gamma)(_|$)", re.IGNORECASE)
-_CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local)\d*(_|$)", re.IGNORECASE)
-_EXACT = re.compile(r"(^|_)(bp|backprop|bptt)\d*(_|$)", re.IGNORECASE)
+_CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local|sent|drtp|dtp|ep|pc)\d*(_|$)", re.IGNORECASE)
+_EXACT = re.compile(r"(^|_)(bp|backprop|bptt|exact|truth|reference|autograd)\d*(_|$)", re.IGNORECASE)
 _DELTA = re.compile(r"(^|_)(ds?|deltas?|errors?|errs?)\d*(_|$)")
 _MATRIX = re.compile(r"(^|_)(ws?|bs?|weights?|matrix|matrices|params?|parameters|kernels?)\d*(_|$)", re.IGNORECASE)
 _STATE = re.compile(r"(^|_)(hs?|hiddens?|states?|streams?|activations?|acts?|sites?|outputs?)\d*(_|$)")
@@ -147,6 +147,8 @@ def _called(script: Script, node: ast.AST) -> Iterator[str]:
 def _is_shifted(reader: Reader, pair: VectorPair) -> bool:
     """Return whether it is certain that a credit meets the gradient of another layer."""
     a, g = pair.sides
+    if a.keys is not None and a.keys == g.keys:
+        return pair.by > 0 and not a.layers.is_same_list(g.layers)
     if a.layers.is_same_list(g.layers) or any(_is_joined(reader, side.layers) for side in pair.sides):
         return False
     ours, theirs = _origin(reader, a.layers), _origin(reader, g.layers)
