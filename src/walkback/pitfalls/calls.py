@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from walkback.pitfalls.arithmetic import LEAST, MOST
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method
 from walkback.pitfalls.values import BY_LAYER, COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, is_state, join
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch.", "numpy.", "jax.", "cupy.", "scipy.", "math.")
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
 COSINE_NAME = re.compile(
-    r"(\w+_)?(cos(ines?)?(_?sims?(ilarity)?)?|align(ment)?s?|angles?|overlaps?)(_(between|of|deg|degrees|rad|fn|score|sim|rows?))?",
+    r"(\w+_)?(cos(ines?)?(_?sims?(ilarity)?)?|align(ment)?s?|angles?|overlaps?|(grad\w*|direction\w*)_similarity)(_(between|of|deg|degrees|rad|fn|score|sim|rows?))?",
     re.IGNORECASE,
 )
 # Methods and functions that leave a vector the vector it is; a norm, the norm.
@@ -87,6 +88,9 @@ def called(flow: Flow, node: ast.Call, scope: Scope) -> Value:
             return array
     if flow.script.is_cosine_call(node):
         sides = [*given, *(v for k, v in by_name.items() if k in ("x1", "x2"))][:2]
+        passed = next((by_name[k].number for k in ("eps", "epsilon") if k in by_name), None)
+        if passed is not None and len(sides) == 2 and LEAST <= passed <= MOST:  # of a library: optax, torchmetrics
+            return flow.cosine(node, (sides[0], sides[1]), (Floor(node, float(passed)),), by_hand=False)
         kinds = frozenset().union(*(side.kinds for side in sides))
         return Value(key, (kinds - {DATA}) | {COSINE})
     if name in _RANDOM:
@@ -111,6 +115,8 @@ def _torch(
         return Value(flow.key("cosine module", id(node)), made=node)
     if isinstance(function.made, ast.Call) and len(given) >= 2:
         return flow.cosine(node, (given[0], given[1]), _floors(flow, function.made, function.made, 1, 1e-8), by_hand=False)
+    if called_ == "sklearn.preprocessing.normalize" and given:
+        return flow.unit(given[0])
     if called_.endswith("functional.normalize") and given:
         return flow.unit(given[0], _floors(flow, node, node, 3, 1e-12))
     if called_.endswith(("layer_norm", "rms_norm")) and given and len(node.args) < 3 and not keyword(node, "weight"):

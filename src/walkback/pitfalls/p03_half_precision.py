@@ -64,10 +64,10 @@ def _to_half(script: Script, call: ast.Call) -> bool:
 def _is_half(script: Script, node: ast.AST | None) -> bool:
     """Return whether it is torch.float16, "float16" and the like, or a name of one."""
     made = None if node is None else script.follow(node)
-    if made is None or literal(made) in ("float16", "half", "fp16"):
+    if made is None or literal(made) in ("float16", "half", "fp16", "f2", "<f2", "e"):
         return made is not None
     package, _, name = script.name(made).rpartition(".")
-    return name in ("float16", "half") and package.endswith(("torch", "numpy"))
+    return name in ("float16", "half", "HalfTensor") and package.endswith(("torch", "numpy", "torch.cuda"))
 
 
 def _is_model(script: Script, call: ast.Call, of: ast.expr) -> bool:
@@ -81,7 +81,7 @@ def _is_model(script: Script, call: ast.Call, of: ast.expr) -> bool:
 
 def _is_made_half(script: Script, call: ast.Call) -> bool:
     """Return whether a network is loaded, or everything made, in fp16."""
-    if method(call) == "set_default_dtype":
+    if method(call) in ("set_default_dtype", "set_default_tensor_type"):
         return bool(call.args) and _is_half(script, call.args[0])
     return method(call) == "from_pretrained" and _is_half(script, keyword(call, "torch_dtype", "dtype"))
 

@@ -138,7 +138,7 @@ def _in_handler(script: Script, node: ast.AST) -> bool:
 
 def _draws(script: Script, call: ast.Call) -> bool:
     """Return whether it is next(iter(…)), next of a name that iter(…) was assigned to, or sampler.sample(128)."""
-    if _SAMPLES.fullmatch(method(call)) and isinstance(script.parents[call], ast.Assign):
+    if _SAMPLES.fullmatch(method(call)) and isinstance(script.parents[call], (ast.Assign, ast.Starred, ast.Call)):
         return isinstance(call.func, ast.Attribute) or method(call) != "sample"
     inner = script.follow(call.args[0]) if call.args and script.name(call.func) == "next" else None
     if isinstance(inner, (ast.Name, ast.Attribute)):

@@ -45,6 +45,7 @@ _FREEZES = re.compile(r"freeze(_(blocks|body|hidden|trunk|layers))?")
 _TRAINED = re.compile(r"(train|update|learn)_(blocks|body|hidden|trunk|layers)")
 
 
+_CONTROL = r"(^|_)(frozen|freeze)(_|$)"
 Recipe = dict[str, object]
 FIX = "train it with the same recipe; walkback.frozen_baseline(spec) does"
 
@@ -59,6 +60,7 @@ def detect(script: Script) -> Found:
             runs.setdefault(name, []).append((call, frozen, _recipe(script, call)))
             if shorter := _depends_on_frozen(call):
                 yield call, f"the frozen control is trained otherwise than what it is compared with: {shorter}", FIX
+            runs[name] += _looped(script, call)
     runs["a command line"] = list(_commands(script))
     runs["a dict"] = list(_settings(script))
     for calls in runs.values():
@@ -78,6 +80,23 @@ def _is_frozen(call: ast.Call) -> bool:
     values = [literal(a) for a in (*call.args, *(k.value for k in call.keywords))]
     flags = [(k.arg or "", literal(k.value)) for k in call.keywords]
     return "frozen" in values or any(_says_frozen(name, value) for name, value in flags)
+
+
+def _looped(script: Script, call: ast.Call) -> list[tuple[ast.expr, bool, Recipe]]:
+    """Return the turns of `for frozen, epochs in [(False, 100), (True, 10)]: train(frozen=frozen, epochs=epochs)`."""
+    loop = next((up for up in script.above(call) if isinstance(up, ast.For)), None)
+    given = {k.value.id: k.arg for k in call.keywords if k.arg and isinstance(k.value, ast.Name)}
+    if loop is None or not isinstance(loop.target, ast.Tuple) or not given:
+        return []
+    turns = script.follow(loop.iter)
+    names_ = [given.get(last(part)) for part in loop.target.elts]
+    found: list[tuple[ast.expr, bool, Recipe]] = []
+    for turn in turns.elts if isinstance(turns, (ast.List, ast.Tuple)) else ():
+        if isinstance(turn, ast.Tuple) and len(turn.elts) == len(names_):
+            known = {name: literal(value) for name, value in zip(names_, turn.elts) if name}
+            frozen = any(_says_frozen(name, value) for name, value in known.items())
+            found.append((turn, frozen, {k: v for k, v in known.items() if k in _RECIPE}))
+    return found
 
 
 def _says_frozen(name: str, value: object) -> bool:
@@ -145,7 +164,16 @@ def _settings(script: Script) -> Iterator[tuple[ast.expr, bool, Recipe]]:
             continue
         known = _known(script, node)
         if recipe := {k: v for k, v in known.items() if k in _RECIPE and v is not None}:
-            yield node, any(_says_frozen(k, v) for k, v in known.items()), recipe
+            frozen = any(_says_frozen(k, v) for k, v in known.items()) or _is_called_frozen(script, node)
+            yield node, frozen, recipe
+
+
+def _is_called_frozen(script: Script, node: ast.AST) -> bool:
+    """Return whether settings are those of the frozen control by their name: {"frozen": {…}}, frozen_cfg = {…}."""
+    up = script.parents.get(node)
+    if isinstance(up, ast.Dict):
+        return any(v is node and re.search(_CONTROL, str(literal(k))) for k, v in zip(up.keys, up.values))
+    return isinstance(up, ast.Assign) and re.search(_CONTROL, last(up.targets[0])) is not None
 
 
 def _is_base(script: Script, node: ast.AST) -> bool:

@@ -43,6 +43,7 @@ def detect(script: Script) -> Found:
                 isinstance(node, ast.Call)
                 and ((script.name(node.func) == "sorted" and _sorts_samples(node) and method(node.args[0]) != "range") or _sorts_by_column(node))
             )
+            or (method(node) == "Subset" and any(_sorts_labels(script, a) for a in node.args[1:]))  # type: ignore[attr-defined]
             or (
                 isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
             )
@@ -144,8 +145,11 @@ def _reads_gradients(script: Script) -> bool:
 def _sorts_labels(script: Script, call: ast.AST) -> bool:
     if not isinstance(call, ast.Call) or method(call) not in ("argsort", "sort"):
         return False
-    function = script.name(call.func) in ("torch.argsort", "torch.sort", "numpy.argsort")
-    return LABELS.search(last(call.args[0] if function and call.args else owner(call))) is not None
+    whole = script.name(call.func).startswith(("torch.", "numpy.", "jax."))
+    of = call.args[0] if whole and call.args else owner(call)
+    while isinstance(of, ast.Call):  # torch.tensor(ds.targets)
+        of = of.args[0] if of.args else owner(of)
+    return of is not None and LABELS.search(last(of)) is not None
 
 
 def _used_as_index(script: Script, node: ast.Assign) -> bool:

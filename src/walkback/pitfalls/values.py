@@ -24,7 +24,7 @@ Kind = str | Source
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?|d[wW]s?|delta_?[wW]s?)\d*(_|$)", re.IGNORECASE)
 # What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
 SENDS = re.compile(
-    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|updates?|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
+    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|updates?|deltas?|signals?|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
 )
 _ERROR = re.compile(
     r"(^|_)(e|err|errors?|deltas?|ds?|residuals?|teach(er)?|one_?hot|ys?|ts?|targets?|labels?|top)\d*(_|$)", re.IGNORECASE
