@@ -255,6 +255,8 @@ class Reader:
     def _is_always_before(self, write: ast.stmt, path: list[ast.AST]) -> bool:
         """Return whether an assignment stands in a block around a place, given with its parents."""
         parent = self.script.parents[write]
+        while isinstance(parent, (ast.With, ast.AsyncWith)) and parent not in path:  # with torch.no_grad(): …
+            write, parent = parent, self.script.parents[parent]
         if parent not in path:
             return False
         child = path[path.index(parent) - 1]

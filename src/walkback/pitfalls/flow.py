@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+DEEPEST = 20  # functions that are followed into one another
 MOST_SOURCES = 24  # of one value
 MOST_FOLLOWED = 300  # of what a value's sources get
 
@@ -49,6 +50,7 @@ class Flow(Arithmetic):
     def __init__(self, script: Script) -> None:
         super().__init__(script)
         self._scopes: dict[Function, Scope] = {}  # where each function was defined
+        self._open = 0  # how many functions are being walked through, one called by the other
         self._results: dict[Function, Value | None] = {}  # None while it is walked through
         self._entries: dict[tuple[int, int], Value] = {}  # of dicts, by the key that is written down
         self._fields: dict[tuple[ast.AST | None, str], Value] = {}
@@ -410,7 +412,10 @@ class Flow(Arithmetic):
         """Return what a function hands back, walked through once; its parameters stand in it as sources."""
         if function in self._results:
             return self._results[function] or Value(self.key("recursion", id(function)))
+        if self._open >= DEEPEST:  # it is walked through later, on its own
+            return Value(self.key("deep", id(function)))
         self._results[function] = None
+        self._open += 1
         outer = self._scopes.get(function, Scope())
         scope = Scope(outer, outer.owner)
         arguments = function.args
@@ -434,6 +439,7 @@ class Flow(Arithmetic):
             self._body(function.body, scope)
         found = join(-1, scope.returned) if scope.returned else Value(self.key("nothing", id(function)))
         self._results[function] = found
+        self._open -= 1
         return found
 
     def apply(self, function: Function, given: list[Value], named_: dict[str, Value]) -> Value:

@@ -62,7 +62,7 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
         if script.name(call.func).startswith(("torch.nn.init.", "nn.init.", "init.")) and call.args:
             drawn = call.args[0]
         return [word for word in names(drawn) if is_feedback(word)] if drawn is not None else []
-    named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
+    named = [_written_to(t) for t in targets(node)]
     if node.value is not None and any(call in script.flow.feedback for call in script.calls(node.value)):
         return named
     called = method(node.value)
@@ -70,6 +70,13 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
     if not drawn or not any(map(is_feedback, (*named, called.lower()))):
         return []
     return named if _DRAWS.fullmatch(called) else [*named, called]  # the verb says no null
+
+
+def _written_to(target: ast.expr) -> str:
+    """Return B of B[:] and layer.B.data."""
+    while isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data"):
+        target = target.value
+    return last(target)
 
 
 def _trains(script: Script, scope: Scope) -> bool:
