@@ -29,7 +29,7 @@ class Arithmetic:
         self.cosines: list[Cosine] = []
         self.normed: dict[ast.AST, Value] = {}  # what each norm is taken of
         self.products: list[tuple[Value, Value]] = []  # of matrices
-        self.guards: dict[ast.AST, Guard] = {}  # by the comparison
+        self.guards: dict[ast.AST | None, Guard] = {}  # by the comparison
         self.elements: dict[int, int] = {}  # the key of a list -> that of an entry of it
         self._keys: dict[tuple[object, ...], int] = {}
         self._lists: dict[int, int] = {}  # the other way round
@@ -219,10 +219,10 @@ class Arithmetic:
     def compared(self, node: ast.Compare, op: ast.cmpop, left: Value, right: Value) -> None:
         """Remember a comparison of norms with a small number."""
         for norms, small, less in ((left, right.number, (ast.Lt, ast.LtE)), (right, left.number, (ast.Gt, ast.GtE))):
-            if norms.norms and small is not None and LEAST <= small <= MOST:
-                if isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)):
-                    floor = Floor(node, float(small))
-                    self.guards[node] = Guard(floor, frozenset(norms.norms), isinstance(op, less))
+            ordered = isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+            if ordered and norms.norms and small is not None and LEAST <= small <= MOST:
+                floor = Floor(node, float(small))
+                self.guards[node] = Guard(floor, frozenset(norms.norms), isinstance(op, less))
 
     # -- functions -------------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Arithmetic:
             kinds=frozenset(kinds),
             norms=tuple(keys.get(k, k) for k in value.norms),
             over=tuple(keys.get(k, k) for k in value.over),
-            parts=value.parts and depth and tuple(self.replaced(p, function, taken, depth - 1) for p in value.parts)
+            parts=(value.parts and depth and tuple(self.replaced(p, function, taken, depth - 1) for p in value.parts))
             or None,
         )
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.arithmetic import LEAST, MOST
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method
-from walkback.pitfalls.values import BY_LAYER, COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, is_state, join
+from walkback.pitfalls.values import BY_LAYER, COSINE, DATA, DRAWN, GRAD, GRADS_OF, Floor, Value, is_state
 
 if TYPE_CHECKING:
-    from walkback.pitfalls.flow import Flow, Scope
+    from walkback.pitfalls.flow import Flow
+    from walkback.pitfalls.names import Scope
 
 _PACKAGES = ("torch.", "numpy.", "jax.", "cupy.", "scipy.", "math.")
 COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
@@ -114,7 +115,9 @@ def _torch(
     if called_.endswith("nn.CosineSimilarity"):
         return Value(flow.key("cosine module", id(node)), made=node)
     if isinstance(function.made, ast.Call) and len(given) >= 2:
-        return flow.cosine(node, (given[0], given[1]), _floors(flow, function.made, function.made, 1, 1e-8), by_hand=False)
+        return flow.cosine(
+            node, (given[0], given[1]), _floors(flow, function.made, function.made, 1, 1e-8), by_hand=False
+        )
     if called_ == "sklearn.preprocessing.normalize" and given:
         return flow.unit(given[0])
     if called_.endswith("functional.normalize") and given:
@@ -122,7 +125,16 @@ def _torch(
     if called_.endswith(("layer_norm", "rms_norm")) and given and len(node.args) < 3 and not keyword(node, "weight"):
         return flow.unit(given[0])
     package, _, name = called_.rpartition(".")
-    if name in _GRADS and package.partition(".")[0] in ("jax", "torch", "eqx", "equinox", "nnx", "flax", "haiku", "objax"):
+    if name in _GRADS and package.partition(".")[0] in (
+        "jax",
+        "torch",
+        "eqx",
+        "equinox",
+        "nnx",
+        "flax",
+        "haiku",
+        "objax",
+    ):
         return Value(
             flow.key("grad of", id(node)), frozenset({GRADS_OF}), unit=name.endswith("value_and_grad"),
             made=given[0].made if given else None,
@@ -230,8 +242,7 @@ def _array(
     if name in KEEP:
         if name in ("tree_flatten", "ravel_pytree"):
             return flow.gathered([of, Value(flow.key("function", id(node)))])
-        kept = replace(of, parts=None) if of.parts and name in _ONE_VECTOR else of
-        return kept
+        return replace(of, parts=None) if of.parts and name in _ONE_VECTOR else of
     if name in ("rad2deg", "acos", "arccos", "degrees", "arccosine") and COSINE in of.kinds:
         return of
     return None
@@ -247,5 +258,3 @@ def _at_least(flow: Flow, node: ast.Call, of: Value, rest: list[Value], by_name:
         return of
     low = next((by_name[k] for k in ("min", "a_min") if k in by_name), rest[0] if rest else None)
     return flow.held(of, low.number, node) if of.norms and low is not None else of
-
-

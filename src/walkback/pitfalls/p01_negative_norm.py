@@ -28,7 +28,10 @@ def detect(script: Script) -> Found:
         if at is None or keyword(call, "dim", "axis") is not None or len(call.args) > at + 1:
             continue
         given = argument(call, at, "p", "ord")
-        p, spelled = (script.flow.of(given).number if given is not None else None), "axis" if name.startswith(("numpy", "jax")) else "dim"
+        p, spelled = (
+            (script.flow.of(given).number if given is not None else None),
+            "axis" if name.startswith(("numpy", "jax")) else "dim",
+        )
         if p is None and isinstance(given, ast.Name) and re.fullmatch(r"(\w+_)?axis|dim|last_dim", given.id):
             yield call, f"{given.id} is taken for p, so this is no norm over that axis", f"write {spelled}={given.id}"
         elif p is not None and p < 0 and not (p == -2 and keyword(call, "ord") is not None):  # a singular value

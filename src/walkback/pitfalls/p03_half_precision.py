@@ -91,7 +91,9 @@ def _is_set_to_half(script: Script, call: ast.Call) -> bool:
     told = keyword(call, "precision", "mixed_precision")
     value = literal(script.follow(told)) if told is not None else None
     scaled = any(method(c) == "backward" for c in script.calls())
-    return value in ("16-true", "transformer-engine-float16") or (value in (16, "16", "16-mixed", "fp16") and not scaled)
+    return value in ("16-true", "transformer-engine-float16") or (
+        value in (16, "16", "16-mixed", "fp16") and not scaled
+    )
 
 
 def _holds_gradients(script: Script, call: ast.Call) -> bool:

@@ -34,12 +34,17 @@ def detect(script: Script) -> Found:
     """Find feedback that is drawn where a trained network is evaluated."""
     if any(map(is_feedback, _keys(script))):
         return  # the trained feedback is read from somewhere
+    known: dict[Scope, tuple[bool, bool]] = {}
     for node in script.of(ast.Assign, ast.AnnAssign, ast.Expr):
         scope, named = script.scope(node), _drawn(script, node)
         where = getattr(scope, "name", "")
-        if not named or _is_unit_test(script, scope) or _trains(script, scope):
+        if not named:
             continue
-        loads = any(_loads(script, n) for n in script.inside(scope))
+        if scope not in known:  # asked once, however many statements there are
+            known[scope] = _is_unit_test(script, scope) or _trains(script, scope), _loads_in(script, scope)
+        left_alone, loads = known[scope]
+        if left_alone:
+            continue
         if NULL.search(" ".join((where, *named))):
             continue
         if where in ("__init__", "setup", "reset_parameters") and not loads:
@@ -91,7 +96,7 @@ def _is_unit_test(script: Script, scope: Scope) -> bool:
     runner = {name.partition(".")[0] for name in script.aliases.values()} & {"pytest", "unittest"}
     asserts = any(isinstance(n, ast.Assert) or method(n).startswith("assert") for n in script.inside(scope))
     named = getattr(scope, "name", "").startswith("test")
-    return named and (asserts or bool(runner)) and not any(_loads(script, n) for n in script.inside(scope))
+    return named and (asserts or bool(runner)) and not _loads_in(script, scope)
 
 
 def _keys(script: Script) -> Iterator[str]:
@@ -108,10 +113,20 @@ def _keys(script: Script) -> Iterator[str]:
             yield str(key.values[0].value).rstrip("._")
 
 
+def _loads_in(script: Script, scope: Scope) -> bool:
+    return any(_loads(script, node) for node in script.inside(scope))
+
+
 def _loads(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    arrays = script.name(node.func) in ("numpy.load", "pickle.load", "joblib.load", "jax.numpy.load", "cloudpickle.load")
+    arrays = script.name(node.func) in (
+        "numpy.load",
+        "pickle.load",
+        "joblib.load",
+        "jax.numpy.load",
+        "cloudpickle.load",
+    )
     around = [up for up in script.above(node) if isinstance(up, (ast.Assign, ast.withitem))]
     opened = [item for up in script.above(node) if isinstance(up, ast.With) for item in up.items]
     named = [w for part in (node, *around, *opened) for w in words(part)] if arrays else []

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from walkback.pitfalls.nodes import literal, method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import Scope, Script
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import Trained, train
 from walkback.pitfalls.values import BY_LAYER, SENDS
 

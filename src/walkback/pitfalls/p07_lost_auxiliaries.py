@@ -20,7 +20,13 @@ PITFALL = Entry(7, "lost-auxiliaries", "without the saved feedback, code compare
 
 _SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "pickle.dump", "joblib.dump")
 _ARRAYS = ("numpy.savez", "numpy.savez_compressed", "numpy.save")
-_TREES = ("to_bytes", "msgpack_serialize", "tree_serialise_leaves", "save_checkpoint", "save_pytree")  # of JAX's libraries
+_TREES = (
+    "to_bytes",
+    "msgpack_serialize",
+    "tree_serialise_leaves",
+    "save_checkpoint",
+    "save_pytree",
+)  # of JAX's libraries
 _WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights?|params|parameters|model|train_state)")
 _AUXILIARY = re.compile(r"(\w+_)?(bridge|feedback|feedback_net|auxiliary|auxiliaries|aux_net|value_net)(_net)?")
 _CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
@@ -179,7 +185,11 @@ def _fallbacks(script: Script) -> Found:
 def root_of(node: ast.AST) -> str:
     """Return the last name of W, layer.weight, W.T and W.t()."""
     while isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data")):
-        node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else getattr(node, "value", ast.Pass())
+        node = (
+            node.func.value
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else getattr(node, "value", ast.Pass())
+        )
     return last(node)
 
 

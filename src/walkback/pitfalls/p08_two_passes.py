@@ -102,7 +102,7 @@ def _maker(script: Script, side: ast.expr) -> ast.Call | None:
     return made if isinstance(made, ast.Call) else None
 
 
-def _called(script: Script, scope: ast.AST, compared: list[ast.AST]) -> Iterator[str]:
+def _called(script: Script, scope: ast.AST, compared: list[ast.expr]) -> Iterator[str]:
     """Yield what a function and the names that cosines are assigned to are called."""
     yield getattr(scope, "name", "")
     for node in compared:

@@ -53,10 +53,11 @@ FIX = "train it with the same recipe; walkback.frozen_baseline(spec) does"
 def detect(script: Script) -> Found:
     """Find a frozen run whose recipe is that of no other run in the script."""
     runs: dict[str, list[tuple[ast.expr, bool, Recipe]]] = {}
+    freezing = [c for c in script.calls() if method(c) == "requires_grad_" or _FREEZES.fullmatch(method(c))]
     for call in script.calls():
         of = _replaced(script, call)
         if name := script.name(call.func if of is None else of.func):
-            frozen = _is_frozen(call) or _was_frozen(script, call)
+            frozen = _is_frozen(call) or _was_frozen(script, call, freezing)
             runs.setdefault(name, []).append((call, frozen, _recipe(script, call)))
             if shorter := _depends_on_frozen(call):
                 yield call, f"the frozen control is trained otherwise than what it is compared with: {shorter}", FIX
@@ -106,11 +107,11 @@ def _says_frozen(name: str, value: object) -> bool:
     )
 
 
-def _was_frozen(script: Script, call: ast.Call) -> bool:
+def _was_frozen(script: Script, call: ast.Call, freezing: list[ast.Call]) -> bool:
     """Return whether a network is handed in whose blocks were frozen before: control.blocks.requires_grad_(False)."""
     given = {a.id for a in call.args if isinstance(a, ast.Name)}
-    for before in script.inside(script.scope(call)) if given else ():
-        if isinstance(before, ast.Call) and before.lineno < call.lineno:
+    for before in freezing if given else ():
+        if script.scope(before) is script.scope(call) and before.lineno < call.lineno:
             off = method(before) == "requires_grad_" and literal(before.args[0] if before.args else None) is False
             of = [owner(before)] if off else before.args if _FREEZES.fullmatch(method(before)) else []
             if any(part is not None and root(part) in given for part in of):
@@ -150,7 +151,9 @@ def _written(script: Script, node: ast.AST, depth: int = 4) -> list[str]:
     node = script.follow(node)
     match node:
         case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            inner = (_written(script, p.value, depth - 1) if isinstance(p, ast.Starred) else [str(literal(p))] for p in parts)
+            inner = (
+                _written(script, p.value, depth - 1) if isinstance(p, ast.Starred) else [str(literal(p))] for p in parts
+            )
             return [word for words in inner for word in words] if depth else []
         case ast.BinOp(op=ast.Add(), left=left, right=right) if depth:
             return [*_written(script, left, depth - 1), *_written(script, right, depth - 1)]
@@ -191,7 +194,9 @@ def _is_put_in(script: Script, use: ast.Name) -> bool:
         return up.arg is None
     if isinstance(up, ast.Call):
         return method(up) == "dict" and bool(up.keywords)
-    return isinstance(up, (ast.BinOp, ast.Starred)) or (isinstance(up, ast.Dict) and use in up.values and None in up.keys)
+    return isinstance(up, (ast.BinOp, ast.Starred)) or (
+        isinstance(up, ast.Dict) and use in up.values and None in up.keys
+    )
 
 
 def _known(script: Script, node: ast.AST, depth: int = 4) -> Recipe:

@@ -41,9 +41,16 @@ def detect(script: Script) -> Found:
             (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice))
             or (
                 isinstance(node, ast.Call)
-                and ((script.name(node.func) == "sorted" and _sorts_samples(node) and method(node.args[0]) != "range") or _sorts_by_column(node))
+                and (
+                    (script.name(node.func) == "sorted" and _sorts_samples(node) and method(node.args[0]) != "range")
+                    or _sorts_by_column(node)
+                )
             )
-            or (method(node) == "Subset" and any(_sorts_labels(script, a) for a in node.args[1:]))  # type: ignore[attr-defined]
+            or (
+                isinstance(node, ast.Call)
+                and method(node) == "Subset"
+                and any(_sorts_labels(script, a) for a in node.args[1:])
+            )
             or (
                 isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
             )

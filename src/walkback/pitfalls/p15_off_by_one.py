@@ -33,7 +33,9 @@ WHY = (
 FIX = "pair both of the same layer: credits[l] with grads[l], or zip(credits, grads, strict=True)"
 
 _COSINE = re.compile(r"cosine|alignment|(^|_)(cos|cos_?sims?|align|angles?|gamma)(_|$)", re.IGNORECASE)
-_CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local|sent|drtp|dtp|ep|pc)\d*(_|$)", re.IGNORECASE)
+_CREDIT = re.compile(
+    r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local|sent|drtp|dtp|ep|pc)\d*(_|$)", re.IGNORECASE
+)
 _EXACT = re.compile(r"(^|_)(bp|backprop|bptt|exact|truth|reference|autograd)\d*(_|$)", re.IGNORECASE)
 _DELTA = re.compile(r"(^|_)(ds?|deltas?|errors?|errs?)\d*(_|$)")
 _MATRIX = re.compile(r"(^|_)(ws?|bs?|weights?|matrix|matrices|params?|parameters|kernels?)\d*(_|$)", re.IGNORECASE)

@@ -31,6 +31,8 @@ NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.I
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
 _OF_NUMBERS = ("torch", "numpy", "math", "cmath", "jax.numpy")  # their cos is that of an angle
+
+
 @dataclass(frozen=True, eq=False)
 class Assigned:
     """A value that a name gets: at which line it is made, from which line on it is seen."""

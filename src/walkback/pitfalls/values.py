@@ -24,10 +24,12 @@ Kind = str | Source
 GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?|d[wW]s?|delta_?[wW]s?)\d*(_|$)", re.IGNORECASE)
 # What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
 SENDS = re.compile(
-    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|updates?|deltas?|signals?|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
+    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|updates?|deltas?|signals?|pseudo_?grads?)\d*(_|$)",
+    re.IGNORECASE,
 )
 _ERROR = re.compile(
-    r"(^|_)(e|err|errors?|deltas?|ds?|residuals?|teach(er)?|one_?hot|ys?|ts?|targets?|labels?|top)\d*(_|$)", re.IGNORECASE
+    r"(^|_)(e|err|errors?|deltas?|ds?|residuals?|teach(er)?|one_?hot|ys?|ts?|targets?|labels?|top)\d*(_|$)",
+    re.IGNORECASE,
 )
 _INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
 _STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
@@ -61,7 +63,7 @@ _SAID = ((GRAD, GRADIENT), (SENT, SENDS), (DATA, _INPUT), (ERROR, _ERROR))
 class Floor:
     """An ε that holds a norm up, and where it stands."""
 
-    node: ast.expr | ast.stmt
+    node: ast.expr
     epsilon: float
     by_default: bool = False  # it is torch's own
 
