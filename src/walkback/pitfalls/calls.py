@@ -235,6 +235,8 @@ def _array(
         return flow.either(flow.guards.get(rest[0].made), of, rest[1])
     if name in ("get", "pop", "next", "getattr"):
         return flow.each(of, 0)
+    if name in ("ones", "ones_like") and whole:
+        return Value(flow.key("ones", id(node)), frozenset({DATA}), number=1)
     if name in REDUCE:
         if of.norms or COSINE in of.kinds:
             return of

@@ -58,10 +58,10 @@ def detect(script: Script) -> Found:
         of = _replaced(script, call)
         if name := script.name(call.func if of is None else of.func):
             frozen = _is_frozen(call) or _was_frozen(script, call, freezing)
-            runs.setdefault(name, []).append((call, frozen, _recipe(script, call)))
+            turns = _looped(script, call)
+            runs.setdefault(name, []).extend(turns or [(call, frozen, _recipe(script, call))])
             if shorter := _depends_on_frozen(call):
                 yield call, f"the frozen control is trained otherwise than what it is compared with: {shorter}", FIX
-            runs[name] += _looped(script, call)
     runs["a command line"] = list(_commands(script))
     runs["a dict"] = list(_settings(script))
     for calls in runs.values():
