@@ -51,6 +51,8 @@ def _of_signals(script: Script, one: Cosine) -> bool:
     scope = script.scope(one.node)
     if not sides or not isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
+    if (script.stem, scope.name) in script.project.compared:  # by a file that is linted with this one
+        return True
     if not one.by_hand and any(map(_WEIGHT.fullmatch, names(one.node))):  # no ε reaches the norm of a weight
         return False
     units = all(side.unit for side in one.sides)  # as of pictures and their captions

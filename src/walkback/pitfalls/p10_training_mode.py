@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from walkback.pitfalls.networks import drops_out, is_pass
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method, words
 from walkback.pitfalls.p08_two_passes import with_dropout
 from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.project import MODES
 from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
@@ -101,11 +101,12 @@ def _loop(script: Script, node: ast.AST) -> ast.AST | None:
 
 
 def _has_one_mode(script: Script) -> bool:
-    """Return whether the networks are defined in the script, of parts that are the same in both modes."""
+    """Return whether the networks are defined here, or in a file linted with this one, of parts without a mode."""
     classes = {made.name for made in script.of(ast.ClassDef)}
     built = [n.value for n in script.of(ast.Assign) if _builds_model(n)]
-    ours = bool(built) and all(method(call) in classes for call in built)
-    return ours and not any(re.search("drop|batch_?norm|instance_?norm|spectral", w, re.I) for w in words(script.tree))
+    here = any(method(call) in classes for call in built)
+    known = [method(call) in classes or script.project.has_one_mode(method(call)) for call in built]
+    return bool(built) and all(known) and not (here and any(map(MODES.search, words(script.tree))))
 
 
 def _is_quiet(script: Script, block: ast.With) -> bool:

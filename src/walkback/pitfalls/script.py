@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeVar
 
 from walkback.pitfalls.calls import COSINE_NAME, COSINES
 from walkback.pitfalls.nodes import last, method, owner, targets
+from walkback.pitfalls.project import Project
 from walkback.pitfalls.values import COSINE, DATA, GRAD, SENT
 
 if TYPE_CHECKING:
@@ -45,8 +47,9 @@ class Assigned:
 class Script:
     """A syntax tree with parents, scopes, imports, and what was assigned where."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
+    def __init__(self, tree: ast.Module, path: str = "", project: Project | None = None) -> None:
+        self.tree, self.stem = tree, PurePath(path).stem
+        self.project = Project() if project is None else project
         self.nodes = list(ast.walk(tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self._scopes: dict[ast.AST, Scope] = {}
