@@ -640,6 +640,48 @@ def notebook(path: Path, *cells: str) -> Path:
     return path
 
 
+def test_a_comment_silences_anywhere_in_its_statement(tmp_path: Path) -> None:
+    code = "c = (a * g).sum() / (\n    a.norm() * g.norm() + 1e-8\n){}\n"
+    assert codes(code.format(""), tmp_path) == ["P02"]
+    assert codes(code.format("  # walkback: ignore[P02]"), tmp_path) == []
+
+
+def test_files_linted_together_tell_which_helper_compares_gradients(tmp_path: Path) -> None:
+    helper = "def similar(u, v):\n    return (u @ v) / (u.norm() * v.norm() + 1e-8)\n"
+    (tmp_path / "tools.py").write_text(helper, encoding="utf-8")
+    assert wb.lint(tmp_path).findings == ()
+    caller = tmp_path / "evaluate.py"
+    caller.write_text("from .tools import similar\nprint(similar(words[0], words[1]))\n", encoding="utf-8")
+    assert wb.lint(tmp_path).findings == ()
+    caller.write_text("from .tools import similar\nprint(similar(credit, grad))\n", encoding="utf-8")
+    (found,) = wb.lint(tmp_path).findings
+    assert (found.code, Path(found.path).name, found.line) == ("P02", "tools.py", 2)
+
+
+@pytest.mark.parametrize(("part", "found"), [("nn.Linear(2, 2)", []), ("nn.Dropout(0.1)", ["P10"])])
+def test_files_linted_together_tell_which_network_has_no_mode(part: str, found: list[str], tmp_path: Path) -> None:
+    layers = f"import torch.nn as nn\n\n\nclass Layer(nn.Module):\n    def __init__(self):\n        self.f = {part}\n"
+    (tmp_path / "layers.py").write_text(layers, encoding="utf-8")
+    (tmp_path / "nets.py").write_text("from layers import Layer\n\n\nclass Net(Layer):\n    pass\n", encoding="utf-8")
+    script = tmp_path / "evaluate.py"
+    script.write_text(
+        "import torch\nfrom nets import Net\n\nmodel = Net()\nprint((model(x).argmax(1) == y).sum())\n",
+        encoding="utf-8",
+    )
+    assert [f.code for f in wb.lint(tmp_path).findings] == found
+    assert [f.code for f in wb.lint(script).findings] == ["P10"]  # alone it can't be told
+
+
+def test_a_function_is_asked_once_however_many_draws_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from walkback.pitfalls import p04_fresh_feedback as p04
+
+    asked, before = [], p04._loads
+    monkeypatch.setattr(p04, "_loads", lambda script, node: asked.append(node) or before(script, node))
+    draws = "".join(f"B{i} = torch.randn(3, 3)\n" for i in range(50))
+    assert codes("state = torch.load('m.pt')\n" + draws, tmp_path) == ["P04"] * 50
+    assert len(asked) == len(set(asked))
+
+
 def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:
     cells = (
         "%matplotlib inline\nimport torch\n!pip list",
