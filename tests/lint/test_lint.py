@@ -50,6 +50,15 @@ TRIPS = {
         "n = h.grad.norm(-2)",
     ],
     "P02": [
+        "import optax\nc = optax.cosine_similarity(a, g, epsilon=1e-8)",
+        "def f(u, v):\n    n = u.norm() * v.norm()\n    if n < 1e-8:\n        return 0.0\n"
+        "    return (u @ v) / n\nprint(f(credit, grad))",
+        "n = a.norm() * g.norm()\nif n < 1e-8:\n    n = 1.0\nc = (a * g).sum() / n",
+        "n = a.norm() * g.norm()\nn = torch.where(n > 1e-8, n, torch.ones_like(n))\nc = (a * g).sum() / n",
+        "d = {}\nd['n'] = a.norm() * g.norm() + 1e-8\nd['c'] = (a * g).sum() / d['n']",
+        "def hook(module, gi, go):\n    kept.append(go[0])\nkept = []\n"
+        "layer.register_full_backward_hook(hook)\nc = F.cosine_similarity(kept[0], other)",
+        "import jax\nu = jax.grad(loss)(w)\nc = (u * v).sum() / (np.linalg.norm(u) * np.linalg.norm(v) + 1e-8)",
         "a, b = F.normalize(dfa), F.normalize(bp)\nc = (a * b).sum(1)",
         "c = (a * g).sum() / torch.sqrt((a**2).sum() * (g**2).sum() + 1e-8)",
         "c = (a * g).sum() / (a.norm() * g.norm() + torch.finfo(a.dtype).eps)",
@@ -70,6 +79,7 @@ TRIPS = {
         "    def f(self, a, g):\n        return self.sim(a, g)",
     ],
     "P03": [
+        "net.type(torch.HalfTensor)\ng = torch.autograd.grad(loss, h)",
         "model = Net().half().cuda()\nloss.backward()",
         "kept = np.array(grads, dtype=np.float16)",
         "torch.set_default_dtype(torch.float16)\nloss.backward()",
@@ -92,6 +102,9 @@ TRIPS = {
         "model.load_state_dict(torch.load('m.pt'))\nfeedback_weights = rng.standard_normal((10, 64))",
     ],
     "P06": [
+        "class M:\n    def f(self, credits, grads):\n        self.c = []\n"
+        "        for a, g in zip(credits, grads):\n            self.c.append(cosine(a, g))\n"
+        "        return sum(self.c) / len(self.c)",
         "c = {k: cosine(a[k], g[k]) for k, p in net.named_parameters()}\nprint(np.mean(list(c.values())))",
         "print(layer_cosines.mean())",
         "c = {}\nfor name, p in net.named_parameters():\n    c[name] = cosine(a[name], p.grad)\n"
@@ -123,6 +136,7 @@ TRIPS = {
         "    gammas.append((dot / (d.norm(dim=1) * g.norm(dim=1))).mean())\nprint(sum(gammas) / len(gammas))",
     ],
     "P07": [
+        "fb = getattr(layer, 'feedback', layer.weight.t())",
         "B = np.random.randn(10, 64)\nnp.savez('m.npz', W1=W1)",
         "def f(e, grad, B=None):\n    if B is None:\n        return grad\n    return e @ B",
         "B = torch.randn(10, 64)\ntorch.save(model.state_dict(), 'm.pt')",
@@ -142,6 +156,10 @@ TRIPS = {
         "    return cosine(a, reference(x, y))",
     ],
     "P09": [
+        "for frozen, epochs in [(False, 100), (True, 10)]:\n    run(frozen=frozen, epochs=epochs)",
+        "configs = {'dfa': dict(epochs=100), 'frozen': dict(epochs=10)}",
+        "base = {'epochs': 100, 'lr': 0.1}\na = {**base, 'rule': 'dfa'}\n"
+        "b = {**base, 'epochs': 5, 'freeze_blocks': True}",
         "a = ['train.py', '--epochs', '50', '--lr', '1']\n"
         "b = ['train.py', '--epochs', '5', '--lr', '1', '--freeze-blocks']",
         "train(frozen=f, epochs=10 if f else 100)",
@@ -163,6 +181,7 @@ TRIPS = {
         "from model import net\nF.cross_entropy(net(x), y).backward()\nprint(h.grad.abs().max())",
     ],
     "P11": [
+        "from sklearn.preprocessing import normalize\nu = normalize(h)\nprint(np.sqrt((u**2).sum(1)))",
         "def unit(v):\n    return v / v.norm()\nprint(unit(h).norm())",
         "h /= h.norm(dim=1, keepdim=True)\nprint(h.norm(dim=1))",
         "h = F.normalize(h, dim=1)\nlog(h.norm(dim=1).mean())",
@@ -183,6 +202,7 @@ TRIPS = {
         "print(sum(norms) / len(norms))",
     ],
     "P14": [
+        "test = torch.utils.data.Subset(test, torch.argsort(torch.tensor(test.targets)))",
         "frame = frame.sort_values('label')",
         "x = torch.cat([x[y == c] for c in range(10)])\ng = torch.autograd.grad(loss, h)",
         "order = y.argsort()\nx, y = x[order], y[order]",
@@ -258,6 +278,14 @@ CALM = {
         "n = self.norm(h)",
     ],
     "P02": [
+        "def f(u, v):\n    n = u.norm() * v.norm()\n    if n < 1e-8:\n        return float('nan')\n"
+        "    return (u @ v) / n\nprint(f(credit, grad))",
+        "def f(u, v):\n    n = u.norm() * v.norm()\n    if n < 1e-8:\n"
+        "        raise ValueError('no gradient')\n    return (u @ v) / n\nprint(f(credit, grad))",
+        "d = {}\nd['eps'] = a.norm() + 1e-8\nd['n'] = a.norm() * g.norm()\nd['c'] = (a * g).sum() / d['n']",
+        "w = w - lr * grad\nc = F.cosine_similarity(w, v)",
+        "def hook(module, inputs, output):\n    kept.append(output)\nkept = []\n"
+        "layer.register_forward_hook(hook)\nc = F.cosine_similarity(kept[0], other)",
         "v = F.normalize(torch.randn(3), dim=0)\nfor _ in range(9):\n    g = f(v)\n"
         "    v = g / (g.norm() + 1e-8)\nprint(torch.dot(v, g))",
         "def feedback_alignment(layer):\n    W, B = layer.weight.flatten(), layer.B.flatten()\n"
@@ -303,6 +331,10 @@ CALM = {
         "def evaluate(model, x):\n    B = x.shape[0]\n    return B",
     ],
     "P06": [
+        "class M:\n    def f(self, credits, grads):\n        self.c = []\n"
+        "        for a, g in zip(credits, grads):\n            self.c.append(cosine(a, g))\n"
+        "        return sum(self.c) / len(self.c)\n    def table(self):\n"
+        "        return list(enumerate(self.c))",
         "c = {}\nfor name, p in net.named_parameters():\n    c[name] = cosine(a[name], p.grad)\n"
         "print(c, sum(c.values()) / len(c))",
         "print(layer_cosines.mean(0))",
@@ -325,6 +357,8 @@ CALM = {
         "n = []\nfor d, g in zip(deltas, gs):\n    n.append((d.norm() / g.norm()).mean())\nprint(np.mean(n))",
     ],
     "P07": [
+        "fb = getattr(layer, 'feedback', None)",
+        "bias = getattr(layer, 'bias', layer.weight)",
         "B = np.random.randn(10, 64)\nnp.savez('m.npz', W1=W1, B=B)",
         "def f(e, grad, B=None):\n    if B is None:\n        return grad @ W\n    return e @ B",
         "B = torch.randn(10, 64)\ntorch.save({'model': model.state_dict(), 'B': B}, 'm.pt')",
@@ -342,6 +376,10 @@ CALM = {
         "B = ckpt.get('B', None)",
     ],
     "P08": [
+        "def f(args):\n    if args.data == 'a':\n        x, y = get_batch(args.n)\n    else:\n"
+        "        x, y = get_batch(args.n)\n    return cosine(credit(x, y), gradient(x, y))",
+        "def f(train_sampler, probe_sampler, net):\n    x, y = train_sampler.sample(8)\n    net.fit(x, y)\n"
+        "    x, y = probe_sampler.sample(8)\n    return cosine(credit(x, y), gradient(x, y))",
         "def f(net, x, y):\n    net.eval()\n    g = torch.autograd.grad(loss(net(x), y), h)\n"
         "    a = credit(net(x), y)\n    return cosine(a, g)",
         "def f(loader):\n    it = iter(loader)\n    try:\n        b = next(it)\n    except StopIteration:\n"
@@ -350,6 +388,8 @@ CALM = {
         "def show(loader):\n    a = next(iter(loader))\n    b = next(iter(loader))\n    return a, b",
     ],
     "P09": [
+        "for frozen, epochs in [(False, 100), (True, 100)]:\n    run(frozen=frozen, epochs=epochs)",
+        "base = {'epochs': 100, 'lr': 0.1}\na = {**base, 'rule': 'dfa'}\nb = {**base, 'freeze_blocks': True}",
         "a = ['train.py', '--epochs', '50', '--lr', '1']\n"
         "b = ['train.py', '--epochs', '50', '--lr', '1', '--freeze-blocks']",
         "train(frozen=f, epochs=100)",
@@ -378,6 +418,7 @@ CALM = {
         "model = Net()\nreport = wb.diagnose(model, batches)",
     ],
     "P11": [
+        "mean = F.normalize(h, dim=1).mean(0)\nprint(mean.norm())",
         "h = F.layer_norm(h, (8,), weight, bias)\nprint(h.norm(dim=1))",
         "print(h.norm(dim=1).mean())\nu = F.normalize(h)",
         "u = F.normalize(h)\nh = model.embed(x)\nprint(h.norm(dim=1))",
@@ -597,6 +638,48 @@ def notebook(path: Path, *cells: str) -> Path:
     text = {"cell_type": "markdown", "source": ["h.norm(-1)"]}
     path.write_text(json.dumps({"cells": [text, *written], "nbformat": 4}), encoding="utf-8")
     return path
+
+
+def test_a_comment_silences_anywhere_in_its_statement(tmp_path: Path) -> None:
+    code = "c = (a * g).sum() / (\n    a.norm() * g.norm() + 1e-8\n){}\n"
+    assert codes(code.format(""), tmp_path) == ["P02"]
+    assert codes(code.format("  # walkback: ignore[P02]"), tmp_path) == []
+
+
+def test_files_linted_together_tell_which_helper_compares_gradients(tmp_path: Path) -> None:
+    helper = "def similar(u, v):\n    return (u @ v) / (u.norm() * v.norm() + 1e-8)\n"
+    (tmp_path / "tools.py").write_text(helper, encoding="utf-8")
+    assert wb.lint(tmp_path).findings == ()
+    caller = tmp_path / "evaluate.py"
+    caller.write_text("from .tools import similar\nprint(similar(words[0], words[1]))\n", encoding="utf-8")
+    assert wb.lint(tmp_path).findings == ()
+    caller.write_text("from .tools import similar\nprint(similar(credit, grad))\n", encoding="utf-8")
+    (found,) = wb.lint(tmp_path).findings
+    assert (found.code, Path(found.path).name, found.line) == ("P02", "tools.py", 2)
+
+
+@pytest.mark.parametrize(("part", "found"), [("nn.Linear(2, 2)", []), ("nn.Dropout(0.1)", ["P10"])])
+def test_files_linted_together_tell_which_network_has_no_mode(part: str, found: list[str], tmp_path: Path) -> None:
+    layers = f"import torch.nn as nn\n\n\nclass Layer(nn.Module):\n    def __init__(self):\n        self.f = {part}\n"
+    (tmp_path / "layers.py").write_text(layers, encoding="utf-8")
+    (tmp_path / "nets.py").write_text("from layers import Layer\n\n\nclass Net(Layer):\n    pass\n", encoding="utf-8")
+    script = tmp_path / "evaluate.py"
+    script.write_text(
+        "import torch\nfrom nets import Net\n\nmodel = Net()\nprint((model(x).argmax(1) == y).sum())\n",
+        encoding="utf-8",
+    )
+    assert [f.code for f in wb.lint(tmp_path).findings] == found
+    assert [f.code for f in wb.lint(script).findings] == ["P10"]  # alone it can't be told
+
+
+def test_a_function_is_asked_once_however_many_draws_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from walkback.pitfalls import p04_fresh_feedback as p04
+
+    asked, before = [], p04._loads
+    monkeypatch.setattr(p04, "_loads", lambda script, node: asked.append(node) or before(script, node))
+    draws = "".join(f"B{i} = torch.randn(3, 3)\n" for i in range(50))
+    assert codes("state = torch.load('m.pt')\n" + draws, tmp_path) == ["P04"] * 50
+    assert len(asked) == len(set(asked))
 
 
 def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from walkback.errors import InputError
 from walkback.pitfalls import DETECTORS, find
+from walkback.pitfalls.project import Project
 from walkback.pitfalls.script import Script
 
 __all__ = ["Finding", "Linted", "lint"]
@@ -102,10 +103,15 @@ def lint(path: str | Path, *more: str | Path, select: Collection[str] = ()) -> L
     problems: list[Unreadable] = []
     wanted = selected(select)
     files = {file.resolve(): file for one in (path, *more) for file in _files(Path(one))}
+    project = Project()
+    for file in files.values() if len(files) > 1 else ():
+        source = _read(file)
+        if isinstance(source, ParsedSource):
+            project.add(str(file), source.tree)
     for file in files.values():
         source, found = _read(file), []
         try:
-            found = [] if isinstance(source, Unreadable) else list(look(source, wanted))
+            found = [] if isinstance(source, Unreadable) else list(look(source, wanted, project))
         except RecursionError:  # in one file: those of the others are kept
             source = Unreadable(
                 str(file), None, "too deep to be looked at: an expression or chain of names of this length"
@@ -134,14 +140,14 @@ def selected(codes: Collection[str]) -> tuple[str, ...]:
     return wanted or tuple(DETECTORS)
 
 
-def look(source: ParsedSource, codes: Collection[str]) -> Iterator[Finding]:
+def look(source: ParsedSource, codes: Collection[str], project: Project | None = None) -> Iterator[Finding]:
     """Yield what the detectors of these pitfalls find in a parsed script, but for what a comment silences."""
-    script, seen = Script(source.tree), set()
+    script, seen = Script(source.tree, str(source.path), project), set()
     for code in codes:
         page = find(code).page
         for node, why, fix in DETECTORS[code](script):
-            first, last = node.lineno, getattr(node, "end_lineno", None) or node.lineno
-            if any(code in source.ignored.get(line, ()) for line in range(first, last + 1)) or (code, first) in seen:
+            first = node.lineno
+            if any(code in source.ignored.get(line, ()) for line in script.lines(node)) or (code, first) in seen:
                 continue
             seen.add((code, first))
             cell, line = source.place(first)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
+from walkback.pitfalls.calls import KEEP
 from walkback.pitfalls.nodes import last, targets, whole_number
-from walkback.pitfalls.script import KEEP, Scope, Script
+from walkback.pitfalls.script import Scope, Script
 
 Key = tuple[str, int]  # how a list is written, and the line where it was assigned
 Loop = ast.For | ast.AsyncFor | ast.comprehension
@@ -45,6 +46,7 @@ class Vector:
     left_out: int | None  # how many entries no turn reaches at the other end; None where that can't be read
     loop: Loop | None = None  # None where the vector is all of the list at once
     backwards: bool = False
+    keys: Key | None = None  # the list of names that its entries are found by
 
 
 class Reader:
@@ -103,6 +105,8 @@ class Reader:
             return None
         name, plus = index
         ahead, bound, left_out = self._turns(loop).get(name.id), self.bound(loop.iter), None
+        if isinstance(ahead, Vector) and not plus and not ahead.backwards:  # sent[name], in a loop over names
+            return Vector(layers, ahead.offset, None, loop, keys=ahead.layers.root)
         if not isinstance(ahead, int) or any(loop in self.script.above(w) for w in self.writes(name)):
             return None
         if bound is not None and bound[0].root == layers.root and bound[0].end is not None:
@@ -251,6 +255,8 @@ class Reader:
     def _is_always_before(self, write: ast.stmt, path: list[ast.AST]) -> bool:
         """Return whether an assignment stands in a block around a place, given with its parents."""
         parent = self.script.parents[write]
+        while isinstance(parent, (ast.With, ast.AsyncWith)) and parent not in path:  # with torch.no_grad(): …
+            write, parent = parent, self.script.parents[parent]
         if parent not in path:
             return False
         child = path[path.index(parent) - 1]

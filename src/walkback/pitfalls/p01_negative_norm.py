@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import value_of
 from walkback.pitfalls.nodes import argument, keyword, method
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
@@ -21,14 +21,18 @@ _FUNCTIONS = ("torch.norm", "linalg.norm", "linalg.vector_norm", "functional.nor
 def detect(script: Script) -> Found:
     """Find a negative p in a norm that names no axis."""
     for call in script.calls():
-        name = script.name(call.func)
+        partial = method(call) == "partial" and bool(call.args)  # its first argument stands where the vector would
+        name = script.name(call.args[0] if partial else call.func)
         is_method = method(call) == "norm" and isinstance(call.func, ast.Attribute)
         at = 1 if name.endswith(_FUNCTIONS) else 0 if is_method else None
         if at is None or keyword(call, "dim", "axis") is not None or len(call.args) > at + 1:
             continue
         given = argument(call, at, "p", "ord")
-        p, spelled = value_of(script, given), "axis" if name.startswith(("numpy", "jax")) else "dim"
-        if p is None and isinstance(given, ast.Name) and given.id in ("dim", "axis"):
+        p, spelled = (
+            (script.flow.of(given).number if given is not None else None),
+            "axis" if name.startswith(("numpy", "jax")) else "dim",
+        )
+        if p is None and isinstance(given, ast.Name) and re.fullmatch(r"(\w+_)?axis|dim|last_dim", given.id):
             yield call, f"{given.id} is taken for p, so this is no norm over that axis", f"write {spelled}={given.id}"
         elif p is not None and p < 0 and not (p == -2 and keyword(call, "ord") is not None):  # a singular value
             yield (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from walkback.pitfalls.by_hand import follow
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method, owner, targets
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import MODEL, Script
@@ -33,6 +32,8 @@ def detect(script: Script) -> Found:
             yield call, "gradients through a network in fp16 are zero below 6e-8", fix
         elif _is_half(script, keyword(call, "dtype")) and _holds_gradients(script, call):
             yield call, "fp16 ends at 6e-8: smaller gradients become zero", fix
+        elif takes and _is_set_to_half(script, call):
+            yield call, "gradients through a network in fp16 are zero below 6e-8", fix
         elif takes and name.endswith("autocast") and _autocasts_to_half(script, call, name):
             yield call, "under autocast to fp16 without a GradScaler, gradients below 6e-8 are zero", fix
 
@@ -62,11 +63,11 @@ def _to_half(script: Script, call: ast.Call) -> bool:
 
 def _is_half(script: Script, node: ast.AST | None) -> bool:
     """Return whether it is torch.float16, "float16" and the like, or a name of one."""
-    made = None if node is None else follow(script, node)
-    if made is None or literal(made) in ("float16", "half", "fp16"):
+    made = None if node is None else script.follow(node)
+    if made is None or literal(made) in ("float16", "half", "fp16", "f2", "<f2", "e"):
         return made is not None
     package, _, name = script.name(made).rpartition(".")
-    return name in ("float16", "half") and package.endswith(("torch", "numpy"))
+    return name in ("float16", "half", "HalfTensor") and package.endswith(("torch", "numpy", "torch.cuda"))
 
 
 def _is_model(script: Script, call: ast.Call, of: ast.expr) -> bool:
@@ -80,9 +81,19 @@ def _is_model(script: Script, call: ast.Call, of: ast.expr) -> bool:
 
 def _is_made_half(script: Script, call: ast.Call) -> bool:
     """Return whether a network is loaded, or everything made, in fp16."""
-    if method(call) == "set_default_dtype":
+    if method(call) in ("set_default_dtype", "set_default_tensor_type"):
         return bool(call.args) and _is_half(script, call.args[0])
     return method(call) == "from_pretrained" and _is_half(script, keyword(call, "torch_dtype", "dtype"))
+
+
+def _is_set_to_half(script: Script, call: ast.Call) -> bool:
+    """Return whether a trainer is told to compute in fp16, where gradients are not taken by its own scaled backward."""
+    told = keyword(call, "precision", "mixed_precision")
+    value = literal(script.follow(told)) if told is not None else None
+    scaled = any(method(c) == "backward" for c in script.calls())
+    return value in ("16-true", "transformer-engine-float16") or (
+        value in (16, "16", "16-mixed", "fp16") and not scaled
+    )
 
 
 def _holds_gradients(script: Script, call: ast.Call) -> bool:

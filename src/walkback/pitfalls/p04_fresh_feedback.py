@@ -20,7 +20,8 @@ _EVALUATES = re.compile(
 )
 _LOADS = ("torch.load", "safetensors.torch.load_file", "safetensors.torch.load_model")
 _LOADING = re.compile(
-    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)"
+    r"load_state_dict|load_from_checkpoint|from_(file|checkpoint)|(load|restore)_(\w+_)?(model|net|network|weights|checkpoint|ckpt)|"
+    r"tree_deserialise_leaves|from_bytes|msgpack_restore|restore_checkpoint"
 )
 _WEIGHTS = re.compile(r"weight|ckpt|checkpoint|model|params|trained", re.IGNORECASE)
 _DRAWS = re.compile(
@@ -33,14 +34,22 @@ def detect(script: Script) -> Found:
     """Find feedback that is drawn where a trained network is evaluated."""
     if any(map(is_feedback, _keys(script))):
         return  # the trained feedback is read from somewhere
+    known: dict[Scope, tuple[bool, bool]] = {}
     for node in script.of(ast.Assign, ast.AnnAssign, ast.Expr):
         scope, named = script.scope(node), _drawn(script, node)
         where = getattr(scope, "name", "")
-        if not named or _is_unit_test(script, scope) or _trains(script, scope):
+        if not named:
             continue
-        if NULL.search(" ".join((where, *named))) or where in ("__init__", "setup", "reset_parameters"):
+        if scope not in known:  # asked once, however many statements there are
+            known[scope] = _is_unit_test(script, scope) or _trains(script, scope), _loads_in(script, scope)
+        left_alone, loads = known[scope]
+        if left_alone:
             continue
-        if _EVALUATES.search(where) or any(_loads(script, n) for n in script.inside(scope)):
+        if NULL.search(" ".join((where, *named))):
+            continue
+        if where in ("__init__", "setup", "reset_parameters") and not loads:
+            continue
+        if _EVALUATES.search(where) or loads:
             yield (
                 node,
                 "feedback drawn anew: the network was trained with another one, and aligned to that",
@@ -58,12 +67,21 @@ def _drawn(script: Script, node: ast.Assign | ast.AnnAssign | ast.Expr) -> list[
         if script.name(call.func).startswith(("torch.nn.init.", "nn.init.", "init.")) and call.args:
             drawn = call.args[0]
         return [word for word in names(drawn) if is_feedback(word)] if drawn is not None else []
-    named = [last(t.value if isinstance(t, ast.Subscript) else t) for t in targets(node)]
+    named = [_written_to(t) for t in targets(node)]
+    if node.value is not None and any(call in script.flow.feedback for call in script.calls(node.value)):
+        return named
     called = method(node.value)
     drawn = node.value is not None and (script.is_random(node.value) or _DRAWS.fullmatch(called) is not None)
     if not drawn or not any(map(is_feedback, (*named, called.lower()))):
         return []
     return named if _DRAWS.fullmatch(called) else [*named, called]  # the verb says no null
+
+
+def _written_to(target: ast.expr) -> str:
+    """Return B of B[:] and layer.B.data."""
+    while isinstance(target, ast.Subscript) or (isinstance(target, ast.Attribute) and target.attr == "data"):
+        target = target.value
+    return last(target)
 
 
 def _trains(script: Script, scope: Scope) -> bool:
@@ -78,7 +96,7 @@ def _is_unit_test(script: Script, scope: Scope) -> bool:
     runner = {name.partition(".")[0] for name in script.aliases.values()} & {"pytest", "unittest"}
     asserts = any(isinstance(n, ast.Assert) or method(n).startswith("assert") for n in script.inside(scope))
     named = getattr(scope, "name", "").startswith("test")
-    return named and (asserts or bool(runner)) and not any(_loads(script, n) for n in script.inside(scope))
+    return named and (asserts or bool(runner)) and not _loads_in(script, scope)
 
 
 def _keys(script: Script) -> Iterator[str]:
@@ -95,11 +113,24 @@ def _keys(script: Script) -> Iterator[str]:
             yield str(key.values[0].value).rstrip("._")
 
 
+def _loads_in(script: Script, scope: Scope) -> bool:
+    return any(_loads(script, node) for node in script.inside(scope))
+
+
 def _loads(script: Script, node: ast.AST) -> bool:
     if not isinstance(node, ast.Call):
         return False
-    arrays = script.name(node.func) in ("numpy.load", "pickle.load", "joblib.load")
-    of_weights = arrays and any(map(_WEIGHTS.search, words(node)))
+    arrays = script.name(node.func) in (
+        "numpy.load",
+        "pickle.load",
+        "joblib.load",
+        "jax.numpy.load",
+        "cloudpickle.load",
+    )
+    around = [up for up in script.above(node) if isinstance(up, (ast.Assign, ast.withitem))]
+    opened = [item for up in script.above(node) if isinstance(up, ast.With) for item in up.items]
+    named = [w for part in (node, *around, *opened) for w in words(part)] if arrays else []
+    of_weights = any(_WEIGHTS.search(w) or w in ("W", "Ws", "theta") for w in named)
     return script.name(node.func) in _LOADS or _LOADING.fullmatch(method(node)) is not None or of_weights
 
 

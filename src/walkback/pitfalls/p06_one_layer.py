@@ -6,17 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from walkback.pitfalls.by_hand import follow
-from walkback.pitfalls.nodes import method, owner, words
+from walkback.pitfalls.nodes import literal, method, owner, words
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import SENT, Scope, Script
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import Trained, train
+from walkback.pitfalls.values import BY_LAYER, SENDS
 
 PITFALL = Entry(6, "one-layer", "an average over layers hides that one of them carries it", "lint, report")
 
 _LAYERS = re.compile(
     r"(^|_)(layers?|blocks?|sites?|grads?|gradients?|credits?|hiddens?|states?|depth|modules?|param(eter)?s?|weights?|"
-    r"deltas?|updates?|signals?|Bs|feedbacks?)\d*(_|$)|^n?_?L$"
+    r"deltas?|updates?|signals?|Bs|feedbacks?|children|stages?|layout)\d*(_|$)|^n?_?L$"
 )
 _LAYER = re.compile(r"(^|_)(l|layer|block|site)\d*(_|$)")
 # What holds one cosine of every layer, by its name: layer_cosines, alignment_per_layer; per_layer beside a cosine.
@@ -36,25 +36,49 @@ def detect(script: Script) -> Found:
     lists = set(_layer_lists(script))
     for node in script.of(ast.expr):
         means = [over for over in _averaged(script, node) if over is not None]
-        if any(_is_layer_list(script, over) for over in means):
-            yield node, why, fix
-            continue
-        named = [over for over in means if isinstance(over, ast.Name)]
+        held = [over for over in means if isinstance(over, (ast.Name, ast.Attribute)) and _place(script, over)]
         layers = any(
-            (script.scope(node), n.id) in lists or _says_layers(script, n) or _of_stacked_layers(script, n)
-            for n in named
+            _place(script, n) in lists
+            or BY_LAYER in script.flow.of(n).kinds
+            or (isinstance(n, ast.Name) and (_says_layers(script, n) or _of_stacked_layers(script, n)))
+            for n in held
         )
-        uses = [
-            n for n in script.inside(script.scope(node)) if isinstance(n, ast.Name) and n.id in {m.id for m in named}
-        ]
-        if layers and all(_only_collects(script, n, node) for n in uses):
+        layers = layers or any(_is_layer_list(script, over) for over in means)
+        if layers and all(_only_collects(script, n, node) for n in _uses(script, node, held)):
             yield node, why, fix
-    for node in script.of(ast.AugAssign):
-        loop = _loop(script, node)
-        if loop is None or not isinstance(node.target, ast.Name) or not isinstance(node.op, ast.Add):
+    for node in script.of(ast.AugAssign, ast.Assign):
+        loop, added = _loop(script, node), _added(node)
+        if loop is None or added is None or isinstance(added, ast.List):
             continue
-        if not isinstance(node.value, ast.List) and _per_layer(script, loop, *_collected(script, node.value)):
+        if _per_layer(script, loop, *_collected(script, added)):
             yield node, why, fix
+
+
+def _added(node: ast.AugAssign | ast.Assign) -> ast.expr | None:
+    """Return x of total += x and total = total + x, where the total is one number."""
+    match node:
+        case ast.AugAssign(target=ast.Name() | ast.Attribute(), op=ast.Add(), value=value):
+            return value
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.BinOp(op=ast.Add(), left=one, right=other)):
+            if isinstance(one, ast.Name) and one.id == name:
+                return other
+            return one if isinstance(other, ast.Name) and other.id == name else None
+    return None
+
+
+def _place(script: Script, node: ast.expr) -> tuple[object, str] | None:
+    """Return what names a list: in its function, or as an attribute of an object."""
+    if isinstance(node, ast.Name):
+        return script.scope(node), node.id
+    return (None, node.attr) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) else None
+
+
+def _uses(script: Script, mean: ast.AST, held: list[ast.Name | ast.Attribute]) -> list[ast.expr]:
+    """Return every place where these lists are read or written: names in the function, attributes in the file."""
+    names = {n.id for n in held if isinstance(n, ast.Name)}
+    fields = {n.attr for n in held if isinstance(n, ast.Attribute)}
+    inside = [n for n in script.inside(script.scope(mean)) if isinstance(n, ast.Name) and n.id in names]
+    return [*inside, *(n for n in script.of(ast.Attribute) if fields and n.attr in fields)]
 
 
 def _loop(script: Script, node: ast.AST) -> ast.For | ast.AsyncFor | None:
@@ -70,7 +94,7 @@ def _is_layer_list(script: Script, node: ast.AST) -> bool:
 def _of_stacked_layers(script: Script, name: ast.Name) -> bool:
     """Return whether it is a cosine, written out, of tensors that layers were stacked into."""
     made = script.last_assigned(name)
-    if made is None or not _is_cosine_by_hand(made):
+    if made is None or not _computes(script, made):
         return False
     parts = [script.last_assigned(n) for n in ast.walk(made)]
     stacks = [call for part in parts if part is not None for call in script.calls(part) if method(call) == "stack"]
@@ -91,15 +115,17 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
 
     The loop names layers, or each turn has a gradient of its own whose cosine is averaged over samples.
     """
+    if any(_is_row(script, value) for value in values):
+        return True
     over = list(words(loop.iter))
     inner = [node for value in values for node in ast.walk(value)]
-    cosines = [node for node in inner if script.is_cosine_call(node) or _is_cosine_by_hand(node)]
+    cosines = [node for node in inner if _computes(script, node)]
     holders = {
         n.value.id for n in ast.walk(loop.iter) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
     }
     if not cosines or any(_SAMPLES.search(word) for word in over if word not in holders):  # run.credits are no runs
         return False
-    if any(_LAYERS.search(word) or SENT.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
+    if any(_LAYERS.search(word) or SENDS.search(word) for word in over) or any(map(_LAYER.search, words(loop.target))):
         return True
     paired = isinstance(loop.iter, ast.Call) and script.name(loop.iter.func) in ("zip", "enumerate", "range")
     averaged = any(method(node) == "mean" for node in inner)
@@ -108,12 +134,18 @@ def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension,
     return paired and averaged and any(turn & set(words(v)) and script.is_gradient(v) for v in vectors)
 
 
-def _is_cosine_by_hand(node: ast.AST) -> bool:
-    """Return whether it is (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1))."""
-    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Div):
+def _is_row(script: Script, node: ast.AST) -> bool:
+    """Return whether it is a row of a table that names its layer beside a cosine: {"layer": name, "cos": …}."""
+    row = node if isinstance(node, ast.Dict) else None
+    said = [str(literal(key)) for key in row.keys if key is not None] if row is not None else []
+    return row is not None and any(map(_LAYER.search, said)) and any(script.is_cosine(v) for v in row.values)
+
+
+def _computes(script: Script, node: ast.AST) -> bool:
+    """Return whether a cosine is computed here, and not only read."""
+    if not isinstance(node, (ast.Call, ast.BinOp)) or not script.is_cosine(node):
         return False
-    norms = [n for n in ast.walk(node.right) if method(n) in ("norm", "vector_norm")]
-    return len(norms) == 2 and isinstance(node.right, ast.BinOp) and isinstance(node.right.op, ast.Mult)
+    return not any(script.is_cosine(n) for n in ast.walk(node) if isinstance(n, (ast.Name, ast.Attribute)))
 
 
 def _collected(script: Script, value: ast.AST) -> list[ast.AST]:
@@ -128,12 +160,12 @@ def _collected(script: Script, value: ast.AST) -> list[ast.AST]:
     return found
 
 
-def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
+def _layer_lists(script: Script) -> Iterator[tuple[object, str]]:
     """Yield lists with one cosine per layer."""
     for node in script.nodes:
         into, put = None, None
         if isinstance(node, ast.Assign) and _is_layer_list(script, node.value):
-            yield from ((script.scope(node), t.id) for t in node.targets if isinstance(t, ast.Name))
+            yield from (place for t in node.targets if (place := _place(script, t)))
         elif isinstance(node, ast.Call) and method(node) == "append":
             into, put = owner(node), node.args[0] if node.args else None
         elif isinstance(node, ast.AugAssign) and isinstance(node.value, ast.List) and len(node.value.elts) == 1:
@@ -141,13 +173,9 @@ def _layer_lists(script: Script) -> Iterator[tuple[Scope, str]]:
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):  # cosines[name] = …
             into, put = node.targets[0].value, node.value
         loop = _loop(script, node) if put is not None else None
-        if (
-            isinstance(into, ast.Name)
-            and put is not None
-            and loop
-            and _per_layer(script, loop, *_collected(script, put))
-        ):
-            yield script.scope(node), into.id
+        place = None if into is None else _place(script, into)
+        if place and put is not None and loop and _per_layer(script, loop, *_collected(script, put)):
+            yield place
 
 
 def _averaged(script: Script, node: ast.AST) -> list[ast.AST]:
@@ -168,7 +196,10 @@ def _averaged(script: Script, node: ast.AST) -> list[ast.AST]:
     found: list[ast.AST] = []
     while over is not None and len(found) < 9:
         found.append(over)
-        over = _gathered(over) if isinstance(over, ast.Call) else _assigned(script, over)
+        if isinstance(over, ast.Subscript):  # of a data frame: frame["cos"]
+            over = over.value if isinstance(over.slice, ast.Constant) and isinstance(over.slice.value, str) else None
+        else:
+            over = _gathered(over) if isinstance(over, ast.Call) else _assigned(script, over)
     return found
 
 
@@ -176,19 +207,26 @@ def _gathered(call: ast.Call) -> ast.expr | None:
     """Return x of torch.stack(x), np.array(x), list(x) and x.values()."""
     if method(call) in ("stack", "tensor", "as_tensor", "array", "asarray", "cat", "list", "Tensor", "FloatTensor"):
         return call.args[0] if call.args else None
+    if method(call) == "groupby":  # by epoch: a mean over layers; by layer: none
+        return None if any(map(_LAYER.search, words(call))) else owner(call)
+    if method(call) in ("tree_leaves", "leaves", "Series", "DataFrame"):
+        given = call.args[0] if call.args else None
+        if isinstance(given, ast.Dict):  # the columns of a data frame: that with one cosine per layer
+            return next((v for v in given.values if isinstance(v, ast.ListComp)), None)
+        return given
     return owner(call) if method(call) in ("values", "cpu", "detach", "float", "numpy") else None
 
 
 def _assigned(script: Script, node: ast.AST) -> ast.AST | None:
     """Return the torch.stack(…) or the like that a name was assigned."""
-    made = follow(script, node)
+    made = script.follow(node)
     return made if made is not node and isinstance(made, ast.Call) and _gathered(made) is not None else None
 
 
-def _only_collects(script: Script, name: ast.Name, mean: ast.AST) -> bool:
+def _only_collects(script: Script, name: ast.expr, mean: ast.AST) -> bool:
     """Return whether this use of a list is its making, its filling or the mean itself."""
     up = list(script.above(name))
-    if isinstance(name.ctx, ast.Store) or mean in up:
+    if isinstance(getattr(name, "ctx", None), ast.Store) or mean in up:
         return True
     parent = up[0]
     if isinstance(parent, ast.Subscript):

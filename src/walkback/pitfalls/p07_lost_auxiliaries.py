@@ -20,7 +20,14 @@ PITFALL = Entry(7, "lost-auxiliaries", "without the saved feedback, code compare
 
 _SAVES = ("torch.save", "safetensors.torch.save_file", "safetensors.torch.save_model", "pickle.dump", "joblib.dump")
 _ARRAYS = ("numpy.savez", "numpy.savez_compressed", "numpy.save")
-_WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights|params|parameters)")
+_TREES = (
+    "to_bytes",
+    "msgpack_serialize",
+    "tree_serialise_leaves",
+    "save_checkpoint",
+    "save_pytree",
+)  # of JAX's libraries
+_WEIGHTS = re.compile(r"(W|w)s?_?\d*|(\w+_)?(state_dict|weights?|params|parameters|model|train_state)")
 _AUXILIARY = re.compile(r"(\w+_)?(bridge|feedback|feedback_net|auxiliary|auxiliaries|aux_net|value_net)(_net)?")
 _CREDIT = re.compile(r"(^|_)(a|credits?|signals?)\d*(_|$)")
 
@@ -41,7 +48,11 @@ def _unsaved(script: Script) -> Found:
             built = _AUXILIARY.fullmatch(target) and isinstance(node.value, ast.Call)
             if (drawn or built) and not NULL.search(target) and target not in kept:
                 names.add(target)
-    saves = [call for call in script.calls() if script.name(call.func) in (*_SAVES, *_ARRAYS) and call.args]
+    saves = [
+        call
+        for call in script.calls()
+        if call.args and (script.name(call.func) in (*_SAVES, *_ARRAYS) or method(call) in _TREES)
+    ]
     if not names or not saves or script.has_call("register_buffer", "save_bundle"):
         return
     saved = {word for call in saves for word in _saved_words(script, call)}
@@ -91,8 +102,13 @@ def _plain_attributes(script: Script) -> Iterator[tuple[ast.stmt, str]]:
             kept = value and any(method(c) in ("Parameter", "Buffer", "ParameterList") for c in script.calls(value))
             if value is None or kept or not is_feedback(name) or NULL.search(name) or _is_parameters(made, name):
                 continue
-            if isinstance(node, ast.stmt) and _drawn_tensor(script, value):
+            if isinstance(node, ast.stmt) and (_drawn_tensor(script, value) or _holds_draws(script, value)):
                 yield node, name
+
+
+def _holds_draws(script: Script, value: ast.AST) -> bool:
+    """Return whether it is a name of drawn tensors, also in a list that was filled before."""
+    return isinstance(value, ast.Name) and bool(script.flow.draws(script.flow.of(value)))
 
 
 def _is_parameters(made: ast.ClassDef, name: str) -> bool:
@@ -157,13 +173,24 @@ def _fallbacks(script: Script) -> Found:
             tried = script.parents[node]
             read = any(is_feedback(w) for n in getattr(tried, "body", ()) for w in words(n))
             yield from ((s, why, fix) for s in node.body if read and _takes_gradient(script, s))
-        elif isinstance(node, ast.Call) and method(node) == "get" and len(node.args) == 2:
-            key, default = node.args
-            if is_feedback(str(literal(key))) and script.is_gradient(default):
+        elif isinstance(node, ast.Call) and method(node) in ("get", "getattr", "pop") and len(node.args) in (2, 3):
+            key, default = node.args[-2:]
+            if is_feedback(str(literal(key))) and (script.is_gradient(default) or _WEIGHTS.fullmatch(root_of(default))):
                 yield node, why, fix
             elif is_feedback(str(literal(key))) and _drawn_tensor(script, default):
                 drawn = "where the feedback is missing another one is drawn, to which the network never aligned"
                 yield node, drawn, fix
+
+
+def root_of(node: ast.AST) -> str:
+    """Return the last name of W, layer.weight, W.T and W.t()."""
+    while isinstance(node, ast.Call) or (isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data")):
+        node = (
+            node.func.value
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            else getattr(node, "value", ast.Pass())
+        )
+    return last(node)
 
 
 def _missing(script: Script, test: ast.AST) -> tuple[bool, bool]:

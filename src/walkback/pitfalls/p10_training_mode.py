@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from walkback.pitfalls.networks import drops_out, is_pass
 from walkback.pitfalls.nodes import argument, keyword, last, literal, method, words
 from walkback.pitfalls.p08_two_passes import with_dropout
 from walkback.pitfalls.pitfall import Entry, Found, Shown
+from walkback.pitfalls.project import MODES
 from walkback.pitfalls.script import MODEL, Script
 
 if TYPE_CHECKING:
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 PITFALL = Entry(10, "training-mode", "measured in training mode", "lint, report")
 
 
+_TRAINING = {("train", True), ("training", True), ("is_training", True), ("deterministic", False), ("inference", False)}
+_UPDATES = ("apply_updates", "apply_gradients", "update", "step", "minimize")
+
+
 def detect(script: Script) -> Found:
     """Find a network that is measured in a script without `.eval()`, or in a step of its training with dropout on.
 
     The place is the forward pass that is measured; where none is seen, what is computed from it.
     """
+    yield from _applied_in_training(script)
     packages = {name.partition(".")[0] for name in script.aliases.values()}
     if packages & {"tensorflow", "keras", "jax", "flax"} and "torch" not in packages:
         return  # there is no mode to be in
@@ -60,6 +65,23 @@ def detect(script: Script) -> Found:
             )
 
 
+def _applied_in_training(script: Script) -> Found:
+    """Find a pass that is told to be one of training, as in flax, where gradients are compared and nothing learns."""
+    if not any(one for one in script.calls() if script.is_cosine(one)):
+        return
+    for call in script.calls():
+        told = any((k.arg, literal(k.value)) in _TRAINING for k in call.keywords)
+        if told and (method(call) in ("apply", "__call__") or is_pass(call)):
+            outer = [up for up in script.above(call) if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            around = outer[-1] if outer else script.tree
+            if not any(method(c) in _UPDATES for c in script.calls(around)):
+                yield (
+                    call,
+                    "the gradients that are compared are those of a network in training mode, with its dropout on",
+                    "tell it not to train: train=False, deterministic=True",
+                )
+
+
 def _switches_off(calls: Iterator[ast.Call]) -> bool:
     """Return whether there is net.eval() or net.train(False)."""
     return any(
@@ -79,11 +101,12 @@ def _loop(script: Script, node: ast.AST) -> ast.AST | None:
 
 
 def _has_one_mode(script: Script) -> bool:
-    """Return whether the networks are defined in the script, of parts that are the same in both modes."""
+    """Return whether the networks are defined here, or in a file linted with this one, of parts without a mode."""
     classes = {made.name for made in script.of(ast.ClassDef)}
     built = [n.value for n in script.of(ast.Assign) if _builds_model(n)]
-    ours = bool(built) and all(method(call) in classes for call in built)
-    return ours and not any(re.search("drop|batch_?norm|instance_?norm|spectral", w, re.I) for w in words(script.tree))
+    here = any(method(call) in classes for call in built)
+    known = [method(call) in classes or script.project.has_one_mode(method(call)) for call in built]
+    return bool(built) and all(known) and not (here and any(map(MODES.search, words(script.tree))))
 
 
 def _is_quiet(script: Script, block: ast.With) -> bool:

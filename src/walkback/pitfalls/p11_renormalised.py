@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from walkback.pitfalls.pitfall import Entry, Found, Shown
 from walkback.pitfalls.script import Script
+from walkback.pitfalls.values import DATA
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,32 +18,28 @@ PITFALL = Entry(11, "renormalised", "the stream is renormalised before it is log
 
 def detect(script: Script) -> Found:
     """Find the norm of something that was divided by its norm."""
-    for call in script.calls():
-        of = script.norm_of(call)
-        if (
-            of is not None
-            and script.is_normalised(of)
-            and not script.is_data(of)
-            and not _is_on_purpose(script, call, of)
-        ):
+    for node, of in script.flow.normed.items():
+        if isinstance(node, ast.expr) and of.unit and DATA not in of.kinds and not _is_on_purpose(script, node):
             yield (
-                call,
+                node,
                 "this was divided by its norm before, so its norm is 1 whatever the network does",
                 "log the norm of the state or gradient as it is",
             )
 
 
-def _is_on_purpose(script: Script, call: ast.Call, of: ast.expr) -> bool:
+def _is_on_purpose(script: Script, call: ast.expr) -> bool:
     """Return whether the norm is a check (an assert, a difference to 1), or is shown beside the one before."""
     up = list(script.above(call))
     if any(isinstance(node, ast.Assert) for node in up):
         return True
     if isinstance(up[0], ast.BinOp) and isinstance(up[0].op, ast.Sub):
         return True
+    of = script.norm_of(call) if isinstance(call, ast.Call) else None
     others = [n for n in script.inside(script.scope(call)) if isinstance(n, ast.Call) and n.lineno < call.lineno]
     norms = [(n, script.norm_of(n)) for n in others]
     return any(
         before is not None
+        and of is not None
         and ast.dump(before) == ast.dump(of)
         and not script.is_normalised(before)
         and not _divides(script, n)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from walkback.pitfalls.nodes import keyword, last, literal, method, names, number, owner
@@ -33,19 +34,29 @@ def detect(script: Script) -> Found:
             first = inner is not node.value and any(method(a) == "range" for a in node.value.args[1:])
             if method(inner) in _FOLDERS or (first and last(inner) in folders):
                 folders |= {last(t) for t in node.targets}
-            if _sorts_labels(script, node.value) and _used_as_index(script, node):
+            indices = node.value.args[:1] and method(node.value.args[0]) == "range" and _sorts_samples(node.value)
+            if (_sorts_labels(script, node.value) or indices) and _used_as_index(script, node):
                 yield node, why, fix
         elif (
             (isinstance(node, ast.Subscript) and _sorts_labels(script, node.slice))
             or (
                 isinstance(node, ast.Call)
-                and ((script.name(node.func) == "sorted" and _sorts_samples(node)) or _sorts_by_column(node))
+                and (
+                    (script.name(node.func) == "sorted" and _sorts_samples(node) and method(node.args[0]) != "range")
+                    or _sorts_by_column(node)
+                )
+            )
+            or (
+                isinstance(node, ast.Call)
+                and method(node) == "Subset"
+                and any(_sorts_labels(script, a) for a in node.args[1:])
             )
             or (
                 isinstance(node, ast.Call) and folders_matter and _gathers_classes(node) and not _shuffles(script, node)
             )
         ):
             yield node, why, fix
+    yield from ((node, why, fix) for node in _listed_by_class(script) if folders_matter)
     for call in script.calls() if folders_matter else ():
         data = call.args[0] if call.args else keyword(call, "dataset")
         if method(call) != "DataLoader" or data is None:
@@ -80,6 +91,42 @@ def _gathers_classes(call: ast.Call) -> bool:
     return any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in compared)
 
 
+def _listed_by_class(script: Script) -> Iterator[ast.stmt]:
+    """Yield where indices are put into a list class by class: idx += torch.where(y == c)[0].tolist(), then x[idx]."""
+    for loop in script.of(ast.For):
+        turn = set(names(loop.target))
+        for node in script.inside(script.scope(loop)):
+            into, put = _put(node)
+            if put is None or loop not in script.above(node) or _shuffles(script, loop):
+                continue
+            chosen = [n for n in ast.walk(put) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
+            by_class = any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in chosen)
+            if by_class and isinstance(node, ast.stmt) and _indexes(script, node, into):
+                yield node
+
+
+def _put(node: ast.AST) -> tuple[str, ast.expr | None]:
+    """Return the name of a list that a statement adds to, and what it adds."""
+    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
+        return last(node.target), node.value
+    call = node.value if isinstance(node, ast.Expr) else None
+    if isinstance(call, ast.Call) and method(call) in ("append", "extend") and call.args:
+        return last(owner(call)), call.args[0]
+    return "", None
+
+
+def _indexes(script: Script, node: ast.AST, name: str) -> bool:
+    """Return whether samples are taken in the order of a list, or it is of samples itself."""
+    if _SAMPLES.search(name):
+        return True
+    for use in script.inside(script.scope(node)):
+        if isinstance(use, ast.Subscript) and name in names(use.slice) and _SAMPLES.search(last(use.value)):
+            return True
+        if method(use) in ("Subset", "index_select", "select", "take") and name in names(use):
+            return True
+    return False
+
+
 def _shuffles(script: Script, node: ast.AST) -> bool:
     """Return whether an order is drawn in the same function."""
     calls = (n for n in script.inside(script.scope(node)) if isinstance(n, ast.Call))
@@ -105,8 +152,11 @@ def _reads_gradients(script: Script) -> bool:
 def _sorts_labels(script: Script, call: ast.AST) -> bool:
     if not isinstance(call, ast.Call) or method(call) not in ("argsort", "sort"):
         return False
-    function = script.name(call.func) in ("torch.argsort", "torch.sort", "numpy.argsort")
-    return LABELS.search(last(call.args[0] if function and call.args else owner(call))) is not None
+    whole = script.name(call.func).startswith(("torch.", "numpy.", "jax."))
+    of = call.args[0] if whole and call.args else owner(call)
+    while isinstance(of, ast.Call):  # torch.tensor(ds.targets)
+        of = of.args[0] if of.args else owner(of)
+    return of is not None and LABELS.search(last(of)) is not None
 
 
 def _used_as_index(script: Script, node: ast.Assign) -> bool:
@@ -122,7 +172,11 @@ def _used_as_index(script: Script, node: ast.Assign) -> bool:
 
 def _sorts_samples(call: ast.Call) -> bool:
     key = keyword(call, "key")
-    if not isinstance(key, ast.Lambda) or not call.args or not re.search("data|sample|test_set", last(call.args[0])):
+    if not isinstance(key, ast.Lambda) or not call.args:
+        return False
+    if isinstance(key.body, ast.Subscript) and LABELS.search(last(key.body.value)) and method(call.args[0]) == "range":
+        return True  # their indices
+    if not re.search("data|sample|test_?set", last(call.args[0])):
         return False
     by_place = isinstance(key.body, ast.Subscript) and number(key.body.slice) in (1, -1)
     return by_place or LABELS.search(last(key.body)) is not None

@@ -17,8 +17,9 @@ from walkback.pitfalls.entries import Key, LayerList, Loop, Reader, Vector
 from walkback.pitfalls.nodes import keyword, literal, method, names, owner, targets, whole_number
 from walkback.pitfalls.p05_averaging_order import trained
 from walkback.pitfalls.pitfall import Entry, Found, Shown
-from walkback.pitfalls.script import GRADIENT, Script
+from walkback.pitfalls.script import Script
 from walkback.pitfalls.trained import Trained, cosine, train
+from walkback.pitfalls.values import GRADIENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,10 @@ WHY = (
 FIX = "pair both of the same layer: credits[l] with grads[l], or zip(credits, grads, strict=True)"
 
 _COSINE = re.compile(r"cosine|alignment|(^|_)(cos|cos_?sims?|align|angles?|gamma)(_|$)", re.IGNORECASE)
-_CREDIT = re.compile(r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local)\d*(_|$)", re.IGNORECASE)
+_CREDIT = re.compile(
+    r"(^|_)(as?|credits?|signals?|feedback|fa|dfa|teaching|pseudo|local|sent|drtp|dtp|ep|pc)\d*(_|$)", re.IGNORECASE
+)
+_EXACT = re.compile(r"(^|_)(bp|backprop|bptt|exact|truth|reference|autograd)\d*(_|$)", re.IGNORECASE)
 _DELTA = re.compile(r"(^|_)(ds?|deltas?|errors?|errs?)\d*(_|$)")
 _MATRIX = re.compile(r"(^|_)(ws?|bs?|weights?|matrix|matrices|params?|parameters|kernels?)\d*(_|$)", re.IGNORECASE)
 _STATE = re.compile(r"(^|_)(hs?|hiddens?|states?|streams?|activations?|acts?|sites?|outputs?)\d*(_|$)")
@@ -112,7 +116,10 @@ def _is_credit_with_gradient(script: Script, pair: VectorPair) -> bool:
         return False
     if any(side.layers.held and _MODULES.search(side.layers.name) for side in pair.sides):
         return False  # layers[l].grad may be of what it reads, or of what it writes
-    gradients = [bool(side.layers.held) or script.is_gradient(side.layers.node) for side in pair.sides]
+    gradients = [
+        bool(side.layers.held) or script.is_gradient(side.layers.node) or _EXACT.search(side.layers.name) is not None
+        for side in pair.sides
+    ]
     signal = [
         _CREDIT.search(name) or (_DELTA.search(name) and any(map(_LAYER.search, around)))
         if not _MATRIX.search(name)
@@ -142,6 +149,8 @@ def _called(script: Script, node: ast.AST) -> Iterator[str]:
 def _is_shifted(reader: Reader, pair: VectorPair) -> bool:
     """Return whether it is certain that a credit meets the gradient of another layer."""
     a, g = pair.sides
+    if a.keys is not None and a.keys == g.keys:
+        return pair.by > 0 and not a.layers.is_same_list(g.layers)
     if a.layers.is_same_list(g.layers) or any(_is_joined(reader, side.layers) for side in pair.sides):
         return False
     ours, theirs = _origin(reader, a.layers), _origin(reader, g.layers)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeVar
 
-from walkback.pitfalls.nodes import (
-    keyword,
-    last,
-    method,
-    owner,
-    targets,
-)
+from walkback.pitfalls.calls import COSINE_NAME, COSINES
+from walkback.pitfalls.nodes import last, method, owner, targets
+from walkback.pitfalls.project import Project
+from walkback.pitfalls.values import COSINE, DATA, GRAD, SENT
+
+if TYPE_CHECKING:
+    from walkback.pitfalls.flow import Flow
 
 N = TypeVar("N", bound=ast.AST)
 Scope = ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-GRADIENT = re.compile(r"(^|_)(g|gs|grads?|gradients?|credits?)\d*(_|$)", re.IGNORECASE)
 _FEEDBACK = re.compile(
     r"Bs?_?\d*|B_(hidden|out|fb|rand|layer|mat)\w*|\w+_B\d*|(\w+_)?fb(_?(w|mat|weight)\w*)?\d*|.*feedback.*|"
     r"backward_(weight|mat)\w*|(random|fixed|backward)_B\d*|(W|w|weights?)_(back|bwd|backward|fb|fa|dfa)\d*",
@@ -28,41 +29,10 @@ _FEEDBACK = re.compile(
 )
 LABELS = re.compile(r"(^|_)(ys?|labels?|targets?)\d*(_|$)")
 MODEL = re.compile(r"(\w+_)?(model|net|network|mlp|resmlp|resnet|cnn|vit|classifier|student)\d*")
-# What is sent to a layer, by the rule it is of: beside a gradient, the other side of a comparison.
-SENT = re.compile(
-    r"(^|_)(bp|backprop|bptt|d?fa|drtp|dtp|ep|eqprop|pc|dkp|kp|teaching|pseudo_?grads?)\d*(_|$)", re.IGNORECASE
-)
 NULL = re.compile(r"fresh|null|control|draw|random_baseline|redraw|shuffl", re.IGNORECASE)
 _RANDOM = {"randn", "rand", "normal", "randn_like", "rand_like", "normal_", "uniform", "uniform_", "standard_normal"}
 
-_STATE = re.compile(r"(^|_)(h|hs|hiddens?|states?|streams?|activations?)\d*(_|$)")
-_INPUT = re.compile(r"(^|_)(inputs?|images?|imgs|data|dataset|loader|dataloader|batches)\d*(_|$)")
-_MADE = {
-    *("randn", "rand", "randint", "normal", "standard_normal", "uniform", "ones", "zeros", "full", "eye", "arange"),
-    *("linspace", "tensor", "as_tensor", "from_numpy", "array", "load"),
-}
-
-COSINES = ("torch.nn.functional.cosine_similarity", "torch.cosine_similarity")
-_COSINE_NAME = re.compile(
-    r"(\w+_)?(cos(ines?)?(_?sims?(ilarity)?)?|align(ment)?s?|angles?)(_(between|of|deg|degrees|rad|fn|score|sim|rows?))?",
-    re.IGNORECASE,
-)
 _OF_NUMBERS = ("torch", "numpy", "math", "cmath", "jax.numpy")  # their cos is that of an angle
-# Methods and functions that leave a gradient a gradient.
-KEEP = {
-    *("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "contiguous", "detach", "clone"),
-    *("double", "float", "half", "bfloat16", "to", "type", "type_as", "astype", "cpu", "cuda", "numpy", "mean", "sum"),
-}
-_GATHER = (
-    *("torch.cat", "torch.stack", "torch.concat", "torch.flatten", "torch.ravel", "list", "tuple", "reversed"),
-    *("numpy.asarray", "numpy.concatenate", "numpy.stack", "numpy.array", "numpy.ravel"),
-    "torch.nn.utils.parameters_to_vector",
-)
-# Functions that hand gradients back, as bp_grads(net, x, y) or collect_gradients(net).
-_GIVES_GRADIENTS = re.compile(
-    r"(get|compute|calc(ulate)?|collect|take|flat(ten)?|bp|backprop|d?fa|ep|true|exact|reference|layer|read|grab|extract)_"
-    r"(\w+_)?(grads?|gradients?|credits?)(_(of|for|at|wrt|vector|list|dict)\w*)?"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +47,9 @@ class Assigned:
 class Script:
     """A syntax tree with parents, scopes, imports, and what was assigned where."""
 
-    def __init__(self, tree: ast.Module) -> None:
-        self.tree = tree
+    def __init__(self, tree: ast.Module, path: str = "", project: Project | None = None) -> None:
+        self.tree, self.stem = tree, PurePath(path).stem
+        self.project = Project() if project is None else project
         self.nodes = list(ast.walk(tree))
         self.parents = {child: node for node in self.nodes for child in ast.iter_child_nodes(node)}
         self._scopes: dict[ast.AST, Scope] = {}
@@ -92,6 +63,7 @@ class Script:
         self.aliases = dict(_imports(self.nodes))
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
         self._put: dict[tuple[Scope, str], list[Assigned]] = {}
+        self._reads: dict[str, list[ast.Name]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -118,6 +90,12 @@ class Script:
             node = self.parents[node]
             yield node
 
+    def lines(self, node: ast.AST) -> range:
+        """Return the lines of the statement that a node stands in; of one with a body, the node's own."""
+        whole = next((up for up in (node, *self.above(node)) if isinstance(up, ast.stmt)), node)
+        of = node if hasattr(whole, "body") else whole
+        return range(getattr(of, "lineno", 1), (getattr(of, "end_lineno", None) or 0) + 1)
+
     def scope(self, node: ast.AST) -> Scope:
         """Return the function a node stands in, or the module."""
         return self._scopes.get(node, self.tree)
@@ -137,16 +115,33 @@ class Script:
 
     # -- what an expression holds ----------------------------------------------------------------------------
 
+    @cached_property
+    def flow(self) -> Flow:
+        """What each expression holds, followed through names, attributes and functions."""
+        from walkback.pitfalls.flow import Flow
+
+        return Flow(self)
+
     def is_gradient(self, node: ast.AST) -> bool:
         """Return whether it is a gradient or credit, by its name or by where it comes from."""
-        return Kinds(self, node, _gradient).holds(node)
+        value = self.flow.of(node)
+        return not value.norms and not value.unit and COSINE not in value.kinds and self.flow.has(value, GRAD)
+
+    def is_signal(self, node: ast.AST) -> bool:
+        """Return whether it is a gradient, or what a rule sends to a layer."""
+        value = self.flow.of(node)
+        return not value.norms and COSINE not in value.kinds and self.flow.has(value, GRAD, SENT)
+
+    def is_cosine(self, node: ast.AST) -> bool:
+        """Return whether it is a cosine, or made of some."""
+        return COSINE in self.flow.of(node).kinds
 
     def is_normalised(self, node: ast.AST) -> bool:
-        return Kinds(self, node, _normalised).holds(node)
+        return self.flow.of(node).unit
 
     def is_data(self, node: ast.AST) -> bool:
         """Return whether it is drawn, written down or read from a data set, so no state or gradient of a network."""
-        return Kinds(self, node, _data).holds(node)
+        return DATA in self.flow.of(node).kinds
 
     def without_gradients(self, node: ast.AST) -> bool:
         """Return whether it is inside `with torch.no_grad()` or a function that it decorates."""
@@ -187,7 +182,7 @@ class Script:
             return False
         called = self.name(node.func)
         package, _, name = called.rpartition(".")
-        named = _COSINE_NAME.fullmatch(name or last(node.func)) is not None
+        named = COSINE_NAME.fullmatch(name or last(node.func)) is not None
         return called in COSINES or (named and package not in _OF_NUMBERS)
 
     def assignments(self, scope: Scope, name: str) -> list[Assigned]:
@@ -200,13 +195,23 @@ class Script:
         made = [a for a in self.assignments(self.scope(node), node.id) if a.seen <= getattr(node, "lineno", 0)]
         return max(made, key=lambda a: a.seen).value if made else None
 
+    def follow(self, node: ast.AST) -> ast.AST:
+        """Return what a name was assigned last before its use, else the node itself."""
+        return self.last_assigned(node) or node
+
+    def reads(self, name: str) -> list[ast.Name]:
+        """Return where a name is read, anywhere in the file."""
+        return self._reads.get(name, [])
+
     def put_into(self, scope: Scope, name: str) -> list[Assigned]:
         """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
         return self._put.get((scope, name), [])
 
     def _note(self, node: ast.AST) -> None:
         scope = self.scope(node)
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self._reads.setdefault(node.id, []).append(node)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
                 if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
@@ -249,131 +254,6 @@ class Script:
         elif isinstance(value, ast.Call) and self.name(value.func) == "enumerate":
             parts = [ast.Constant(0), *value.args[:1]]
         return parts if len(parts) == count else [value] * count
-
-
-class Kinds:
-    """Whether an expression holds a kind of value, following names to their last assignment before the use."""
-
-    def __init__(self, script: Script, node: ast.AST, kind: Callable[[Kinds, ast.AST], bool | None]) -> None:
-        self.script, self._kind = script, kind
-        self.scope, self.line = script.scope(node), getattr(node, "lineno", 0)
-        self._open: list[Assigned] = []
-        self._known: dict[Assigned, bool] = {}  # each is asked once: x1 = x0 + x0, x2 = x1 + x1, … doubles otherwise
-
-    def holds(self, node: ast.AST) -> bool:
-        """Return whether a node holds it; where the kind has no answer, what passes a value on is looked through."""
-        answer = self._kind(self, node)
-        if answer is not None:
-            return answer
-        match node:
-            case ast.ListComp(elt=of) | ast.SetComp(elt=of) | ast.GeneratorExp(elt=of):
-                return self.holds(of)
-            case ast.Call(func=ast.Attribute(attr=called, value=of)) if called in KEEP:
-                return self.holds(of)
-        return False
-
-    def assigned(self, name: str) -> bool | None:
-        """Return whether it holds of the last assignment to a name before here; None without one, as a parameter."""
-        before = [a for a in self.script.assignments(self.scope, name) if a.seen <= self.line and a not in self._open]
-        if not before:
-            return None
-        last = max(before, key=lambda a: a.seen)
-        if last in self._known:
-            return self._known[last]
-        self._open.append(last)
-        try:
-            values = self.script.put_into(self.scope, name) if _is_empty(last.value) else [last]
-            self._known[last] = any(self._at(one) for one in values if one.seen <= self.line)
-            return self._known[last]
-        finally:
-            self._open.pop()
-
-    def _at(self, one: Assigned) -> bool:
-        """Return whether an assigned value holds it, with names as they were at that line."""
-        line, self.line = self.line, one.made
-        try:
-            return self.holds(one.value)
-        finally:
-            self.line = line
-
-
-def _gradient(kinds: Kinds, node: ast.AST) -> bool | None:
-    match node:
-        case ast.Name(id=name):
-            return GRADIENT.search(name) is not None or bool(kinds.assigned(name))
-        case ast.Attribute(attr=name):
-            return GRADIENT.search(name) is not None
-        case ast.Subscript(value=of) | ast.Starred(value=of) | ast.UnaryOp(operand=of):
-            return kinds.holds(of)
-        case ast.BinOp(left=left, right=right):
-            return not _normalised(kinds, node) and (kinds.holds(left) or kinds.holds(right))
-        case ast.List(elts=parts) | ast.Tuple(elts=parts):
-            return any(map(kinds.holds, parts))
-        case ast.Call(func=called, args=parts) if kinds.script.name(called) in _GATHER:
-            return any(map(kinds.holds, parts))
-        case ast.Call() if kinds.script.differentiates(node) or _GIVES_GRADIENTS.fullmatch(method(node)):
-            return True
-    return None
-
-
-def _normalised(kinds: Kinds, node: ast.AST) -> bool | None:
-    match node:
-        case ast.Name(id=name):
-            return bool(kinds.assigned(name))
-        case ast.BinOp(op=ast.Div(), left=left, right=right):
-            below = kinds.script.last_assigned(right) or right
-            norms = [kinds.script.norm_of(call) for call in kinds.script.calls(below)]
-            return any(of is not None and ast.dump(of) == ast.dump(left) for of in norms)
-        case ast.Call(func=called) if kinds.script.name(called).endswith("functional.normalize"):
-            return True
-        case ast.Call(func=called, args=parts) if kinds.script.name(called).endswith(("layer_norm", "rms_norm")):
-            return len(parts) < 3 and keyword(node, "weight") is None
-        case ast.Call(func=ast.Name(id=called)):  # of the script: def unit(v): return v / v.norm()
-            made = [f for f in kinds.script.of(ast.FunctionDef) if f.name == called]
-            ends = [r.value for f in made for r in ast.walk(f) if isinstance(r, ast.Return) and r.value is not None]
-            return len(ends) == 1 and isinstance(ends[0], (ast.BinOp, ast.Call)) and _is_unit(kinds.script, ends[0])
-    return None
-
-
-def _is_unit(script: Script, node: ast.AST) -> bool:
-    """Return whether something is divided by its norm right here."""
-    match node:
-        case ast.BinOp(op=ast.Div(), left=left, right=right):
-            return any(
-                (of := script.norm_of(c)) is not None and ast.dump(of) == ast.dump(left) for c in script.calls(right)
-            )
-        case ast.Call(func=called):
-            return script.name(called).endswith("functional.normalize")
-    return False
-
-
-def _data(kinds: Kinds, node: ast.AST) -> bool | None:
-    match node:
-        case ast.Name(id=name):
-            if _STATE.search(name) or GRADIENT.search(name):
-                return False
-            assigned = kinds.assigned(name)
-            return _INPUT.search(name) is not None if assigned is None else assigned
-        case ast.Subscript(value=of) | ast.Starred(value=of):
-            return kinds.holds(of)
-        case ast.BinOp(left=left, right=right):
-            if _normalised(kinds, node):
-                return kinds.holds(left)
-            return all(isinstance(side, ast.Constant) or kinds.holds(side) for side in (left, right))
-        case ast.Call(func=called, args=parts):
-            name = kinds.script.name(called)
-            if name.endswith("functional.normalize"):
-                return bool(parts) and kinds.holds(parts[0])
-            if name.startswith(("torch.", "numpy.")):
-                return name.rpartition(".")[2] in _MADE
-    return None
-
-
-def _is_empty(node: ast.AST) -> bool:
-    """Return whether it is an empty list or dict, to be filled."""
-    called = last(node.func) if isinstance(node, ast.Call) else ""
-    made = called == "defaultdict" or (called in ("list", "dict", "OrderedDict") and not node.args)  # type: ignore[attr-defined]
-    return made or (isinstance(node, ast.List) and not node.elts) or (isinstance(node, ast.Dict) and not node.keys)
 
 
 def is_feedback(word: str) -> bool:
