@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 # A name nobody can foresee: what a killed process leaves behind ends in it.
 LEFT_OVER = ".tmp"
@@ -42,6 +43,23 @@ def read_file(path: str | Path, most: int = LARGEST) -> bytes:
     if not left:
         raise OSError(errno.EFBIG, f"over {most >> 20} MiB, the most that is read", str(path))
     return b"".join(parts)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON holds; a key that stands twice in one object is a ValueError: which of the two counts?
+
+    >>> parse_json('{"h_norm": [1.0, 2.0]}')
+    {'h_norm': [1.0, 2.0]}
+    """
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)[:80]!r} stands twice in one object")
+    return found
 
 
 def write_whole(path: str | Path, content: str | bytes, links: bool = True) -> Path:

@@ -70,7 +70,8 @@ class Outcome:
         if self.without_weights:
             lines.append(
                 f"{self.without_weights} of them have no weights that can be read, only their record: evidence reads "
-                "it, diagnose can't measure again. To have weights again, move the folder away and run this command"
+                "it, diagnose can't measure again, walkback fsck says whether they are damaged. To have weights again, "
+                "move the folder away and run this command"
             )
         for failure in self.failed:
             lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]

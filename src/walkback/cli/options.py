@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from walkback.errors import InputError, shown
+from walkback.files import parse_json
 
 if TYPE_CHECKING:
     from walkback.verdict.checks import DiagnosticThresholds
@@ -113,8 +113,8 @@ def sites_of(given: tuple[str, ...]) -> str | list[str] | None:
 def json_object(name: str, text: str) -> dict[str, Any]:
     """Parse an option that is a JSON object."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"Expected {name} to be a JSON object, but: {error}.") from None
     if not isinstance(value, dict):
         raise InputError(f"Expected {name} to be a JSON object, but got {text}.")

@@ -9,6 +9,7 @@ this process when the network is built: only where the user trusts that module b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +25,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
-from walkback.files import complete, encoded, make_folder, read_file, write_together
+from walkback.files import complete, encoded, make_folder, parse_json, read_file, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
 from walkback.registry import call_entry, check_trusted, is_entry, modules_named
+from walkback.report.formats.sums import RECORD, SUMS, WEIGHTS, check_sums, read_sums, sums_text
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
@@ -35,7 +37,6 @@ from walkback.training.spec import SCHEMA as SCHEMA
 from walkback.training.spec import RunSpec
 from walkback.training.spec import run_fields as run_fields
 from walkback.training.spec import schema_of as schema_of
-from walkback.training.sums import SUMS, check_sums, read_sums, sums_text
 from walkback.verdict.files import read_table
 
 MOST = 2**24  # of a size that a spec may ask for
@@ -162,7 +163,7 @@ class Bundle:
         if not path.exists():
             return []
         try:
-            return [json.loads(line) for line in read_file(path).decode().split("\n") if line.strip()]
+            return [parse_json(line) for line in read_file(path).decode().split("\n") if line.strip()]
         except (OSError, ValueError, RecursionError) as error:
             raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
@@ -225,6 +226,15 @@ def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) 
     return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
 
 
+def tensors_sum(tensors: Mapping[str, Tensor], rows: str) -> str:
+    """Return the SHA-256 of tensors on the CPU, with their names, types and shapes, and of the rows kept with them."""
+    hashed = hashlib.sha256(rows.encode())
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return hashed.hexdigest()
+
+
 def _text(value: Any, name: str, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
@@ -270,7 +280,7 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "
             f"is in its report: walkback judge {path / 'report.json'}"
         )
-    check_sums(path, ("spec.json", "weights.safetensors", "trajectory.jsonl", "report.json"))
+    check_sums(path, (*RECORD, WEIGHTS))
     if weights.exists() and not weights.is_file():  # a pipe would be waited for
         raise FormatError(f"Expected {weights} to hold the weights, but it is a folder, pipe or device.")
     try:

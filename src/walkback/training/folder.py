@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from walkback.errors import FormatError, WalkbackError, shown
 from walkback.files import LEFT_OVER, make_folder, read_file, write_whole
 from walkback.progress import say
+from walkback.report.formats.sums import RECORD, check_sums
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
@@ -213,6 +214,10 @@ def finished(folder: Path, spec: RunSpec) -> bool:
             f"Expected {folder / 'trajectory.jsonl'} to have the {epochs} epochs that report.json speaks of, but it "
             f"has {len(rows)}: it was cut short or belongs to another run. Put the right file back. {AGAIN}"
         )
+    try:
+        check_sums(folder, RECORD, spec.digest)
+    except FormatError as error:
+        raise FormatError(f"{error} {AGAIN}") from None
     return True
 
 

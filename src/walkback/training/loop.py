@@ -22,18 +22,20 @@ from torch import Tensor
 from walkback.api import diagnose
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
+from walkback.errors import shown
+from walkback.files import parse_json
 from walkback.network.values import widest
 from walkback.notes import Note
 from walkback.progress import Show, epochs, quietly, say
+from walkback.report.formats.sums import SUMS, sums_text
 from walkback.rules.rule import Parts, declares
 from walkback.training import setup
-from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored, tensors_sum
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.rows import evaluate, float64_check, fresh_null, machine, measured_row, zero_credit_notes
 from walkback.training.setup import augment, build_net, build_rule, probe_batches, seeded
 from walkback.training.spec import RunSpec
 from walkback.training.step import TrainingStep
-from walkback.training.sums import SUMS, sums_text, tensors_sum
 
 # Kept importable from here: what runs are rebuilt and measured again with.
 __all__ = ["PROBES", "Parts", "augment", "build_net", "build_rule", "evaluate", "probe_batches", "train"]
@@ -175,6 +177,9 @@ def _resume(run: setup.Run, folder: Path) -> int:
         if metadata.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    known, written = {"schema", "epoch", "rows", "spec", "sha256"}, set(metadata)
+    if written - known or len(written & {"spec", "sha256"}) == 1:  # a flipped bit in the name of one
+        raise ValueError(f"expected its metadata to be {', '.join(sorted(known))}, but got {shown(sorted(written))}")
     if metadata.get("spec", run.spec.digest) != run.spec.digest:
         raise ValueError(f"expected a checkpoint of the spec {run.spec.digest}, but it is of {metadata['spec']}")
     if metadata.get("sha256", same := tensors_sum(tensors, metadata.get("rows", ""))) != same:
@@ -186,7 +191,7 @@ def _resume(run: setup.Run, folder: Path) -> int:
     run.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
     run.rule.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("aux.")})
     run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": state})
-    run.rows, epoch = json.loads(metadata["rows"]), int(metadata["epoch"])
+    run.rows, epoch = parse_json(metadata["rows"]), int(metadata["epoch"])
     if not isinstance(run.rows, list) or len(run.rows) != epoch + 1:
         raise ValueError(f"expected {epoch + 1} rows after {epoch} epochs")
     return epoch
