@@ -16,6 +16,7 @@ from typing import Any, TextIO
 # A name nobody can foresee: what a killed process leaves behind ends in it.
 LEFT_OVER = ".tmp"
 LARGEST = 2**28  # bytes of a table or log; the files of a run have kilobytes, and a sparse file can have any size
+LARGEST_WEIGHTS = 2**32  # bytes of weights, unless the user says otherwise
 
 _GIVEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
@@ -152,8 +153,18 @@ def _staged(target: Path, data: bytes) -> Path:
     return scratch
 
 
+def has_other_names(path: Path) -> bool:
+    """Return whether a file stands under another name too: a hard link, through which another file would be changed."""
+    try:
+        return stat.S_ISREG((status := path.lstat()).st_mode) and status.st_nlink > 1
+    except OSError:
+        return False
+
+
 def append_to(path: Path) -> TextIO:
     """Open a text file to write at its end, made if missing; a link, pipe or device of that name is refused."""
+    if has_other_names(path):
+        raise OSError(errno.EMLINK, "a file with another name too (a hard link), which no run makes", str(path))
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     number = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,7 +20,7 @@ from walkback.audit import store
 from walkback.audit.records import read_records
 from walkback.files import append_to
 from walkback.lint import lint
-from walkback.training.folder import CHECKPOINT, PROGRESS, finished, reading_checkpoint
+from walkback.training.folder import CHECKPOINT, PROGRESS, finished, is_locked, reading_checkpoint
 from walkback.training.spec import RunSpec
 
 # -- logs ------------------------------------------------------------------------------------------------------------
@@ -188,6 +189,87 @@ def test_a_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="a pipe or device, not a file"):
         append_to(tmp_path / "log.txt")
     os.close(reader)
+
+
+def test_a_run_is_not_trained_through_a_link(tmp_path: Path) -> None:
+    """What is planted in a store would be written, locked and tidied where it points to."""
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "checkpoint.safetensors").write_bytes(b"mine")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / spec.name).symlink_to(elsewhere)
+    with pytest.raises(wb.FormatError, match="to be a folder of its own, but it is a link to"):
+        wb.train(spec, tmp_path / "store", quiet=True)
+    assert store.state(tmp_path / "store", spec).kind == "damaged"
+    done = wb.audit.audit(wb.audit.Plan("p", "", (spec,)), tmp_path / "store", quiet=True)
+    assert "it is a link to" in done.failed[0].detail
+    assert [path.name for path in elsewhere.iterdir()] == ["checkpoint.safetensors"]
+
+
+def test_a_finished_run_behind_a_link_is_read_and_nothing_there_is_removed(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    made = wb.train(spec, tmp_path / "a", quiet=True).path
+    (made / PROGRESS).write_text("{}")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / spec.name).symlink_to(made)
+    assert wb.train(spec, tmp_path / "b", quiet=True).report() is not None
+    assert (made / PROGRESS).exists()
+
+
+def test_a_file_with_another_name_is_not_emptied_by_a_lock_nor_lengthened_by_a_log(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (mine := tmp_path / "mine.txt").write_text("mine")
+    (folder := tmp_path / "store" / spec.name).mkdir(parents=True)
+    (folder / ".lock").hardlink_to(mine)
+    assert not is_locked(folder)
+    with pytest.raises(wb.FormatError, match="a link, which no run makes: remove it"):
+        wb.train(spec, tmp_path / "store", quiet=True)
+    (folder / "log.txt").hardlink_to(mine)
+    with pytest.raises(OSError, match="hard link"):
+        append_to(folder / "log.txt")
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, PROGRESS, "sums.json", "weights.safetensors", "machine.json"])
+def test_a_folder_where_a_file_will_be_written_is_refused_before_training(name: str, tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=10**6)  # as long as nobody could wait for
+    (tmp_path / spec.name / name).mkdir(parents=True)
+    with pytest.raises(wb.FormatError, match="to be a file or not there, but it is a folder"):
+        wb.train(spec, tmp_path, quiet=True)
+
+
+def test_weights_of_holes_are_refused_by_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of holes takes no room on disk, and as much memory as its header says."""
+    from walkback.cli import run as cli
+
+    folder = tmp_path / "bp"
+    shutil.copytree(Path(wb.selftest.BUNDLES) / "bp", folder)
+    size, header = 2**40, {"net.w": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}
+    head = json.dumps(header).encode()
+    for kept in ("sums", "no sums"):
+        with (folder / "weights.safetensors").open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            file.truncate(8 + len(head) + size)
+        if kept == "no sums":
+            (folder / "sums.json").unlink()
+        with pytest.raises(wb.FormatError, match=r"over 4096 MiB\. More is read with --largest-weights GIB"):
+            wb.load_bundle(folder)
+        assert cli(["diagnose", str(folder)]) == 2
+        assert "over 4096 MiB" in capsys.readouterr().err
+        assert cli(["fsck", str(tmp_path), "--largest-weights", "8"]) == int(kept == "sums")
+        assert ("over 8192 MiB" in capsys.readouterr().out) is (kept == "sums")
+    with pytest.raises(wb.FormatError, match="over 1 MiB"):
+        wb.load_bundle(folder, largest=2**20)
+    assert cli(["fsck", str(tmp_path), "--largest-weights", "0"]) == 2
+
+
+def test_a_checkpoint_of_holes_is_refused_by_its_length(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (tmp_path / spec.name).mkdir()
+    with (tmp_path / spec.name / CHECKPOINT).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(wb.FormatError, match="over 256 MiB"):
+        wb.train(spec, tmp_path, quiet=True)
 
 
 def test_sums_that_name_other_folders_are_refused(tmp_path: Path) -> None:

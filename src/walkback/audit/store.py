@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from walkback.audit.records import FILES, read_record, run_folders
 from walkback.errors import FormatError, WalkbackError
-from walkback.files import parse_json, read_file
+from walkback.files import LARGEST_WEIGHTS, parse_json, read_file
 from walkback.report.formats.sums import WEIGHTS, Checked, check_file, check_sums, checked, read_sums
 from walkback.training.folder import AGAIN, CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
@@ -93,11 +93,11 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     return {key: value for key, value in known if isinstance(value, (int, float)) and not isinstance(value, bool)}
 
 
-def checked_runs(store: str | Path) -> list[Checked]:
+def checked_runs(store: str | Path, largest: int = LARGEST_WEIGHTS) -> list[Checked]:
     """Compare the files of every run under a folder with the sums it wrote, and read each record as evidence does."""
     found = []
     for path in run_folders(store):
-        run = checked(path)
+        run = checked(path, largest)
         if run.state in ("whole", "unchecked"):
             try:
                 read_record(path)

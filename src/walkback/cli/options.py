@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from walkback.errors import InputError, shown
-from walkback.files import parse_json
+from walkback.files import LARGEST_WEIGHTS, parse_json
 
 if TYPE_CHECKING:
     from walkback.verdict.checks import DiagnosticThresholds
@@ -36,6 +36,7 @@ Sites = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(),
 # Of several verbs.
 Limits = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits than the published ones.")]
 Root = Annotated[Path | None, Parameter(help="Where the data sets are.")]
+LargestWeights = Annotated[Whole | None, Parameter(help="Read weights of up to so many GiB; 4 by default.")]
 Device = Annotated[str, Parameter(help="Where to compute: cpu, cuda, mps.")]
 
 
@@ -96,6 +97,13 @@ class Reporting:
 
 
 FLAT = Parameter(name="*")  # its fields are options of the verb
+
+
+def weights_bytes(gib: int | None) -> int:
+    """Return the bytes that weights may have, of GiB as the user gave them."""
+    if gib is not None and gib < 1:
+        raise InputError(f"Expected --largest-weights to be GiB, 1 or more, but got {gib}.")
+    return LARGEST_WEIGHTS if gib is None else gib << 30
 
 
 def limits(path: Path | None) -> DiagnosticThresholds | None:

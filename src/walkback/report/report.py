@@ -207,8 +207,9 @@ class Report:
     @classmethod
     def load(cls, path: str | Path) -> Report:
         """Read what `save` wrote; in the folder of a run, only what the run wrote."""
+        report = cls.from_dict(read_table(path), str(path))
         check_file(Path(path))
-        return cls.from_dict(read_table(path), str(path))
+        return report
 
     @classmethod
     def from_dict(cls, data: object, where: str = "the report") -> Report:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,11 +24,11 @@ from walkback.api import diagnose
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import shown
-from walkback.files import parse_json
+from walkback.files import LARGEST, parse_json
 from walkback.network.values import widest
 from walkback.notes import Note
 from walkback.progress import Show, epochs, quietly, say
-from walkback.report.formats.sums import SUMS, sums_text
+from walkback.report.formats.sums import SUMS, check_size, sums_text
 from walkback.rules.rule import Parts, declares
 from walkback.training import setup
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored, tensors_sum
@@ -172,6 +173,8 @@ def _resume(run: setup.Run, folder: Path) -> int:
         return 0
     if not path.is_file():
         raise ValueError("it is a folder, pipe or device")
+    own = sum(t.nbytes for t in stored(run.net, run.rule.state_dict()).values())
+    check_size(path, 4 * own + LARGEST)  # with the optimiser's moments, and the rows
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("schema", SCHEMA) != SCHEMA:
@@ -238,4 +241,4 @@ def _finish(run: setup.Run, folder: Path) -> Bundle:
     write(folder / SUMS, sums_text(spec.digest, files))
     write(folder / "report.json", files["report.json"])  # last: its presence says that the run is finished
     tidy(folder)
-    return load_bundle(folder, spec.modules)
+    return load_bundle(folder, spec.modules, largest=sys.maxsize)

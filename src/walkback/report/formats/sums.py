@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from walkback.errors import FormatError, cut
-from walkback.files import LARGEST, complete, sha256
+from walkback.files import LARGEST, LARGEST_WEIGHTS, complete, sha256
 from walkback.verdict.files import read_table
 
 SUMS, WEIGHTS = "sums.json", "weights.safetensors"
 # What a finished run leaves beside its weights, which may be left out.
 RECORD = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
 SCHEMA = "walkback.sums/1"
+MORE_WEIGHTS = " More is read with --largest-weights GIB, or load_bundle(path, largest=bytes)."
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # of a file: no path, no pattern
 
 
@@ -53,11 +54,11 @@ def with_sum(folder: Path, name: str, content: str) -> dict[str, bytes]:
     return {SUMS: (json.dumps(table, indent=2) + "\n").encode()}
 
 
-def check_sums(folder: Path, names: Iterable[str], digest: str | None = None) -> None:
+def check_sums(folder: Path, names: Iterable[str], digest: str | None = None, largest: int = LARGEST_WEIGHTS) -> None:
     """Refuse files of a run that are not those it wrote, or not there, and a run that is of another spec.
 
-    Weights may have been left out. A file whose new content a killed process had written whole, sums and all, and not
-    yet given its name, gets it now.
+    Weights may have been left out; more than `largest` bytes of them are not read. A file whose new content a killed
+    process had written whole, sums and all, and not yet given its name, gets it now.
     """
     table = read_sums(folder)
     if table is None:
@@ -71,11 +72,12 @@ def check_sums(folder: Path, names: Iterable[str], digest: str | None = None) ->
             continue
         if name not in table["sha256"]:
             raise FormatError(f"Expected {folder / SUMS} to have the sum of {name}, which is there, but it has none.")
-        if _is_as_written(path, table["sha256"][name]):
+        most = largest if name == WEIGHTS else LARGEST
+        if _is_as_written(path, table["sha256"][name], most):
             continue
         with suppress(OSError):  # of a place that can't be written
             complete(folder, {name: table["sha256"][name]}, ())
-        if not _is_as_written(path, table["sha256"][name]):
+        if not _is_as_written(path, table["sha256"][name], most):
             why = "its SHA-256 is another: it was damaged or altered since" if path.is_file() else "there is none"
             raise FormatError(
                 f"Expected {path} to be what the run wrote, but {why}. Put the right file back, or train the run again."
@@ -88,12 +90,16 @@ def check_file(path: Path) -> None:
         check_sums(path.parent, [path.name])
 
 
-def _is_as_written(path: Path, expected: str) -> bool:
-    if not path.is_file():
-        return False
-    if path.name != WEIGHTS and path.stat().st_size > LARGEST:
-        raise FormatError(f"Expected {path} to be what the run wrote, but it is over {LARGEST >> 20} MiB.")
-    return sha256(path) == expected
+def check_size(path: Path, most: int) -> None:
+    """Refuse a file of more bytes than are read, told by its length: one of holes has any and takes no room on disk."""
+    if path.is_file() and path.stat().st_size > most:
+        more = MORE_WEIGHTS if path.suffix == ".safetensors" else ""
+        raise FormatError(f"Expected {path} to be what a run wrote, but it is over {most >> 20} MiB.{more}")
+
+
+def _is_as_written(path: Path, expected: str, most: int) -> bool:
+    check_size(path, most)
+    return path.is_file() and sha256(path) == expected
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,7 @@ class Checked:
     why: str = ""
 
 
-def checked(folder: Path) -> Checked:
+def checked(folder: Path, largest: int = LARGEST_WEIGHTS) -> Checked:
     """Compare every file of a run with its sums. Weights that were left out on purpose are no damage."""
     try:
         table = read_sums(folder)
@@ -113,7 +119,7 @@ def checked(folder: Path) -> Checked:
             return Checked(folder, "unfinished", "there is no report.json")
         if table is None:
             return Checked(folder, "unchecked", "written by a version that kept no sums")
-        check_sums(folder, sorted({*RECORD, WEIGHTS, *table["sha256"]}))
+        check_sums(folder, sorted({*RECORD, WEIGHTS, *table["sha256"]}), largest=largest)
     except (FormatError, OSError) as error:
         return Checked(folder, "damaged", str(error))
     return Checked(folder, "whole")
