@@ -302,3 +302,71 @@ def test_ctrl_c_while_the_command_starts_is_one_line(module: str, tmp_path: Path
     call = [sys.executable, "-c", script, "judge", str(tmp_path / "log.json")]
     ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "walkback.report.formats.logged"])
+def test_sigterm_is_one_line_in_every_verb(module: str, tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"h_norm": [1.0, 2.0]}))
+    script = EARLY.replace("MODULE", repr(module)).replace(
+        "raise_signal(signal.SIGINT)", "raise_signal(signal.SIGTERM)"
+    )
+    call = [sys.executable, "-c", script, "judge", str(tmp_path / "log.json"), "--out", str(tmp_path / "page.html")]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.json"]
+
+
+WRITING = """
+import signal, sys, walkback.files
+def stopped(number):
+    signal.raise_signal(signal.SIGTERM)
+walkback.files.os.fsync = stopped
+from walkback.__main__ import main
+main()
+"""
+
+
+def test_sigterm_while_a_file_is_written_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"h_norm": [1.0, 2.0]}))
+    (tmp_path / "page.html").write_text("old")
+    call = [sys.executable, "-c", WRITING, "judge", str(tmp_path / "log.json"), "--out", str(tmp_path / "page.html")]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.json", "page.html"]
+    assert (tmp_path / "page.html").read_text() == "old"
+
+
+OWN = """
+import signal, sys
+import walkback as wb
+from walkback.audit import executors
+from walkback.training import loop
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def stops(*_, **__):
+    signal.raise_signal(signal.SIGINT)
+    yield
+executors.executor = lambda name: stops
+loop._epoch = lambda *_: signal.raise_signal(signal.SIGINT)
+spec = wb.RunSpec(data="teacher", rule="dfa", epochs=1, net_options={"width": 8, "depth": 1})
+DOES
+"""
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "wb.audit.audit(wb.audit.Plan('p', '', (spec,)), sys.argv[1], quiet=True)",
+        "wb.train(spec, sys.argv[1], quiet=True)",
+    ],
+)
+def test_ctrl_c_in_a_script_of_ones_own_is_one_line_and_an_error_is_an_error(does: str, tmp_path: Path) -> None:
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-c", OWN.replace("DOES", text), str(tmp_path)]
+        return subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    ended = run(does)
+    assert (ended.returncode, ended.stderr) == (-2, "stopped\n"), "as Python ends of a Ctrl-C"
+    caught = run(f"try:\n    {does}\nexcept KeyboardInterrupt:\n    raise SystemExit('mine')")
+    assert (caught.returncode, caught.stderr) == (1, "mine\n")
+    other = run(f"try:\n    {does}\nexcept KeyboardInterrupt:\n    1 / 0")
+    assert (other.returncode, "ZeroDivisionError" in other.stderr) == (1, True)

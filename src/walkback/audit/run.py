@@ -18,6 +18,7 @@ from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted, names
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError, WalkbackError, visible
+from walkback.progress import stopping_quietly
 from walkback.training.setup import build, usable
 from walkback.training.spec import RunSpec
 
@@ -83,6 +84,7 @@ class Outcome:
         return "\n".join(lines)
 
 
+@stopping_quietly()
 def audit(
     plan: Plan | str | Path,
     out: str | Path = "runs",

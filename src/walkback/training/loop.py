@@ -27,7 +27,7 @@ from walkback.errors import shown
 from walkback.files import LARGEST, parse_json
 from walkback.network.values import widest
 from walkback.notes import Note
-from walkback.progress import Show, epochs, quietly, say
+from walkback.progress import Show, epochs, quietly, say, stopping_quietly
 from walkback.report.formats.sums import SUMS, check_size, sums_text
 from walkback.rules.rule import Parts, declares
 from walkback.training import setup
@@ -45,6 +45,7 @@ FRESH_DRAWS = 20
 PROBES = ("perturbation", "nudging", "intrinsic")  # of the report after the last epoch
 
 
+@stopping_quietly()
 def train(
     spec: RunSpec,
     out: str | Path = "runs",
