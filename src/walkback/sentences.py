@@ -385,6 +385,10 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "older-norms": "the {kinds} norms judged are those of {row}: no later row has any",
     "training-mode": "measured in mode {mode}: dropout and batch statistics are in these numbers; take eval mode",
     "large-batch": "gradient norms were multiplied by {factor:.3g}, for a mean loss over {batch:g} samples, as logged",
+    "null-without-zero": "null bands without 0 at sites {sites}: chance is on both sides of it",
+    "odd-facts": "what can't be: {told}",
+    "no-such-share": "{name} is {accuracy}, which no count of {samples} samples gives: of several seeds give each",
+    "accuracy-twice": "the accuracy is that of {used}, {value:g}; {other} says {beside:g}",
     "missing-sites": "sites without a number: {told}; what is judged of them is as logged and can't be checked",
     "torn-line": "the last line of {file} is incomplete, as a run that was killed leaves it: left out",
     "zero-credit-epochs": lambda note: (
