@@ -170,7 +170,7 @@ def _beside_no_table(records: Records) -> Iterable[Against]:
     """Yield what is published in words of a sentence, and has no table of its own, beside ours."""
     dfa = select(records, Setting("dfa", augment=True))
     orders = [value for run in dfa[:1] for value in run.report.aggregates.values() if value is not None]
-    span = f"{min(orders):+.3f}…{max(orders):+.3f}" if orders else NONE
+    span = f"{min(orders):+z.3f}…{max(orders):+z.3f}" if orders else NONE
     yield Against("", Cell(span, orders or None), None, _figures("aggregation", "gamma.orders"), len(dfa[:1]))
     sizes = [abs(value) for value in orders if value]
     yield against("", stat([max(sizes) / min(sizes)] if sizes else []), "norm", _figures("aggregation", "ratio.orders"))
