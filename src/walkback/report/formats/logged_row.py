@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import isclose, isfinite
+from math import inf, isclose, isfinite
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -362,7 +362,7 @@ def _refuse_nonsense(given: Row, where: str) -> None:
         if not _is_name(str(name)):
             raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
     for name, value in given.aggregates.items():
-        if value is not None and abs(value) > 1 + 1e-6:
+        if value is not None and 1 + 1e-6 < abs(value) < inf:
             raise InputError(f"Expected {name} of Γ's aggregates in {where} between -1 and 1, but got {value:g}.")
 
 

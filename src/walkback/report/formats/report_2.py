@@ -301,7 +301,9 @@ class Document(_Exact):
         sites = max(sizes, default=0) or len(conditions.get("state_shapes") or ())
         for name, row in self.controls.items():
             if row and sites and len(row) != sites:
-                raise ValueError(f"controls should have one value for each of {sites} sites, but {name} has {len(row)}")
+                raise ValueError(
+                    f"controls.{name} should have one value for each of {sites} sites, but it has {len(row)}"
+                )
         if odd := [name for name, value in self.aggregates.items() if value is not None and abs(value) > 1 + 1e-6]:
             raise ValueError(f"orders of averaging Γ should be between -1 and 1, but {odd[0]} is not")
         if any(n.site is not None and sites and n.site >= sites for n in (*self.nonfinite, *self.notes)):
