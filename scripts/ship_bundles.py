@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import walkback as wb
-from walkback.training.sums import SUMS, sums_text
+from walkback.report.formats.sums import SUMS, sums_text
 
 RECIPE = {"net": "resmlp", "net_options": {"width": 128}, "data": "teacher", "epochs": 7, "seed": 0}
 FAST = {"lr": 8e-3, "schedule": "constant"}

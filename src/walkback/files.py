@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 # A name nobody can foresee: what a killed process leaves behind ends in it.
 LEFT_OVER = ".tmp"
 LARGEST = 2**28  # bytes of a table or log; the files of a run have kilobytes, and a sparse file can have any size
+LARGEST_WEIGHTS = 2**32  # bytes of weights, unless the user says otherwise
 
 _GIVEN = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
@@ -42,6 +44,23 @@ def read_file(path: str | Path, most: int = LARGEST) -> bytes:
     if not left:
         raise OSError(errno.EFBIG, f"over {most >> 20} MiB, the most that is read", str(path))
     return b"".join(parts)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON holds; a key that stands twice in one object is a ValueError: which of the two counts?
+
+    >>> parse_json('{"h_norm": [1.0, 2.0]}')
+    {'h_norm': [1.0, 2.0]}
+    """
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)[:80]!r} stands twice in one object")
+    return found
 
 
 def write_whole(path: str | Path, content: str | bytes, links: bool = True) -> Path:
@@ -134,8 +153,18 @@ def _staged(target: Path, data: bytes) -> Path:
     return scratch
 
 
+def has_other_names(path: Path) -> bool:
+    """Return whether a file stands under another name too: a hard link, through which another file would be changed."""
+    try:
+        return stat.S_ISREG((status := path.lstat()).st_mode) and status.st_nlink > 1
+    except OSError:
+        return False
+
+
 def append_to(path: Path) -> TextIO:
     """Open a text file to write at its end, made if missing; a link, pipe or device of that name is refused."""
+    if has_other_names(path):
+        raise OSError(errno.EMLINK, "a file with another name too (a hard link), which no run makes", str(path))
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     number = os.open(path, flags, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):

@@ -66,5 +66,6 @@ RENEWED = frozenset(
     ("said-anew", "other-accuracy", "constant-norm", "bp-direction", "bp-against", "bp-nearly", "other-thresholds",
      "no-spread", "below-chance", "reference-under-floor", "concentrated", "editions-differ", "clamp-decides",
      "depth-differs", "shifted-pairing", "controls", "training-mode", "large-batch",
+     "null-without-zero", "no-such-share",
      "remark", "nonfinite", "altered-backward", "unchecked-backward")
 )  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from walkback.errors import visible
@@ -33,6 +34,24 @@ def quietly(really: bool = True) -> Iterator[None]:
     finally:
         _above.reset(above)
         _quiet.reset(token)
+
+
+@contextmanager
+def stopping_quietly() -> Iterator[None]:
+    """Have Ctrl-C inside the `with` block end a script of the user's with one line, unless the script catches it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        stopped, before = error, sys.excepthook
+
+        def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            if error is stopped:
+                print("stopped", file=sys.stderr)
+            else:
+                before(kind, error, trace)
+
+        sys.excepthook = told
+        raise
 
 
 def say(text: str, alarm: bool = False) -> None:

@@ -91,8 +91,8 @@ def _depth_differs(note: Note) -> str:
     v = note.values
     ours, other = ("passes", "flags") if v["flagged"] else ("flags", "passes")
     return (
-        f"the two checks of depth disagree: {v['decides']} {ours} ({v['value']:+.1f} pp) and decides, "
-        f"{v['other']} {other} ({v['beside']:+.1f} pp). D3 compares with another training, in which "
+        f"the two checks of depth disagree: {v['decides']} {ours} ({v['value']:+z.1f} pp) and decides, "
+        f"{v['other']} {other} ({v['beside']:+z.1f} pp). D3 compares with another training, in which "
         "the stem learned beside frozen blocks; D3-outcome keeps this stem and draws the blocks anew"
     )
 
@@ -130,17 +130,17 @@ def _shifted(note: Note) -> str:
     v = note.values
     return (
         f"the credit fits the gradient of the {v['fits']} site better than that of its own: mean cosine "
-        f"{v['shifted']:+.3f} against {v['own']:+.3f}. Neighbouring gradients of a residual stream are nearly "
+        f"{v['shifted']:+z.3f} against {v['own']:+z.3f}. Neighbouring gradients of a residual stream are nearly "
         "parallel, so an index that is off by one looks like alignment: check which site each credit belongs to"
     )
 
 
 def _rounded_credit(note: Note) -> str:
     reported = note.values["reported"]
-    read = "no direction at all" if reported is None else f"a cosine of {reported:+.2f}"
+    read = "no direction at all" if reported is None else f"a cosine of {reported:+z.2f}"
     return (
         f"the credit of site {note.site} is rounding: as the rule computes it, it has {read} with the gradient of the "
-        f"first batch, and {note.values['float64']:+.2f} with network and rule in float64"
+        f"first batch, and {note.values['float64']:+z.2f} with network and rule in float64"
     )
 
 
@@ -344,7 +344,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     ),
     "controls": lambda note: (
         f"D3 is judged on the control {note.values['primary']}, which was named beforehand; the gain over each: "
-        + ", ".join(f"{name} {gain:+.1f} pp" for name, gain in note.values["gains"].items())
+        + ", ".join(f"{name} {gain:+z.1f} pp" for name, gain in note.values["gains"].items())
     ),
     "token-denominator": lambda note: (
         f"at site {note.site} the token that is read has {note.values['share']:.1%} of the other tokens' norm, so "
@@ -385,6 +385,10 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "older-norms": "the {kinds} norms judged are those of {row}: no later row has any",
     "training-mode": "measured in mode {mode}: dropout and batch statistics are in these numbers; take eval mode",
     "large-batch": "gradient norms were multiplied by {factor:.3g}, for a mean loss over {batch:g} samples, as logged",
+    "null-without-zero": "null bands without 0 at sites {sites}: chance is on both sides of it",
+    "odd-facts": "what can't be: {told}",
+    "no-such-share": "{name} is {accuracy}, which no count of {samples} samples gives: of several seeds give each",
+    "accuracy-twice": "the accuracy is that of {used}, {value:g}; {other} says {beside:g}",
     "missing-sites": "sites without a number: {told}; what is judged of them is as logged and can't be checked",
     "torn-line": "the last line of {file} is incomplete, as a run that was killed leaves it: left out",
     "zero-credit-epochs": lambda note: (

@@ -62,9 +62,7 @@ def spoiled(how: str) -> dict:
     if how == "verdict":
         table["report"]["verdict"] = "walked back"
     elif how == "numbers":
-        table["report"]["per_layer"]["h_norm"] = [1.0, 2e9]
-        table["report"]["per_layer"]["g_norm"] = [1e-12, 1e-12]
-        table["report"]["values"] |= {"growth": 2e9, "growth_total": 2e9, "g_norm_deepest": 1e-12}
+        table["report"]["nonfinite"] = [{"kind": "state", "site": 1, "batch": 0}]
     elif how == "data":
         table["data_fingerprint"] = "f" * 16
     elif how == "commit":
@@ -83,7 +81,7 @@ def spoiled(how: str) -> dict:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("verdict", "the verdict that its numbers give, passes, but it says walked back"),
+        ("verdict", "its verdict is 'walked back', and its findings give 'passes'"),
         ("numbers", "the verdict that its numbers give, walked back: D1, D2, but it says passes"),
         ("data", f"that of the samples measured, {HASH}, but got ffffffffffffffff"),
         ("commit", r"code\.commit: String should match"),
@@ -163,7 +161,7 @@ def test_a_submission_adds_entries_that_hold_and_nothing_else(tmp_path, monkeypa
     put(tmp_path / "registry", entry(), "new.json")
     assert checked() == []
     put(tmp_path / "registry", spoiled("verdict"), "bad.json")
-    assert "the verdict that its numbers give" in checked()[0]
+    assert "to have the verdict of its own findings" in checked()[0]
     put(tmp_path / "registry", entry(by="me"), "old.json")
     assert "new entries only, but this one was changed" in checked()[0]
     (tmp_path / "registry" / "link.json").symlink_to("/dev/zero")

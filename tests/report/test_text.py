@@ -7,9 +7,11 @@ import re
 import pytest
 
 import walkback as wb
+from places import ROOT
 from test_outcome import worth
 from test_report import BATCHES, reports, tables
 from walkback.report.advice import next_steps, reason
+from walkback.report.numbers import figure, number
 from walkback.verdict.findings import CAUSES
 
 NAMES = sorted(reports())
@@ -146,3 +148,19 @@ def test_poor_credit_is_named_also_where_depth_was_not_tested():
     assert 'is measured with probes=("nudging",)' in poor, "what to do next"
     assert poor.endswith("whether depth is used was not decided")
     assert good == "none of the audited failures shows, but depth was not decided"
+
+
+@pytest.mark.parametrize("value", [-0.0, -1e-9, -0.04, 0.0, 0.04])
+def test_nothing_is_printed_as_minus_nothing(value: float) -> None:
+    written = [number(value, kind) for kind in ("acc", "cos", "norm", "pp", "int")]
+    written += [figure(value, form) for form in ("number", "signed", "share")]
+    claim = {"headline_acc": 0.5 + value / 100, "frozen_baseline_acc": 0.5}
+    report = wb.judge({"h_norm": [1.0, 2.0], "g_norm": [1.0, 1.0], "cosine": [-0.0, -0.0]}, **claim)
+    for text in (*written, str(report), report.details(), report.to_markdown(), report.to_latex(), report.to_html()):
+        assert not re.search(r"(?<![\w.])[-−]0(\.0+)?(?![\d.e])", text), text
+
+
+def test_every_signed_number_is_written_without_minus_nothing() -> None:
+    """The z of a format makes 0.0 of what would be -0.0 when it is rounded."""
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        assert not re.findall(r"[:\"'](\+\.\d[f%])", path.read_text(encoding="utf-8")), path

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +15,11 @@ import torch
 import walkback as wb
 from test_training import run as trained
 from walkback.audit.records import read_records
-from walkback.audit.store import checked_runs
+from walkback.audit.store import checked_runs, state
 from walkback.cli import run as cli
 from walkback.files import append_to, write_together, write_whole
+from walkback.training.bundle import tensors_sum
 from walkback.training.folder import CHECKPOINT
-from walkback.training.sums import tensors_sum
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,88 @@ def test_fsck_says_what_is_whole(store: Path, capsys: pytest.CaptureFixture[str]
     assert "1 unfinished" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["spec.json", "trajectory.jsonl", "report.json", "machine.json"])
+@pytest.mark.parametrize("harm", ["flipped", "removed", "a folder"])
+def test_every_file_of_a_record_is_checked_wherever_it_is_read(store: Path, name: str, harm: str) -> None:
+    (folder,) = store.iterdir()
+    if harm == "flipped":
+        flip(folder / name)
+    else:
+        (folder / name).unlink()
+        if harm == "a folder":
+            (folder / name).mkdir()
+    with pytest.raises(wb.FormatError):
+        wb.load_bundle(folder)
+    if name != "report.json" or harm == "flipped":  # without one it is no finished run
+        with pytest.raises(wb.FormatError):
+            trained(store)
+    with pytest.raises(wb.FormatError):
+        wb.judge(folder)
+    assert not read_records(store).runs
+
+
+@pytest.mark.parametrize("name", ["report.json", "trajectory.jsonl"])
+def test_a_file_of_a_run_is_checked_also_where_it_is_named_alone(store: Path, name: str) -> None:
+    (folder,) = store.iterdir()
+    wb.judge(folder / name)
+    flip(folder / name)
+    with pytest.raises(wb.FormatError, match="its SHA-256 is another"):
+        wb.judge(folder / name)
+    if name == "report.json":
+        with pytest.raises(wb.FormatError, match="its SHA-256 is another"):
+            wb.Report.load(folder / name)
+
+
+def test_weights_that_were_altered_are_none_to_an_audit(store: Path) -> None:
+    (folder,) = store.iterdir()
+    spec = wb.RunSpec(**{k: wb.load_bundle(folder).spec[k] for k in wb.RunSpec.model_fields})
+    assert state(store, spec).weights
+    flip(folder / "weights.safetensors")
+    assert (state(store, spec).kind, state(store, spec).weights) == ("finished", False)
+
+
+def edited(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    sums = json.loads((folder / "sums.json").read_text())
+    change(sums)
+    (folder / "sums.json").write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize("name", ["machine.json", "weights.safetensors"])
+def test_sums_that_leave_a_file_out_are_damage(store: Path, name: str) -> None:
+    (folder,) = store.iterdir()
+    edited(folder, lambda sums: sums["sha256"].pop(name))
+    (found,) = checked_runs(store)
+    assert (found.state, f"to have the sum of {name}" in found.why) == ("damaged", True)
+
+
+@pytest.mark.parametrize("name", ["**", "..", "", ".", "a/b", "a\nb", "\ud800", "*", "[x]"])
+def test_sums_name_files_and_nothing_else(store: Path, name: str) -> None:
+    (folder,) = store.iterdir()
+    edited(folder, lambda sums: sums.update(spec="", sha256={**sums["sha256"], name: "0"}))
+    with pytest.raises(wb.FormatError, match="with a sum for each file"):
+        wb.load_bundle(folder)
+
+
+def test_sums_of_no_spec_are_not_those_of_a_run(store: Path) -> None:
+    (folder,) = store.iterdir()
+    edited(folder, lambda sums: sums.update(spec=""))
+    with pytest.raises(wb.FormatError, match="but its sums are of no spec"):
+        trained(store)
+
+
+def test_a_key_that_stands_twice_is_refused(store: Path, tmp_path: Path) -> None:
+    """Readers take the last one; what a person sees first may be another."""
+    (folder,) = store.iterdir()
+    text = (folder / "sums.json").read_text()
+    (folder / "sums.json").write_text(text.replace('"sha256": {', '"sha256": {"report.json": "0",'))
+    with pytest.raises(wb.FormatError, match=r"the key 'report\.json' stands twice in one object"):
+        wb.load_bundle(folder)
+    for log, rows in (("log.json", '{"h_norm": [1, 9], "h_norm": [1, 2]}'), ("log.jsonl", '{"h": 1, "h": 2}')):
+        (tmp_path / log).write_text(rows)
+        with pytest.raises(wb.FormatError, match="stands twice in one object"):
+            wb.judge(tmp_path / log)
+
+
 def halfway(folder: Path, monkeypatch: pytest.MonkeyPatch, **fields: object) -> Path:
     """Train until the first checkpoint; return its file."""
     from walkback.training import loop
@@ -104,6 +188,16 @@ def test_a_checkpoint_with_a_flipped_bit_is_not_resumed(tmp_path: Path, monkeypa
             trained(tmp_path)
     path.write_bytes(whole)
     assert trained(tmp_path).report() is not None
+
+
+@pytest.mark.parametrize("key", [b'"sha256"', b'"spec"', b'"schema"', b'"rows"', b'"epoch"'])
+def test_a_flipped_bit_in_the_name_of_a_sum_does_not_hide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: bytes
+) -> None:
+    path = halfway(tmp_path, monkeypatch)
+    flip(path, path.read_bytes().index(key) + 2)
+    with pytest.raises(wb.FormatError, match="to hold the last finished epoch, but it is damaged"):
+        trained(tmp_path)
 
 
 def test_the_checkpoint_of_another_seed_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -19,7 +20,7 @@ from walkback.audit import store
 from walkback.audit.records import read_records
 from walkback.files import append_to
 from walkback.lint import lint
-from walkback.training.folder import CHECKPOINT, PROGRESS, finished, reading_checkpoint
+from walkback.training.folder import CHECKPOINT, PROGRESS, finished, is_locked, reading_checkpoint
 from walkback.training.spec import RunSpec
 
 # -- logs ------------------------------------------------------------------------------------------------------------
@@ -64,8 +65,53 @@ NUMBERS: dict[str, Any] = {"h_norm": [1.0, 1.1, 1.2], "g_norm": [1e-3] * 3, "hea
         ({"cosine": [0.0] * 3, "deep_cosine": 0.99}, "Expected deep_cosine in .* to be that of cosine"),
         ({"cosine": [0.5, 0.5, 0.1], "gamma_concentration": 0.9}, "Expected gamma_concentration in .* to be that of"),
         ({"conditions": {"g_norm_batch_size": 1e12}}, "Expected g_norm_batch_size in .* to be 1 to 16777216"),
-        ({"conditions": {"samples": -5}}, r"Expected conditions\.samples in .* to be 1 or more, but got -5"),
-        ({"conditions": {"batches": "many"}}, r"Expected conditions\.batches in .* to be 1 or more, but got 'many'"),
+        ({"conditions": {"samples": -5}}, r"conditions\.samples should be a whole number, 1 or more, but is -5"),
+        (
+            {"conditions": {"batches": "many"}},
+            r"batches should be a whole number, 1 or more, but is 'many'",
+        ),
+        ({"conditions": {"samples": 8, "batches": 9}}, r"conditions\.batches is 9, of 8 samples"),
+        ({"conditions": {"samples": 8, "distinct_samples": 9}}, r"conditions\.distinct_samples is 9, of 8 samples"),
+        (
+            {"conditions": {"samples": 1025, "batches": 8, "batch_size": 128}},
+            "8 batches of that size hold 1024",
+        ),
+        ({"conditions": {"classes": -3}}, r"conditions\.classes should be a whole number"),
+        ({"conditions": {"batch_size": [128, 0]}}, r"conditions\.batch_size should be whole numbers"),
+        ({"conditions": {"probe_accuracy": 7}}, r"conditions\.probe_accuracy should be between 0 and 1"),
+        ({"conditions": {"state_shapes": ["a", "b", "c"], "pool": "whole"}}, r"state_shapes should list sizes by site"),
+        ({"conditions": {"state_shapes": [[None], [2], [3]], "pool": "whole"}}, r"should list sizes by site"),
+        ({"conditions": {"state_shapes": [[2], [2]]}}, "state_shapes has 2 sites and the numbers 3"),
+        ({"conditions": {"gamma_over": "all"}}, r"gamma_over should be 0\.\.L-1 or 0\.\.L, but is 'all'"),
+        ({"conditions": {"deep_over": [1]}}, r"deep_over should be"),
+        ({"conditions": {"samples": 1024, "stability_group": 128}, "stability": -1.0}, "stability is -1, but the mean"),
+        ({"conditions": {"g_norm_logged_batch_size": -4}}, "g_norm_logged_batch_size should be 1 or more"),
+        (
+            {"cosine": [0.9] * 3, "cosine_low": [0.0] * 3, "cosine_high": [0.1] * 3},
+            "cosine is 0.9 at site 0, outside",
+        ),
+        ({"growth": 1.1, "growth_low": 5.0, "growth_high": 9.0}, r"growth is 1\.1, outside of its interval"),
+        ({"growth_low": 5.0, "growth_high": 9.0}, r"growth is 1\.1, outside of its interval, which ends at 5"),
+        ({"growth_high": 0.5}, r"growth is 1\.1, outside of its interval, which ends at 0\.5"),
+        ({"g_norm_deepest_low": 5.0, "g_norm_deepest_high": 9.0}, r"g_norm_deepest is 0\.001, outside of its interval"),
+        (
+            {"float64_disagreement": [0.0] * 3, "cosine_error_low": 0.9, "cosine_error_high": 0.9},
+            "cosine_error is 0, outside of its interval",
+        ),
+        ({"cosine": [0.9] * 3, "zero_credit": [1.0] * 3}, "where 100% of the samples have no credit"),
+        ({"cosine": [0.5] * 3, "cosine_clamped": [-0.5] * 3}, "cosine_clamped is -0.5 at site 0"),
+        ({"cosine": [0.0, None, 0.0], "gamma": 0.99}, "gamma is 0.99, which no values at the sites without a cosine"),
+        ({"cosine": [0.0, None, 0.0], "deep_cosine": 0.99}, "deep_cosine is 0.99, which no values"),
+        ({"gamma_concentration": 0.0}, "gamma_concentration is 0, but the largest of 2 has 0.5 or more"),
+        (
+            {"float64_disagreement": [5.0] * 3},
+            "float64_disagreement is 5 at site 0, but a mean",
+        ),
+        ({"float64_shift": [7.0] * 3}, "float64_shift is 7 at site 0"),
+        ({"controls": {"fresh": [1.0]}}, "Expected per-layer lists of one length"),
+        ({"aggregates": {"samples": 7.0}}, "Expected samples of Γ's aggregates in .* between -1 and 1"),
+        ({"g_norm_batch_size": 128, "conditions": {"g_norm_batch_size": 64}}, "g_norm_batch_size in .* once, but got"),
+        ({"per_layer": {"h_norm": [1.0, 90.0, 1.0]}}, r"Expected h_norm in .* once, but got"),
         ({"cosine_low": [0.5] * 3, "cosine_high": [-0.5] * 3}, "cosine_low is 0.5 and cosine_high -0.5 at site 0"),
         ({"null_low": [0, 0, 0.3], "null_high": [0.1] * 3}, "null_low is 0.3 and null_high 0.1 at site 2"),
         ({"values": {"growth_low": 5.0, "growth_high": 1.0}}, "growth_low is 5 and growth_high 1"),
@@ -82,6 +128,16 @@ def test_numbers_that_can_not_be_true_are_refused(more: dict[str, Any], words: s
     [
         ({"conditions": {"mode": "train"}}, "training-mode", "measured in mode train"),
         ({"conditions": {"g_norm_batch_size": 1e6}}, "large-batch", "multiplied by 7.81e"),
+        ({"epoch": -3, "seed": 2.5}, "odd-facts", "what can't be: epoch -3, seed 2.5"),
+        ({"epoch": 12, "total_epochs": 10}, "odd-facts", "what can't be: epoch 12 of 10"),
+        ({"step": 10**400}, "odd-facts", "what can't be: step 1000"),
+        ({"acc": 0.1}, "accuracy-twice", "the accuracy is that of headline_acc, 0.6; acc says 0.1"),
+        ({"conditions": {"test_samples": 3}}, "no-such-share", "is 0.6, which no count of 3 samples gives"),
+        (
+            {"null_low": [0.5] * 3, "null_high": [0.6] * 3},
+            "null-without-zero",
+            "without 0 at sites [0, 1, 2]",
+        ),
         ({"h_norm": [None, 1.0, 1.1], "growth": 1.1}, "missing-sites", "sites without a number: h_norm at 0;"),
         ({"cosine": [0.5, None, 0.5], "gamma": 0.5}, "missing-sites", "cosine at 1;"),
     ],
@@ -190,6 +246,87 @@ def test_a_log_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_a_run_is_not_trained_through_a_link(tmp_path: Path) -> None:
+    """What is planted in a store would be written, locked and tidied where it points to."""
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    (elsewhere / "checkpoint.safetensors").write_bytes(b"mine")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / spec.name).symlink_to(elsewhere)
+    with pytest.raises(wb.FormatError, match="to be a folder of its own, but it is a link to"):
+        wb.train(spec, tmp_path / "store", quiet=True)
+    assert store.state(tmp_path / "store", spec).kind == "damaged"
+    done = wb.audit.audit(wb.audit.Plan("p", "", (spec,)), tmp_path / "store", quiet=True)
+    assert "it is a link to" in done.failed[0].detail
+    assert [path.name for path in elsewhere.iterdir()] == ["checkpoint.safetensors"]
+
+
+def test_a_finished_run_behind_a_link_is_read_and_nothing_there_is_removed(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    made = wb.train(spec, tmp_path / "a", quiet=True).path
+    (made / PROGRESS).write_text("{}")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / spec.name).symlink_to(made)
+    assert wb.train(spec, tmp_path / "b", quiet=True).report() is not None
+    assert (made / PROGRESS).exists()
+
+
+def test_a_file_with_another_name_is_not_emptied_by_a_lock_nor_lengthened_by_a_log(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (mine := tmp_path / "mine.txt").write_text("mine")
+    (folder := tmp_path / "store" / spec.name).mkdir(parents=True)
+    (folder / ".lock").hardlink_to(mine)
+    assert not is_locked(folder)
+    with pytest.raises(wb.FormatError, match="a link, which no run makes: remove it"):
+        wb.train(spec, tmp_path / "store", quiet=True)
+    (folder / "log.txt").hardlink_to(mine)
+    with pytest.raises(OSError, match="hard link"):
+        append_to(folder / "log.txt")
+    assert mine.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, PROGRESS, "sums.json", "weights.safetensors", "machine.json"])
+def test_a_folder_where_a_file_will_be_written_is_refused_before_training(name: str, tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=10**6)  # as long as nobody could wait for
+    (tmp_path / spec.name / name).mkdir(parents=True)
+    with pytest.raises(wb.FormatError, match="to be a file or not there, but it is a folder"):
+        wb.train(spec, tmp_path, quiet=True)
+
+
+def test_weights_of_holes_are_refused_by_their_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of holes takes no room on disk, and as much memory as its header says."""
+    from walkback.cli import run as cli
+
+    folder = tmp_path / "bp"
+    shutil.copytree(Path(wb.selftest.BUNDLES) / "bp", folder)
+    size, header = 2**40, {"net.w": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}}
+    head = json.dumps(header).encode()
+    for kept in ("sums", "no sums"):
+        with (folder / "weights.safetensors").open("wb") as file:
+            file.write(len(head).to_bytes(8, "little") + head)
+            file.truncate(8 + len(head) + size)
+        if kept == "no sums":
+            (folder / "sums.json").unlink()
+        with pytest.raises(wb.FormatError, match=r"over 4096 MiB\. More is read with --largest-weights GIB"):
+            wb.load_bundle(folder)
+        assert cli(["diagnose", str(folder)]) == 2
+        assert "over 4096 MiB" in capsys.readouterr().err
+        assert cli(["fsck", str(tmp_path), "--largest-weights", "8"]) == int(kept == "sums")
+        assert ("over 8192 MiB" in capsys.readouterr().out) is (kept == "sums")
+    with pytest.raises(wb.FormatError, match="over 1 MiB"):
+        wb.load_bundle(folder, largest=2**20)
+    assert cli(["fsck", str(tmp_path), "--largest-weights", "0"]) == 2
+
+
+def test_a_checkpoint_of_holes_is_refused_by_its_length(tmp_path: Path) -> None:
+    spec = RunSpec(rule="dfa", data="teacher", epochs=1, net_options={"width": 8, "depth": 1})
+    (tmp_path / spec.name).mkdir()
+    with (tmp_path / spec.name / CHECKPOINT).open("wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(wb.FormatError, match="over 256 MiB"):
+        wb.train(spec, tmp_path, quiet=True)
+
+
 def test_sums_that_name_other_folders_are_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path, RunSpec(rule="bp", epochs=1), 0.5, **HEALTHY)
     sums = {"schema": "walkback.sums/1", "spec": "", "sha256": {"../../outside": "0"}}
@@ -220,3 +357,71 @@ def test_ctrl_c_while_the_command_starts_is_one_line(module: str, tmp_path: Path
     call = [sys.executable, "-c", script, "judge", str(tmp_path / "log.json")]
     ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+
+
+@pytest.mark.parametrize("module", ["cyclopts", "walkback.report.formats.logged"])
+def test_sigterm_is_one_line_in_every_verb(module: str, tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"h_norm": [1.0, 2.0]}))
+    script = EARLY.replace("MODULE", repr(module)).replace(
+        "raise_signal(signal.SIGINT)", "raise_signal(signal.SIGTERM)"
+    )
+    call = [sys.executable, "-c", script, "judge", str(tmp_path / "log.json"), "--out", str(tmp_path / "page.html")]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["log.json"]
+
+
+WRITING = """
+import signal, sys, walkback.files
+def stopped(number):
+    signal.raise_signal(signal.SIGTERM)
+walkback.files.os.fsync = stopped
+from walkback.__main__ import main
+main()
+"""
+
+
+def test_sigterm_while_a_file_is_written_leaves_nothing_half_written(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text(json.dumps({"h_norm": [1.0, 2.0]}))
+    (tmp_path / "page.html").write_text("old")
+    call = [sys.executable, "-c", WRITING, "judge", str(tmp_path / "log.json"), "--out", str(tmp_path / "page.html")]
+    ended = subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "stopped\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.json", "page.html"]
+    assert (tmp_path / "page.html").read_text() == "old"
+
+
+OWN = """
+import signal, sys
+import walkback as wb
+from walkback.audit import executors
+from walkback.training import loop
+signal.signal(signal.SIGINT, signal.default_int_handler)
+def stops(*_, **__):
+    signal.raise_signal(signal.SIGINT)
+    yield
+executors.executor = lambda name: stops
+loop._epoch = lambda *_: signal.raise_signal(signal.SIGINT)
+spec = wb.RunSpec(data="teacher", rule="dfa", epochs=1, net_options={"width": 8, "depth": 1})
+DOES
+"""
+
+
+@pytest.mark.parametrize(
+    "does",
+    [
+        "wb.audit.audit(wb.audit.Plan('p', '', (spec,)), sys.argv[1], quiet=True)",
+        "wb.train(spec, sys.argv[1], quiet=True)",
+    ],
+)
+def test_ctrl_c_in_a_script_of_ones_own_is_one_line_and_an_error_is_an_error(does: str, tmp_path: Path) -> None:
+    def run(text: str) -> subprocess.CompletedProcess[str]:
+        call = [sys.executable, "-c", OWN.replace("DOES", text), str(tmp_path)]
+        return subprocess.run(call, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+    ended = run(does)
+    assert (ended.returncode, ended.stderr) == (-2, "stopped\n"), "as Python ends of a Ctrl-C"
+    caught = run(f"try:\n    {does}\nexcept KeyboardInterrupt:\n    raise SystemExit('mine')")
+    assert (caught.returncode, caught.stderr) == (1, "mine\n")
+    other = run(f"try:\n    {does}\nexcept KeyboardInterrupt:\n    1 / 0")
+    assert (other.returncode, "ZeroDivisionError" in other.stderr) == (1, True)

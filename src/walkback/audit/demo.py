@@ -128,11 +128,11 @@ def screen(reports: Sequence[Report]) -> str:
 
 
 def _reported(r: Report) -> list[str]:
-    return [f"{r.headline_acc:.3f}", NONE if r.values["gamma"] is None else f"{r.values['gamma']:+.3f}"]
+    return [f"{r.headline_acc:.3f}", NONE if r.values["gamma"] is None else f"{r.values['gamma']:+z.3f}"]
 
 
 def _left_out(r: Report) -> list[str]:
-    worth = NONE if r.depth is None else f"{r.depth['worth_pp']:+.1f} pp"
+    worth = NONE if r.depth is None else f"{r.depth['worth_pp']:+z.1f} pp"
     growth = r.values["growth"]
     return [f"{r.frozen_baseline_acc:.3f}", worth, NONE if growth is None else f"{number(growth, 'norm')}x"]
 
@@ -145,8 +145,8 @@ def _verdict(r: Report) -> str:
     if not r.failed or gain is None or "D3" not in r.failed:
         return ": ".join(filter(None, (r.verdict, ", ".join(r.failed))))
     if gain < 0:
-        return f"{r.verdict}: frozen blocks are {-gain:.1f} pp better"
-    return f"{r.verdict}: trained blocks gain only {gain:.1f} pp"
+        return f"{r.verdict}: frozen blocks are {-gain:z.1f} pp better"
+    return f"{r.verdict}: trained blocks gain only {gain:z.1f} pp"
 
 
 def _explained(r: Report) -> str:
@@ -155,7 +155,7 @@ def _explained(r: Report) -> str:
         return ""
     times = r.headline_acc * r.conditions["classes"]
     return (
-        f"By what papers report, {r.method} looks fine: {times:.1f} times chance, and Γ = {r.values['gamma']:+.2f}. "
+        f"By what papers report, {r.method} looks fine: {times:.1f} times chance, and Γ = {r.values['gamma']:+z.2f}. "
         f"It is walked back by {', '.join(r.failed)}: {reason(r).removeprefix(f'{r.method}: ')}"
     )
 
@@ -172,12 +172,12 @@ def all_numbers(reports: Iterable[Report]) -> str:
                 r.method,
                 f"{r.headline_acc:.3f}",
                 f"{r.frozen_baseline_acc:.3f}",
-                f"{v['depth_margin_pp']:+.1f}",
+                f"{v['depth_margin_pp']:+z.1f}",
                 f"{r.run['frozen_bp_stem_acc']:.3f}",
                 _against(r),
                 _worth(r),
                 *(f"{v[k]:.3g}" if v[k] is not None else NONE for k in ("growth", "g_norm_deepest")),
-                f"{v['gamma']:+.3f}" if v["gamma"] is not None else NONE,
+                f"{v['gamma']:+z.3f}" if v["gamma"] is not None else NONE,
                 ", ".join(r.failed) or NONE,
                 f"{r.verdict}, diverged" if r.run.get("diverged") else r.verdict,
             ]
@@ -198,7 +198,7 @@ def _worth(report: Report) -> str:
     if report.depth is None:
         return NONE
     (low, high), worth = report.depth["interval"], report.depth["worth_pp"]
-    return f"{worth:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{worth:+z.1f} [{low:+z.1f}, {high:+z.1f}]"
 
 
 def _against(report: Report) -> str:
@@ -207,4 +207,4 @@ def _against(report: Report) -> str:
     if report.depth_used is None or round(100 * (report.bp_acc - control), 10) < margin:
         return NONE
     gain = round(100 * (report.headline_acc - control), 10)
-    return f"{gain:+.1f} {'flags' if gain < margin else 'ok'}"
+    return f"{gain:+z.1f} {'flags' if gain < margin else 'ok'}"

@@ -6,7 +6,6 @@ import base64
 import binascii
 import copy
 import errno
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -20,17 +19,17 @@ import numpy as np
 
 from walkback.audit.shapes import check
 from walkback.errors import FormatError, WalkbackError
-from walkback.files import read_file
+from walkback.files import parse_json, read_file
 from walkback.measures.measurements import Measurements
 from walkback.measures.worth import Depth
 from walkback.registry import defaults_in
 from walkback.report.formats.logged import measurements
+from walkback.report.formats.sums import RECORD, check_sums
 from walkback.report.report import Report
 from walkback.training.spec import SCHEMA, RunSpec, control_spec, run_fields, schema_of
-from walkback.training.sums import check_sums
 from walkback.verdict.files import read_table
 
-FILES = ("spec.json", "trajectory.jsonl", "report.json", "machine.json")
+FILES = RECORD
 _USED = ("headline_acc", "values", "per_layer", "controls", "run")  # of report.json
 # What a run leaves while it is trained: a folder with any of these was meant to be a run.
 _TRACES = (*FILES, "checkpoint.safetensors", "weights.safetensors")
@@ -342,10 +341,10 @@ def _rows(path: Path) -> tuple[dict[str, Any], ...]:
 def _together(lines: list[str]) -> list[Any]:
     """Return what lines of JSON hold. Read at once, all rows share the strings of their keys: a third of the memory."""
     try:
-        rows = json.loads(f"[{','.join(lines)}]")
+        rows = parse_json(f"[{','.join(lines)}]")
     except ValueError:
         rows = []
-    return rows if len(rows) == len(lines) else [json.loads(line) for line in lines]  # which says what is wrong
+    return rows if len(rows) == len(lines) else [parse_json(line) for line in lines]  # which says what is wrong
 
 
 def _check(spec: RunSpec, report: Report, rows: tuple[dict[str, Any], ...]) -> None:

@@ -18,6 +18,7 @@ from walkback.audit.executors import Event, Job, clipped, reason
 from walkback.audit.plans import Plan, counted, names
 from walkback.audit.plans import plan as find_plan
 from walkback.errors import InputError, WalkbackError, visible
+from walkback.progress import stopping_quietly
 from walkback.training.setup import build, usable
 from walkback.training.spec import RunSpec
 
@@ -70,7 +71,8 @@ class Outcome:
         if self.without_weights:
             lines.append(
                 f"{self.without_weights} of them have no weights that can be read, only their record: evidence reads "
-                "it, diagnose can't measure again. To have weights again, move the folder away and run this command"
+                "it, diagnose can't measure again, walkback fsck says whether they are damaged. To have weights again, "
+                "move the folder away and run this command"
             )
         for failure in self.failed:
             lines += ["", f"failed: {failure.spec.name}", *(f"  {line}" for line in failure.detail.splitlines())]
@@ -82,6 +84,7 @@ class Outcome:
         return "\n".join(lines)
 
 
+@stopping_quietly()
 def audit(
     plan: Plan | str | Path,
     out: str | Path = "runs",

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from walkback.audit.records import FILES, read_record, run_folders
-from walkback.errors import WalkbackError
-from walkback.files import read_file
+from walkback.errors import FormatError, WalkbackError
+from walkback.files import LARGEST_WEIGHTS, parse_json, read_file
+from walkback.report.formats.sums import WEIGHTS, Checked, check_file, check_sums, checked, read_sums
 from walkback.training.folder import AGAIN, CHECKPOINT, PROGRESS, finished, unwritable
 from walkback.training.spec import RunSpec
-from walkback.training.sums import Checked, check_sums, checked, read_sums
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def state(store: str | Path, spec: RunSpec) -> State:
         read_record(folder)
     except (WalkbackError, OSError) as error:
         return State("damaged", f"{folder}: {str(error).rstrip('.')}. Put the right file back. {AGAIN}")
-    return State("finished", weights=_has_weights(folder / "weights.safetensors"))
+    return State("finished", weights=_has_weights(folder / WEIGHTS))
 
 
 def listed(store: str | Path, spec: RunSpec) -> str:
@@ -64,13 +63,14 @@ def listed(store: str | Path, spec: RunSpec) -> str:
 
 
 def _has_weights(path: Path) -> bool:
-    """Return whether the file is there and its index fits its length."""
+    """Return whether the file is there, its index fits its length, and its sum is the one in the run's sums."""
     if not path.is_file():  # a pipe would be waited for
         return False
     try:
+        check_file(path)
         with safe_open(path, framework="np"):
             return True
-    except (OSError, SafetensorError):
+    except (FormatError, OSError, SafetensorError):
         return False
 
 
@@ -81,7 +81,7 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     """
     folder = Path(store) / spec.name
     try:
-        found = json.loads(read_file(folder / PROGRESS))
+        found = parse_json(read_file(folder / PROGRESS))
     except (OSError, ValueError, RecursionError):
         try:
             run = read_record(folder)
@@ -93,11 +93,11 @@ def progress(store: str | Path, spec: RunSpec) -> dict[str, Any]:
     return {key: value for key, value in known if isinstance(value, (int, float)) and not isinstance(value, bool)}
 
 
-def checked_runs(store: str | Path) -> list[Checked]:
+def checked_runs(store: str | Path, largest: int = LARGEST_WEIGHTS) -> list[Checked]:
     """Compare the files of every run under a folder with the sums it wrote, and read each record as evidence does."""
     found = []
     for path in run_folders(store):
-        run = checked(path)
+        run = checked(path, largest)
         if run.state in ("whole", "unchecked"):
             try:
                 read_record(path)

@@ -18,6 +18,7 @@ from walkback.audit.wording import command
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
 from walkback.errors import InputError, shown
+from walkback.files import LARGEST_WEIGHTS
 from walkback.measures.worth import Depth
 from walkback.network.batch import mapped, pairs
 from walkback.network.layers import Sites
@@ -60,12 +61,13 @@ def diagnosed(
     primary: str | None = None,
     probe: tuple[str, int] = ("test", 0),
     test_samples: int | None = None,
+    largest: int = LARGEST_WEIGHTS,
 ) -> dict[str, Any]:
     """Return the arguments of `diagnose` for a target; those given that are not None stand above the target's own.
 
     Of what the spec of a bundle names, only modules in `trust` are imported. With `depth`, what the blocks of a run or
     bundle are worth is measured on the data set; `primary` and `test_samples` are those of Claim. `probe` is the split
-    it is measured on, and the number of the probe set in it.
+    it is measured on, and the number of the probe set in it; `largest` the bytes that the weights of a bundle may have.
     """
     is_function = is_entry(target) and not Path(target).exists()
     if not is_function and not Path(target).exists():
@@ -86,7 +88,7 @@ def diagnosed(
     if is_function:
         kwargs = _of_function(target, data, root, device, trust)
     else:
-        kwargs = _of_bundle(load_bundle(target, trust), data, root, device, depth, probe)
+        kwargs = _of_bundle(load_bundle(target, trust, largest), data, root, device, depth, probe)
     kwargs |= {key: value for key, value in given.items() if value is not None}
     if given["headline_acc"] is not None or given["frozen_baseline_acc"] is not None:
         kwargs.pop("correct", None)  # the predictions beside a run are not theirs
@@ -117,9 +119,9 @@ def _script(target: str) -> str:
     return f" Name a function of it that returns (model, batches): {path.stem}:{function}{whose}."
 
 
-def keep_measured_depth(target: str, report: Report, trust: Sequence[str] = ()) -> None:
+def keep_measured_depth(target: str, report: Report, trust: Sequence[str] = (), largest: int = LARGEST_WEIGHTS) -> None:
     """Keep what the blocks of a run are worth, which `report` has, in the record of the run."""
-    bundle = load_bundle(target, trust)
+    bundle = load_bundle(target, trust, largest)
     before = bundle.report()
     ours, theirs = (None if r is None else r.conditions.get("probe_hash") for r in (before, report))
     if ours is not None and ours != theirs:

@@ -6,7 +6,21 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from walkback.cli.options import FLAT, Claiming, Device, Flag, Reporting, Root, Sites, Whole, Words, limits, sites_of
+from walkback.cli.options import (
+    FLAT,
+    Claiming,
+    Device,
+    Flag,
+    LargestWeights,
+    Reporting,
+    Root,
+    Sites,
+    Whole,
+    Words,
+    limits,
+    sites_of,
+    weights_bytes,
+)
 from walkback.cli.output import check_report_out, finish, stdout_to_stderr
 from walkback.errors import InputError
 
@@ -35,6 +49,7 @@ def diagnose(
     split: Literal["test", "train"] = "test",
     probe_set: Whole = 0,
     trust: Words = (),
+    largest_weights: LargestWeights = None,
     reporting: Annotated[Reporting, FLAT] = Reporting(),  # noqa: B008
 ) -> int:
     """Measure a trained network and judge it.
@@ -80,8 +95,8 @@ def diagnose(
     }
     with stdout_to_stderr():
         probe = (split, probe_set)
-        samples = claiming.test_samples
-        report = measured(**diagnosed(target, given, data, root, device, trust, depth, primary, probe, samples))
+        more = primary, probe, claiming.test_samples, (largest := weights_bytes(largest_weights))
+        report = measured(**diagnosed(target, given, data, root, device, trust, depth, *more))
         if save:
-            keep_measured_depth(target, report, trust)
+            keep_measured_depth(target, report, trust, largest)
     return finish(report, reporting)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from walkback.cli.options import Flag
+from walkback.cli.options import Flag, LargestWeights, weights_bytes
 from walkback.cli.output import print_json, print_text
 
 
-def fsck(store: Path, *, json: Flag = False) -> int:
+def fsck(store: Path, *, largest_weights: LargestWeights = None, json: Flag = False) -> int:
     """Say which runs of a store are whole: every file as the run wrote it. Exit 1 if one is damaged.
 
     Args:
@@ -17,7 +17,7 @@ def fsck(store: Path, *, json: Flag = False) -> int:
     """
     from walkback.audit.store import checked_runs
 
-    runs = checked_runs(store)
+    runs = checked_runs(store, weights_bytes(largest_weights))
     if json:
         print_json({"runs": [{"path": str(run.path), "state": run.state, "why": run.why} for run in runs]})
     else:

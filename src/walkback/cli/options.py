@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, Token
 
 from walkback.errors import InputError, shown
+from walkback.files import LARGEST_WEIGHTS, parse_json
 
 if TYPE_CHECKING:
     from walkback.verdict.checks import DiagnosticThresholds
@@ -36,6 +36,7 @@ Sites = Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(),
 # Of several verbs.
 Limits = Annotated[Path | None, Parameter(help="JSON or TOML file with other limits than the published ones.")]
 Root = Annotated[Path | None, Parameter(help="Where the data sets are.")]
+LargestWeights = Annotated[Whole | None, Parameter(help="Read weights of up to so many GiB; 4 by default.")]
 Device = Annotated[str, Parameter(help="Where to compute: cpu, cuda, mps.")]
 
 
@@ -98,6 +99,13 @@ class Reporting:
 FLAT = Parameter(name="*")  # its fields are options of the verb
 
 
+def weights_bytes(gib: int | None) -> int:
+    """Return the bytes that weights may have, of GiB as the user gave them."""
+    if gib is not None and gib < 1:
+        raise InputError(f"Expected --largest-weights to be GiB, 1 or more, but got {gib}.")
+    return LARGEST_WEIGHTS if gib is None else gib << 30
+
+
 def limits(path: Path | None) -> DiagnosticThresholds | None:
     """Read a file of thresholds; None without one."""
     from walkback.verdict.checks import DiagnosticThresholds
@@ -113,8 +121,8 @@ def sites_of(given: tuple[str, ...]) -> str | list[str] | None:
 def json_object(name: str, text: str) -> dict[str, Any]:
     """Parse an option that is a JSON object."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
+        value = parse_json(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"Expected {name} to be a JSON object, but: {error}.") from None
     if not isinstance(value, dict):
         raise InputError(f"Expected {name} to be a JSON object, but got {text}.")

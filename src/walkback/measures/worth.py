@@ -117,7 +117,7 @@ class Depth:
     def __str__(self) -> str:
         low, high = self.interval
         lines = [
-            f"trained blocks are worth {self.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]",
+            f"trained blocks are worth {self.worth_pp:+z.1f} pp [{low:+z.1f}, {high:+z.1f}]",
             f"accuracy {self.trained:.3f} with them, {self.random:.3f} with random ones "
             f"({len(self.rerandomised)} draws), all readouts refitted on {self.samples['train']} samples",
             "site            " + " ".join(f"{site:>6}" for site in range(len(self.by_depth[TRAINED]))),

@@ -158,6 +158,6 @@ def show(seed: int = 0) -> Shown:
         "deep cosine of DFA",
         float(drawn.mean()),
         own,
-        f"over {DRAWS} fresh draws of B: {float(drawn.mean()):+.4f} ± {float(drawn.std()):.4f}; with the B of training "
-        f"{own:+.4f}. Save B with the weights. As a null, on purpose, fresh B is just right.",
+        f"over {DRAWS} fresh draws of B: {float(drawn.mean()):+z.4f} ± {float(drawn.std()):.4f}; with the B of "
+        f"training {own:+z.4f}. Save B with the weights. As a null, on purpose, fresh B is just right.",
     )

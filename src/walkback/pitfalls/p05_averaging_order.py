@@ -16,7 +16,7 @@ def trained(seed: int) -> Trained:
 def show(seed: int = 0) -> Shown:
     """Return Γ of everything flattened against Γ per sample and site, averaged afterwards."""
     gammas = {name: value or 0.0 for name, value in trained(seed).measure().aggregates.items()}
-    orders = ", ".join(f"{name} {value:+.3f}" for name, value in gammas.items())
+    orders = ", ".join(f"{name} {value:+z.3f}" for name, value in gammas.items())
     return Shown(
         "Γ of FA",
         gammas["flattened"],

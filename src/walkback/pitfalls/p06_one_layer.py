@@ -248,7 +248,7 @@ def trained(seed: int) -> Trained:
 def show(seed: int = 0) -> Shown:
     """Return Γ over sites 0…L−1 against the mean of the deep sites."""
     m = trained(seed).measure()
-    sites = ", ".join(f"{c or 0.0:+.3f}" for c in m.cosine)
+    sites = ", ".join(f"{c or 0.0:+z.3f}" for c in m.cosine)
     return Shown(
         "Γ of DFA",
         m.gamma or 0.0,

@@ -340,12 +340,12 @@ def show(seed: int = 0) -> Shown:
     """Return Γ of FA over sites 0…L−1, paired one site off and paired right."""
     wrong, right = pairings(trained(seed))
     untrained, _ = pairings(train("fa", epochs=0, seed=seed))
-    above, own = (", ".join(f"{c:+.3f}" for c in found) for found in (wrong, right))
+    above, own = (", ".join(f"{c:+z.3f}" for c in found) for found in (wrong, right))
     return Shown(
         "Γ of FA",
         sum(wrong) / len(wrong),
         sum(right) / len(right),
         f"by site, paired with the credit of the site above: {above}; with its own: {own}. FA's last credit is g_L, "
         "so the first list ends in the cosine of g_L with g_{L-1}. It says that the last block changes the gradient "
-        f"little, and nothing about feedback: in the untrained network it is {untrained[-1]:+.3f}.",
+        f"little, and nothing about feedback: in the untrained network it is {untrained[-1]:+z.3f}.",
     )

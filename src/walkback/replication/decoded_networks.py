@@ -40,7 +40,7 @@ def _order(run: Record) -> tuple[str, int, int]:
 def _row(run: Record) -> list[str]:
     m, worth = run.measurements, run.depth
     off = run.report.values.get("cosine_error")
-    paid = NONE if worth is None else f"{worth.worth_pp:+.1f} [{worth.interval[0]:+.1f}, {worth.interval[1]:+.1f}]"
+    paid = NONE if worth is None else f"{worth.worth_pp:+z.1f} [{worth.interval[0]:+z.1f}, {worth.interval[1]:+z.1f}]"
     return [
         " · ".join(setting_words(run.spec)),
         RULES[run.spec.rule],
@@ -59,4 +59,4 @@ def signed(values: Sequence[float | None]) -> str:
     >>> signed([0.1, None, -0.004])
     '+0.10, –, −0.00'
     """
-    return ", ".join(NONE if v is None else f"{v:+.2f}".replace("-", "−") for v in values)
+    return ", ".join(NONE if v is None else f"{v:+z.2f}".replace("-", "−") for v in values)

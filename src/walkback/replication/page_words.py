@@ -111,8 +111,8 @@ def _pair(settings: Sequence[Setting]) -> str:
         gain = f"lose {pp} pp against" if s["d3"]["value"] < 0 else f"gain only {pp} pp over"
         return (
             f"The pair that papers report does not show it: {s['rule']} ({s['setting']}) has accuracy "
-            f"{s['acc']['mean']:.3f} and Γ {s['gamma']['mean']:+.3f}, but its trained blocks {gain} frozen random ones "
-            f"({s['frozen']['mean']:.3f})."
+            f"{s['acc']['mean']:.3f} and Γ {s['gamma']['mean']:+z.3f}, but its trained blocks {gain} frozen random "
+            f"ones ({s['frozen']['mean']:.3f})."
         )
     if any(s["verdict"]["word"] == WALKED_BACK for s in settings):
         return "No walked-back setting has both Γ and a frozen control, so the reporting pair can't be held against it."

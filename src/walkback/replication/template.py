@@ -133,7 +133,7 @@ def _worth(runs: Sequence[Record]) -> Cell:
     assert of.interval is not None
     middle, (low, high) = of.value, of.interval
     some = "" if len(depths) == len(runs) else f" ({len(depths)} of {len(runs)} seeds)"
-    return Cell(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]{some}", {"value": middle, "interval": [low, high]})
+    return Cell(f"{middle:+z.1f} [{low:+z.1f}, {high:+z.1f}]{some}", {"value": middle, "interval": [low, high]})
 
 
 def _with_interval(j: Judged, what: str, check: str) -> Cell:
@@ -192,7 +192,7 @@ def _depth(j: Judged) -> str:
     if j.depth is None or j.depth.value is None:
         return f"{MISSING}, no matched control was trained"
     some = "" if j.paired[0] == len(j.runs) else f" on {j.paired[0]} of {len(j.runs)} seeds"
-    return f"{j.depth.value:+.1f} pp{interval_text(j.depth)} over frozen blocks{some}, {depth_word(j.depth)}"
+    return f"{j.depth.value:+z.1f} pp{interval_text(j.depth)} over frozen blocks{some}, {depth_word(j.depth)}"
 
 
 def _value_text(value: Any, kind: str) -> str:

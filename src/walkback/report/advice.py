@@ -56,9 +56,9 @@ def _why(report: Report, f: Mapping[str, Any]) -> str:
     if kind == PRECISION:
         return f"rounding puts a cosine off by {figure(value)} (limit {limit:g})"
     if kind == UTILITY and value < 0:
-        return f"frozen blocks are {-value:.1f} pp better than trained ones"
+        return f"frozen blocks are {-value:z.1f} pp better than trained ones"
     over = "frozen ones" if kind == UTILITY else "random draws of them"
-    return f"trained blocks gain {value:+.1f} pp over {over}, less than {limit:g} pp"
+    return f"trained blocks gain {value:+z.1f} pp over {over}, less than {limit:g} pp"
 
 
 def _value(report: Report, f: Mapping[str, Any]) -> str:
@@ -70,7 +70,7 @@ def _value(report: Report, f: Mapping[str, Any]) -> str:
         return f"growth {figure(f['value'])}x"
     if kind in (VALIDITY, PRECISION):
         return f"‖g_L‖ {figure(f['value'])}" if kind == VALIDITY else f"cosines off by {figure(f['value'])}"
-    return f"{f['value']:+.1f} pp over {'frozen blocks' if kind == UTILITY else 'random draws of the blocks'}"
+    return f"{f['value']:+z.1f} pp over {'frozen blocks' if kind == UTILITY else 'random draws of the blocks'}"
 
 
 def next_steps(report: Report) -> list[tuple[str, str]]:

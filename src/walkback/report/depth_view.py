@@ -27,12 +27,12 @@ def depth_words(report: Report) -> str:
     """Return which check depth was judged on where that is D3-outcome, and what the one beside it says otherwise."""
     used = deciding_depth(report)
     named = about(used) == "outcome" and used["check"] not in report.failed and used["flagged"] is not None
-    line = f", depth judged on {used['check']} ({used['value']:+.1f} pp)" if named else ""
+    line = f", depth judged on {used['check']} ({used['value']:+z.1f} pp)" if named else ""
     for f in report.findings:
         if f.get("beside") and f["flagged"] is not None and f["flagged"] != used["flagged"]:
             what = "flags" if f["flagged"] else "passes"
             how = "beside it" if used["flagged"] is None else "disagrees:"
-            line += f"; {f['check']} {how} {what} at {f['value']:+.1f} pp ({used['check']} decides)"
+            line += f"; {f['check']} {how} {what} at {f['value']:+z.1f} pp ({used['check']} decides)"
     return line
 
 
@@ -74,7 +74,7 @@ def depth_lines(report: Report) -> list[str]:
     alone = [f"{name} {a:.3f}" for name, a, _ in floors if a is not None]
     alone += [f"{name} not measured: {depth.reasons.get(key, 'no reason')}" for name, a, key in floors if a is None]
     lines = [
-        f"trained blocks are worth {depth.worth_pp:+.1f} pp [{low:+.1f}, {high:+.1f}]: accuracy {depth.trained:.3f} "
+        f"trained blocks are worth {depth.worth_pp:+z.1f} pp [{low:+z.1f}, {high:+z.1f}]: accuracy {depth.trained:.3f} "
         f"with them, {depth.random:.3f} with random ones ({len(depth.rerandomised)} draws); {', '.join(alone)}",
         f"all readouts refitted on {count['train']} training samples, compared on {count['test']} test samples; "
         f"standard error {depth.parts['samples']:.2f} pp from samples, {depth.parts['draws']:.2f} pp from draws",

@@ -123,8 +123,8 @@ def panel(
     for point, value in zip(line, values):
         if point is not None:
             parts.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="4" fill="currentColor">')
-            parts.append(f"<title>{value:.4g}</title></circle>")
-    label = f"{name}: {', '.join('not measured' if v is None else f'{v:.3g}' for v in values)}"
+            parts.append(f"<title>{value:z.4g}</title></circle>")
+    label = f"{name}: {', '.join('not measured' if v is None else f'{v:z.3g}' for v in values)}"
     head = f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(label)}" font-size="11">'
     return Markup(f"{head}{''.join(parts)}</svg>")
 
@@ -141,7 +141,7 @@ def _grid(low: float, high: float, log: bool, y: Any) -> list[str]:
         step = max(1, ceil((high - low) / 5))
         ticks = [(t, f"1e{t}") for t in range(int(low), int(high) + 1, step)]
     else:
-        ticks = [(t, f"{t:+.2f}" if t else "0") for t in (low, 0.0, high) if not t or abs(t) > (high - low) / 8]
+        ticks = [(t, f"{t:+z.2f}" if t else "0") for t in (low, 0.0, high) if not t or abs(t) > (high - low) / 8]
     lines = [
         f'<line x1="{_LEFT}" y1="{y(t)}" x2="{_WIDTH - _RIGHT}" y2="{y(t)}" stroke="currentColor" '
         f'stroke-opacity="{0.5 if not log and t == 0 else 0.18}"/>'

@@ -6,7 +6,7 @@ from math import isinf, log10
 
 NONE = "–"
 NOT_MEASURED = "not measured"  # the reason of what nobody asked for
-_KINDS = {"acc": ".3f", "cos": "+.3f", "pp": "+.1f", "int": ".0f"}
+_KINDS = {"acc": "z.3f", "cos": "+z.3f", "pp": "+z.1f", "int": "z.0f"}
 
 
 def number(value: float, kind: str) -> str:
@@ -17,6 +17,7 @@ def number(value: float, kind: str) -> str:
     >>> number(999.4, "norm"), number(-999.7, "norm"), number(1000.4, "norm")
     ('999', '-1000', '1000')
     """
+    value += 0.0  # of −0.0 nothing is left
     if isinf(value):
         return "∞" if value > 0 else "-∞"
     if kind in _KINDS:
@@ -35,8 +36,9 @@ def figure(value: float | None, form: str = "number") -> str:
     """
     if value is None:
         return NONE
+    value += 0.0  # of −0.0 nothing is left
     if form == "share":
-        return f"{value:.0%}"
+        return f"{value:z.0%}"
     if form == "signed":
-        return f"{value:+.3f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
+        return f"{value:+z.3f}" if value == 0 or abs(value) >= 5e-4 else f"{value:+.1e}"
     return f"{value:.3g}" if value == 0 or 1e-2 <= abs(value) < 1e4 else f"{value:.2e}"

@@ -87,7 +87,7 @@ def view(report: Report) -> dict[str, Any]:
 
 
 def _check(f: Mapping[str, Any]) -> dict[str, Any]:
-    ends = ", ".join(map(("{:+.1f}" if about(f) in DEPTH else "{:.3g}").format, f.get("interval") or ()))
+    ends = ", ".join(map(("{:+z.1f}" if about(f) in DEPTH else "{:.3g}").format, f.get("interval") or ()))
     # An interval that straddles the margin is told by the result and the verdict already.
     why = "" if f["cause"] == "straddles" else f["reason"]
     return {

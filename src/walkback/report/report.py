@@ -15,6 +15,7 @@ from walkback.notes import Note
 from walkback.report import view
 from walkback.report.depth_view import deciding
 from walkback.report.formats.report_2 import SCHEMA, read_report
+from walkback.report.formats.sums import check_file
 from walkback.report.latex import report_latex, tex
 from walkback.report.markdown import report_markdown
 from walkback.report.text import details_text, report_text
@@ -205,8 +206,10 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """Read what `save` wrote."""
-        return cls.from_dict(read_table(path), str(path))
+        """Read what `save` wrote; in the folder of a run, only what the run wrote."""
+        report = cls.from_dict(read_table(path), str(path))
+        check_file(Path(path))
+        return report
 
     @classmethod
     def from_dict(cls, data: object, where: str = "the report") -> Report:

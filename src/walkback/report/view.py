@@ -202,7 +202,7 @@ def count_sites(report: Report) -> int:
 
 def _cell(report: Report, q: Quantity, site: int, value: float | None) -> str:
     if q.form == "interval" and value is not None:
-        return f"{value:+.3f}…{(report.per_layer.get('cosine_high') or [])[site]:+.3f}"
+        return f"{value:+z.3f}…{(report.per_layer.get('cosine_high') or [])[site]:+z.3f}"
     if q.form == "band" and value is not None:
         return f"±{value:.3f}"
     return figure(value, q.form)
@@ -221,7 +221,7 @@ def finding_rows(report: Report) -> Grid:
 def finding_value(finding: Mapping[str, Any]) -> str:
     """Return the value of a check, in percentage points where it is about depth."""
     value, points = finding["value"], about(finding) in DEPTH
-    return f"{value:+.1f} pp" if points and value is not None else figure(value)
+    return f"{value:+z.1f} pp" if points and value is not None else figure(value)
 
 
 def result_of(finding: Mapping[str, Any]) -> str:
@@ -256,7 +256,7 @@ def _about_stream(report: Report) -> list[str]:
     checked = any(about(f) == "stability" for f in report.findings)
     if not checked and v.get("stability") is not None:
         limit = report.thresholds["stability_drift_ceiling"]
-        parts.append(f"direction stability of g_L {v['stability']:+.3f} (drift above {limit:g})")
+        parts.append(f"direction stability of g_L {v['stability']:+z.3f} (drift above {limit:g})")
     elif not checked and report.conditions.get("samples"):
         parts.append(f"direction stability of g_L not measured: {report.reasons.get('stability', 'not given')}")
     return ["; ".join(parts)] if parts else []
@@ -267,11 +267,11 @@ def _about_gamma(report: Report) -> list[str]:
     if v.get("gamma") is not None:
         last = "L" if report.conditions.get("gamma_over") == "0..L" else "L−1"
         where = "all hidden layers" if by_layer(report.conditions) else f"sites 0…{last}"
-        parts = [f"Γ = {v['gamma']:+.3f} ({where})"]
+        parts = [f"Γ = {v['gamma']:+z.3f} ({where})"]
         if v.get("gamma_concentration") is not None:
             parts.append(f"one site carries {v['gamma_concentration']:.0%} of Σ|cos|")
         if v.get("deep_cosine") is not None:
-            parts.append(f"deep mean {v['deep_cosine']:+.3f}")
+            parts.append(f"deep mean {v['deep_cosine']:+z.3f}")
         lines.append("; ".join(parts))
         others = [f"{k} {figure(x, 'signed')}" for k, x in report.aggregates.items() if k != "layers"]
         if others:
@@ -282,7 +282,7 @@ def _about_gamma(report: Report) -> list[str]:
         if fresh.get(name) and ours is not None:
             mean, std = fresh[name]["mean"], fresh[name]["std"]
             apart = f", {abs(ours - mean) / std:.1f}σ from ours" if std else ""
-            lines.append(f"{letter} with fresh feedback {mean:+.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
+            lines.append(f"{letter} with fresh feedback {mean:+z.3f} ± {std:.3f} ({fresh['draws']} draws){apart}")
     if "not measured because" in fresh:
         lines.append(f"fresh feedback not measured: {fresh['not measured because']}")
     measured = {name: numbers for name, numbers in report.controls.items() if numbers}

@@ -9,8 +9,10 @@ this process when the network is built: only where the user trusts that module b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,10 +26,11 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from walkback.errors import FormatError, InputError, cut, shown
-from walkback.files import complete, encoded, make_folder, read_file, write_together
+from walkback.files import LARGEST_WEIGHTS, complete, encoded, make_folder, parse_json, read_file, write_together
 from walkback.nets import build
 from walkback.network.anatomy import unwrap
 from walkback.registry import call_entry, check_trusted, is_entry, modules_named
+from walkback.report.formats.sums import RECORD, SUMS, WEIGHTS, check_size, check_sums, read_sums, sums_text
 from walkback.report.report import Report
 from walkback.rules import make
 from walkback.rules.rule import Rule, set_up
@@ -35,7 +38,6 @@ from walkback.training.spec import SCHEMA as SCHEMA
 from walkback.training.spec import RunSpec
 from walkback.training.spec import run_fields as run_fields
 from walkback.training.spec import schema_of as schema_of
-from walkback.training.sums import SUMS, check_sums, read_sums, sums_text
 from walkback.verdict.files import read_table
 
 MOST = 2**24  # of a size that a spec may ask for
@@ -162,7 +164,7 @@ class Bundle:
         if not path.exists():
             return []
         try:
-            return [json.loads(line) for line in read_file(path).decode().split("\n") if line.strip()]
+            return [parse_json(line) for line in read_file(path).decode().split("\n") if line.strip()]
         except (OSError, ValueError, RecursionError) as error:
             raise FormatError(f"Expected {path} to hold one JSON object per line, but: {error}.") from None
 
@@ -211,7 +213,7 @@ def save_bundle(
         write_together(path, {**sums, **dict.fromkeys(OPTIONAL), **files})
     except OSError as error:
         raise FormatError(f"Expected to write the bundle to {path}, but: {error}.") from None
-    return load_bundle(path, modules_named(spec.get("net"), spec.get("rule"), spec.get("data")))
+    return load_bundle(path, modules_named(spec.get("net"), spec.get("rule"), spec.get("data")), largest=sys.maxsize)
 
 
 def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) -> dict[str, Tensor]:
@@ -223,6 +225,15 @@ def stored(model: nn.Module, auxiliaries: Mapping[str, Tensor], **more: Tensor) 
         raise InputError(f"Expected tensors only, but {odd} is a {type(tensors[odd]).__name__}.")
     # Cloned: safetensors refuses tensors that share memory, and tied weights do.
     return {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
+
+
+def tensors_sum(tensors: Mapping[str, Tensor], rows: str) -> str:
+    """Return the SHA-256 of tensors on the CPU, with their names, types and shapes, and of the rows kept with them."""
+    hashed = hashlib.sha256(rows.encode())
+    for name, tensor in sorted(tensors.items()):
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return hashed.hexdigest()
 
 
 def _text(value: Any, name: str, indent: int | None = None) -> str:
@@ -243,13 +254,14 @@ def _spelled(value: Any) -> Any:
     return value
 
 
-def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
+def load_bundle(path: str | Path, trust: Iterable[str] = (), largest: int = LARGEST_WEIGHTS) -> Bundle:
     """Read a bundle folder. Nothing that its spec names is imported, now or later, but for modules in `trust`.
 
     Args:
         path: the folder.
         trust: names of modules, or of packages around them, whose functions the spec may name as its network, rule or
             data. A bundle of networks and rules that Walkback has needs none.
+        largest: bytes that its weights may have.
 
     >>> import walkback as wb
     >>> load_bundle(wb.selftest.BUNDLES / "bp").spec["rule"]
@@ -270,9 +282,10 @@ def load_bundle(path: str | Path, trust: Iterable[str] = ()) -> Bundle:
             f"Expected weights in {path}, but it is the record of a run that was kept without them. What was measured "
             f"is in its report: walkback judge {path / 'report.json'}"
         )
-    check_sums(path, ("spec.json", "weights.safetensors", "trajectory.jsonl", "report.json"))
+    check_sums(path, (*RECORD, WEIGHTS), largest=largest)
     if weights.exists() and not weights.is_file():  # a pipe would be waited for
         raise FormatError(f"Expected {weights} to hold the weights, but it is a folder, pipe or device.")
+    check_size(weights, largest)
     try:
         tensors = load_file(weights)
     except (OSError, SafetensorError, MemoryError) as error:

@@ -71,7 +71,7 @@ class TwoFaced:
     measures: float | None
 
     def __str__(self) -> str:
-        trains, measures = ("none" if c is None else f"{c:+.4f}" for c in (self.trains, self.measures))
+        trains, measures = ("none" if c is None else f"{c:+z.4f}" for c in (self.trains, self.measures))
         return f"{self.group}: trains with cosine {trains} to exact, measures with {measures}"
 
 
@@ -124,7 +124,7 @@ class Certificate:
         near, hidden = self.exact_in_effect, self.hidden_backprop
         ends = {c.group: " + exact" if c.leaks else " ≈ exact" if c.group in near else "" for c in self.groups}
         rows = [(c.group, c.kind + ends[c.group], c.cosine, c.leak) for c in self.groups]
-        head, forms = ("parameters", "credit", "cosine to exact", "exact share left"), ("", "", "+.4f", "+.3f")
+        head, forms = ("parameters", "credit", "cosine to exact", "exact share left"), ("", "", "+z.4f", "+z.3f")
         table = [[format(x, form) if x is not None else "–" for x, form in zip(row, forms)] for row in rows]
         lines = [self.rule, tabulate(table, head, disable_numparse=True)]
         if hidden:

@@ -19,9 +19,10 @@ from typing import Any
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 
-from walkback.errors import FormatError, WalkbackError, shown
-from walkback.files import LEFT_OVER, make_folder, read_file, write_whole
+from walkback.errors import FormatError, WalkbackError, cut, shown
+from walkback.files import LEFT_OVER, has_other_names, make_folder, read_file, write_whole
 from walkback.progress import say
+from walkback.report.formats.sums import RECORD, SUMS, WEIGHTS, check_sums
 from walkback.report.report import Report
 from walkback.training.bundle import SCHEMA, Bundle, load_bundle, run_fields, schema_of
 from walkback.training.spec import RunSpec
@@ -67,10 +68,11 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
 
     Waits while another one is in, or with `wait` False raises BusyError.
     """
+    refuse_link(folder)
     try:
         make_folder(folder)
         _check_locks(folder)
-        if (folder / LOCK).is_symlink():  # opening it could empty what it points to
+        if not _is_own(folder / LOCK):  # opening it could empty another file
             raise OSError(errno.ELOOP, "a link, which no run makes: remove it", str(folder / LOCK))
         lock = FileLock((folder / LOCK).absolute(), is_singleton=True)  # the same object for whoever comes in again
         try:
@@ -89,6 +91,20 @@ def owned(folder: Path, quiet: bool = True, wait: bool = True) -> Iterator[None]
         yield
     finally:
         lock.release()
+
+
+def refuse_link(folder: Path) -> None:
+    """Refuse to train where the folder of a run is a link: its files would be written, and removed, elsewhere."""
+    if folder.is_symlink():
+        raise FormatError(
+            f"Expected {folder} to be a folder of its own, but it is a link to {cut(str(folder.readlink()), 200)}, "
+            "where nothing is written. Put the folder itself there, or give the store that it is in; a store may be a "
+            "link."
+        )
+
+
+def _is_own(lock: Path) -> bool:
+    return not lock.is_symlink() and not has_other_names(lock)
 
 
 _LOCKS: set[int] = set()  # the file systems whose locks were tried and hold
@@ -132,7 +148,7 @@ def _check_locks(folder: Path) -> None:
 
 def is_locked(folder: Path) -> bool:
     """Return whether some process is training there right now."""
-    if not (folder / LOCK).is_file() or (folder / LOCK).is_symlink():
+    if not (folder / LOCK).is_file() or not _is_own(folder / LOCK):
         return False
     try:
         with FileLock(folder / LOCK).acquire(blocking=False):
@@ -144,7 +160,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a finished run no longer needs."""
+    """Remove what a finished run no longer needs; nothing through a link."""
+    if folder.is_symlink():
+        return
     _remove(folder, CHECKPOINT, PROGRESS, LOCK, f"*{LEFT_OVER}")
 
 
@@ -188,6 +206,7 @@ def finished(folder: Path, spec: RunSpec) -> bool:
     _same_spec(folder, spec)
     present = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
     if "report.json" not in present:
+        refuse_link(folder)
         last = sorted({"weights.safetensors", "trajectory.jsonl"} & present)  # written after the last epoch
         if last and CHECKPOINT not in present:
             raise FormatError(
@@ -195,6 +214,7 @@ def finished(folder: Path, spec: RunSpec) -> bool:
                 f"{'is' if len(last) == 1 else 'are'} of a run that reached its last epoch, but it has none. Put it "
                 f"back. {AGAIN}"
             )
+        _refuse_folders(folder)
         return False
     missing = sorted({"spec.json", "trajectory.jsonl"} - present)
     if missing:
@@ -213,7 +233,18 @@ def finished(folder: Path, spec: RunSpec) -> bool:
             f"Expected {folder / 'trajectory.jsonl'} to have the {epochs} epochs that report.json speaks of, but it "
             f"has {len(rows)}: it was cut short or belongs to another run. Put the right file back. {AGAIN}"
         )
+    try:
+        check_sums(folder, RECORD, spec.digest)
+    except FormatError as error:
+        raise FormatError(f"{error} {AGAIN}") from None
     return True
+
+
+def _refuse_folders(folder: Path) -> None:
+    """Refuse a folder where a run will write a file, before it is trained."""
+    names = (CHECKPOINT, PROGRESS, LOCK, SUMS, WEIGHTS, *RECORD)
+    if wrong := [name for name in names if (folder / name).is_dir()]:
+        raise FormatError(f"Expected {folder / wrong[0]} to be a file or not there, but it is a folder. Move it away.")
 
 
 def _same_spec(folder: Path, spec: RunSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,18 +23,20 @@ from torch import Tensor
 from walkback.api import diagnose
 from walkback.data import Dataset, load
 from walkback.data.dataset import checked
+from walkback.errors import shown
+from walkback.files import LARGEST, parse_json
 from walkback.network.values import widest
 from walkback.notes import Note
-from walkback.progress import Show, epochs, quietly, say
+from walkback.progress import Show, epochs, quietly, say, stopping_quietly
+from walkback.report.formats.sums import SUMS, check_size, sums_text
 from walkback.rules.rule import Parts, declares
 from walkback.training import setup
-from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored
+from walkback.training.bundle import SCHEMA, Bundle, load_bundle, stored, tensors_sum
 from walkback.training.folder import CHECKPOINT, PROGRESS, owned, reading_checkpoint, reopen, spec_text, tidy, write
 from walkback.training.rows import evaluate, float64_check, fresh_null, machine, measured_row, zero_credit_notes
 from walkback.training.setup import augment, build_net, build_rule, probe_batches, seeded
 from walkback.training.spec import RunSpec
 from walkback.training.step import TrainingStep
-from walkback.training.sums import SUMS, sums_text, tensors_sum
 
 # Kept importable from here: what runs are rebuilt and measured again with.
 __all__ = ["PROBES", "Parts", "augment", "build_net", "build_rule", "evaluate", "probe_batches", "train"]
@@ -42,6 +45,7 @@ FRESH_DRAWS = 20
 PROBES = ("perturbation", "nudging", "intrinsic")  # of the report after the last epoch
 
 
+@stopping_quietly()
 def train(
     spec: RunSpec,
     out: str | Path = "runs",
@@ -170,11 +174,16 @@ def _resume(run: setup.Run, folder: Path) -> int:
         return 0
     if not path.is_file():
         raise ValueError("it is a folder, pipe or device")
+    own = sum(t.nbytes for t in stored(run.net, run.rule.state_dict()).values())
+    check_size(path, 4 * own + LARGEST)  # with the optimiser's moments, and the rows
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         if metadata.get("schema", SCHEMA) != SCHEMA:
             raise ValueError(f"expected schema {SCHEMA}, but got {metadata['schema']}")
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    known, written = {"schema", "epoch", "rows", "spec", "sha256"}, set(metadata)
+    if written - known or len(written & {"spec", "sha256"}) == 1:  # a flipped bit in the name of one
+        raise ValueError(f"expected its metadata to be {', '.join(sorted(known))}, but got {shown(sorted(written))}")
     if metadata.get("spec", run.spec.digest) != run.spec.digest:
         raise ValueError(f"expected a checkpoint of the spec {run.spec.digest}, but it is of {metadata['spec']}")
     if metadata.get("sha256", same := tensors_sum(tensors, metadata.get("rows", ""))) != same:
@@ -186,7 +195,7 @@ def _resume(run: setup.Run, folder: Path) -> int:
     run.net.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("net.")})
     run.rule.load_state_dict({k[4:]: v for k, v in tensors.items() if k.startswith("aux.")})
     run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": state})
-    run.rows, epoch = json.loads(metadata["rows"]), int(metadata["epoch"])
+    run.rows, epoch = parse_json(metadata["rows"]), int(metadata["epoch"])
     if not isinstance(run.rows, list) or len(run.rows) != epoch + 1:
         raise ValueError(f"expected {epoch + 1} rows after {epoch} epochs")
     return epoch
@@ -233,4 +242,4 @@ def _finish(run: setup.Run, folder: Path) -> Bundle:
     write(folder / SUMS, sums_text(spec.digest, files))
     write(folder / "report.json", files["report.json"])  # last: its presence says that the run is finished
     tidy(folder)
-    return load_bundle(folder, spec.modules)
+    return load_bundle(folder, spec.modules, largest=sys.maxsize)

@@ -14,9 +14,9 @@ from walkback.files import encoded, write_together
 from walkback.measures.depth import Depth, depth
 from walkback.progress import quietly, say
 from walkback.report.formats.logged import judge
+from walkback.report.formats.sums import with_sum
 from walkback.report.report import Report
 from walkback.training.bundle import Bundle
-from walkback.training.sums import with_sum
 
 TOGETHER = 1000  # samples
 

@@ -44,7 +44,7 @@ def _step_claim(m: Measurements, claim: Claim) -> ChainStep:
         parts.append(f"accuracy {sum(values) / len(values):.3f}{seeds}")
     if m.gamma is not None:
         sites = len(gamma_cosines(m.cosine, m.conditions))
-        parts.append(f"Γ = {m.gamma:+.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
+        parts.append(f"Γ = {m.gamma:+z.3f}" + (f" over sites 0…{sites - 1}" if sites else ""))
     if m.gamma is None and m.cosine:
         parts.append("a cosine that could not be measured at every site")
     text = " and ".join(parts) if parts else "no accuracy and no cosine were given"
@@ -109,9 +109,9 @@ _AGAINST = {"depth": "frozen blocks", "outcome": "their own random draws"}
 def _gain(depth: Finding, over: str) -> str:
     if depth.value is None:
         return depth.reason
-    interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+.1f}…{depth.interval[1]:+.1f})"
+    interval = "" if depth.interval is None else f" (95 % interval {depth.interval[0]:+z.1f}…{depth.interval[1]:+z.1f})"
     why = "undecided" if depth.straddles else depth.reason
-    text = f"{depth.value:+.1f} pp over {over}{interval}, margin {depth.limit:.3g} pp"
+    text = f"{depth.value:+z.1f} pp over {over}{interval}, margin {depth.limit:.3g} pp"
     return f"{text}; {why}" if why else text
 
 
@@ -171,7 +171,7 @@ def _credit_words(m: Measurements) -> str:
     deep = list(deep_of(m.cosine, m.conditions))
     if not deep or all(m.cosine[site] is None for site in deep):
         return "whether credit is poor (Mode 2) can't be told, since no credit was given at the deep sites"
-    average = "" if m.deep_cosine is None else f" (deep mean {m.deep_cosine:+.3f})"
+    average = "" if m.deep_cosine is None else f" (deep mean {m.deep_cosine:+z.3f})"
     aligned = _aligned(m)
     if aligned is None:
         return f"whether credit is poor (Mode 2) can't be told without a null band at every deep site{average}"

@@ -159,7 +159,7 @@ def depth_utility(
     margin, interval, more = of.value, of.interval, None
     gain = None if bp is None else mean_gain(bp, frozen if bp_frozen is None else bp_frozen)
     if gain is not None and gain < limit:
-        why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
+        why = f"BP itself gains only {gain:z.1f} pp over frozen blocks: this task can't show depth"
         return Finding(check, title, margin, limit, when, None, why, interval, "task", of.parts or None)
     flagged, why, cause = margin < limit, "", ""
     if of.straddles(limit):

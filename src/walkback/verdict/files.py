@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from walkback.errors import FormatError, InputError
-from walkback.files import read_file, write_whole
+from walkback.files import parse_json, read_file, write_whole
 
 
 def read_table(path: str | Path) -> object:
@@ -18,7 +18,7 @@ def read_table(path: str | Path) -> object:
     what = f"Expected {path} to be readable as {path.suffix or 'JSON'}, but"
     try:
         text = read_file(path).decode("utf-8-sig")
-        return tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        return tomllib.loads(text) if path.suffix == ".toml" else parse_json(text)
     except FileNotFoundError:
         raise FormatError(f"Expected a file at {path}, but there is none.") from None
     except RecursionError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from math import sqrt
+from decimal import Decimal
+from math import ceil, floor, sqrt
 from typing import Any
 
 from walkback.measures.measurements import Measurements, deep_of
@@ -93,6 +94,7 @@ def on_claim(m: Measurements, claim: Claim, thresholds: DiagnosticThresholds) ->
     found = [
         _other_accuracy(m.conditions, claim),
         _no_spread(claim),
+        _no_such_share(claim),
         _below_chance(m.conditions, claim),
         _constant(m.h_norm),
         _same_direction(m),
@@ -126,6 +128,21 @@ def _no_spread(claim: Claim) -> Note | None:
         return None
     shared = {name: row[0] for name, row in same.items()}
     return Note("no-spread", None, {"same": shared, "seeds": len(next(iter(same.values())))})
+
+
+def _no_such_share(claim: Claim) -> Note | None:
+    """Return a note on an accuracy that no number of right answers gives, to the digits it is told with."""
+    n = claim.test_samples
+    if n is None:
+        return None
+    given = {"headline_acc": claim.accuracy, "frozen_baseline_acc": claim.frozen, "bp_acc": claim.bp}
+    for name, value in given.items():
+        for accuracy in [] if value is None else accuracies(name, value):
+            digits = -int(Decimal(repr(accuracy)).as_tuple().exponent)
+            off = n * max(0.5 * 10.0**-digits, 1e-7)  # float32 has seven digits
+            if floor(accuracy * n + off) < ceil(accuracy * n - off):
+                return Note("no-such-share", None, {"name": name, "accuracy": accuracy, "samples": n})
+    return None
 
 
 def _controls(claim: Claim) -> Note | None:

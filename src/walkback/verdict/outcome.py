@@ -29,7 +29,7 @@ def depth_outcome(check: str, _: Measurements, t: DiagnosticThresholds, claim: C
     gain = None if claim.bp is None or frozen is None else mean_gain(claim.bp, frozen)
     flagged, why, cause, more = of.value < limit, "", "", None
     if gain is not None and gain < limit:
-        why = f"BP itself gains only {gain:.1f} pp over frozen blocks: this task can't show depth"
+        why = f"BP itself gains only {gain:z.1f} pp over frozen blocks: this task can't show depth"
         flagged, cause = None, "task"
     elif of.straddles(limit):
         flagged, why, cause, more = None, of.undecided(limit, "pp"), "straddles", of.more(limit)

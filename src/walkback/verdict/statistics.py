@@ -107,7 +107,7 @@ class Estimate(NamedTuple):
         assert self.interval is not None
         low, high = self.interval
         sign = "+" if unit == "pp" else ""
-        number = f"{{:{sign}.1f}}" if unit == "pp" else "{:.3g}"
+        number = f"{{:{sign}z.1f}}" if unit == "pp" else "{:.3g}"
         ends = f"{number.format(low)}…{number.format(high)}{_unit(unit)}"
         what = "margin" if unit == "pp" else "limit"
         text = f"the 95 % interval {ends} straddles the {what} of {limit:.3g}{_unit(unit)}"

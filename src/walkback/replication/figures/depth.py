@@ -42,7 +42,7 @@ def accuracy_by_depth(records: Records, width: st.Width) -> Figure:
     panels = [ax for row in st.grid(fig, lines, across, sharey=True) for ax in row]
     for ax, heading, ((_, rule), rows) in zip(panels, headings, groups.items()):
         _draw(ax, rule, rows)
-        worth = f"{rows[0]['D3-outcome pp']['mean']:+.1f} pp".replace("-", "−")
+        worth = f"{rows[0]['D3-outcome pp']['mean']:+z.1f} pp".replace("-", "−")
         st.heading(ax, f"{textwrap.fill(heading, 26)}:\nblocks {worth}")
     for ax in panels[len(groups) :]:
         ax.set_visible(False)

@@ -223,7 +223,7 @@ def depth_cell(j: Judged, stem: str = "rule") -> Cell:
         least = ["+seeds and samples"]
     more = "".join(f" ({words})" for words in least)
     some = "" if paired == len(j.runs) else f" ({paired} of {len(j.runs)} seeds)"
-    text = f"{finding.value:+.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
+    text = f"{finding.value:+z.1f}{interval_text(finding)} {depth_word(finding)}{more}{some}"
     return Cell(text, {**raw, "n": paired})
 
 
@@ -235,7 +235,7 @@ def among_many(finding: Finding) -> bool:
 
 def interval_text(finding: Finding) -> str:
     """Return the interval of a finding with a space before it, empty where there is none."""
-    return "" if finding.interval is None else " [{:+.1f}, {:+.1f}]".format(*finding.interval)
+    return "" if finding.interval is None else " [{:+z.1f}, {:+z.1f}]".format(*finding.interval)
 
 
 def depth_word(finding: Finding) -> str:

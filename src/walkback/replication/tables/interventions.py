@@ -143,7 +143,7 @@ def _fresh(run: Record | None, what: str, printed: Sequence[Figure]) -> list[Cel
     trained, null = found = fresh(run, what) if run else Fresh(None, None)
     draws = ((run.report.run.get("fresh_feedback") or {}) if run else {}).get("draws", 0)
     cell = Cell(f"{number(null['mean'], 'cos')} ± {null['std']:.3f}", null) if null else Cell(NONE)
-    apart = Cell(NONE) if found.apart is None else Cell(f"{found.apart:+.1f}", found.apart)
+    apart = Cell(NONE) if found.apart is None else Cell(f"{found.apart:+z.1f}", found.apart)
     return [
         against("trained", stat([trained]), "cos", among(printed, what)),
         count(draws),
@@ -317,4 +317,4 @@ def _rank(t: Draft, figure: str, ours: dict[str, dict[str, float]], theirs: dict
 
 
 def _tau(value: Any) -> Cell:
-    return Cell(NONE) if value is None else Cell(f"{value:+.2f}", value)
+    return Cell(NONE) if value is None else Cell(f"{value:+z.2f}", value)

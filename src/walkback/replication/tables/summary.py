@@ -160,7 +160,7 @@ def _early(records: Records, flag: bool) -> Validation:
     valid = sum(reference_validity("D2", m, FLOOR).flagged is False for m in at.values())
     chance = sum(m.deep_cosine is not None and abs(m.deep_cosine) <= bands[seed] for seed, m in at.items())
     text = (
-        f"deep cosine {cosine.mean:+.3f} at epoch 1, within chance (±{sum(bands.values()) / len(bands):.3f}) on "
+        f"deep cosine {cosine.mean:+z.3f} at epoch 1, within chance (±{sum(bands.values()) / len(bands):.3f}) on "
         f"{chance}/{cosine.n} seeds, reference valid on {valid}/{len(at)}"
     )
     return Validation(text, set(readings) == {WITHOUT}, len(at))
@@ -176,7 +176,7 @@ def _penalty(records: Records, flag: bool) -> Validation:
         return Validation(NONE, None, n)
     before, after = (sum(side) / len(pairs) for side in zip(*pairs))
     lift = f"{number(after / before, 'norm')}-fold" if before else f"from zero to {number(after, 'norm')}"
-    text = f"λ = 0.01 lifts DFA's ‖g_L‖ {lift}, deep cosine to {cosine.mean:+.3f}"
+    text = f"λ = 0.01 lifts DFA's ‖g_L‖ {lift}, deep cosine to {cosine.mean:+z.3f}"
     if all(flag is False for flag in plain.flagged("reference")):
         return Validation(f"{text}; but the reference is valid without it: no Mode 1 to ease", None, n)
     valid = all(flag is False for flag in rescued.flagged("reference"))
@@ -188,9 +188,9 @@ def _controls(records: Records, flag: bool) -> Validation:
     apart = [sigmas for run in rescued if (sigmas := fresh(run).apart) is not None]
     bp = [select(records, penalised("bp", λ, flag)) for λ in (0.0, RESCUE)]
     cost = paired(*bp)
-    text = f"trained feedback {min(apart):+.1f}σ or more from fresh" if apart else "no run with fresh feedback"
+    text = f"trained feedback {min(apart):+z.1f}σ or more from fresh" if apart else "no run with fresh feedback"
     if cost is not None:
-        text += f"; the penalty changes BP by {cost.mean:+.1f} pp"
+        text += f"; the penalty changes BP by {cost.mean:+z.1f} pp"
     return Validation(text, min(apart) >= 3 if apart else None, len(rescued) + len(bp[0]) + len(bp[1]))
 
 

@@ -218,7 +218,7 @@
 
   // -- figures ------------------------------------------------------------------------------------------------
 
-  const signed = (value) => (value < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
+  const signed = (value) => (value.toFixed(3) < 0 ? "−" : "+") + Math.abs(value).toFixed(3);
   function short(value) {
     if (value === null || value === undefined) return "not measured";
     const plain = value === 0 || (Math.abs(value) >= 1e-2 && Math.abs(value) < 1e4);

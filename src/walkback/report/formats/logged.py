@@ -117,6 +117,7 @@ def _judge_rows(
     claim = parsed[-1][1]
     m, dated = last_norms(rows, [m for m, _ in parsed])
     m = replace(m, notes=(*m.notes, *torn, *sorted_note, *dated))
+    m = replace(m, notes=(*m.notes, *_accuracies_twice(last, given)))
     run = plain(last.get("run") or {})
     if len(rows) > 1 or last.get("schema") == WATCH_SCHEMA:
         run |= replay([row for row, _ in rows], [m for m, _ in parsed], limits, by)
@@ -152,6 +153,15 @@ def _shallow(numbers: Any) -> Iterator[None]:
 def _logged_accuracy(row: Mapping[str, Any]) -> float | None:
     value = next((row[s] for s in ACCURACIES["headline_acc"] if row.get(s) is not None), None)
     return count(value)
+
+
+def _accuracies_twice(row: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[Note]:
+    """Yield a note where an accuracy stands under two names with two values, and none was given to stand above them."""
+    for name, spellings in ACCURACIES.items():
+        known = [(s, a) for s in spellings if (a := count(row.get(s))) is not None]
+        if given[name] is None and (others := [(s, a) for s, a in known if abs(a - known[0][1]) > 1e-9]):
+            (used, value), (other, beside) = known[0], others[0]
+            yield Note("accuracy-twice", None, {"used": used, "value": value, "other": other, "beside": beside})
 
 
 def _claim(row: Mapping[str, Any], given: Mapping[str, Any], where: str) -> Claim:

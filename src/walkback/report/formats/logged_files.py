@@ -13,11 +13,12 @@ from stat import S_ISDIR
 from typing import Any
 
 from walkback.errors import FormatError, InputError, shown
-from walkback.files import LARGEST, read_file
+from walkback.files import LARGEST, parse_json, read_file
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
 from walkback.report.formats.logged_columns import over_sites, site_of, spelled, stands_for
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
+from walkback.report.formats.sums import RECORD, check_file, check_sums
 from walkback.verdict.files import read_table
 
 Named = tuple[Mapping[str, Any], str]  # a row and where it stands
@@ -74,7 +75,9 @@ def _read(path: Path) -> tuple[list[Named], tuple[Note, ...]]:
                 f"Expected a file of numbers, or the folder of a run with its report.json, but {path} is a folder "
                 "without one."
             )
+        check_sums(path, RECORD)
         path = path / "report.json"
+    check_file(path)
     kind, notes = path.suffix.lower(), ()
     if kind not in (".jsonl", ".csv"):
         table = _table(path)
@@ -123,7 +126,7 @@ def jsonl_rows(data: bytes, path: Path) -> tuple[list[Any], bytes]:
     for n, line in enumerate(lines, 1):
         if line.strip():
             try:
-                rows.append(json.loads(line.decode("utf-8-sig" if n == 1 else "utf-8")))
+                rows.append(parse_json(line.decode("utf-8-sig" if n == 1 else "utf-8")))
             except ValueError as error:
                 if n == len(lines) and _cut_off(line, error):
                     return rows, line
@@ -139,7 +142,8 @@ def _cut_off(line: bytes, error: ValueError) -> bool:
         return False
     if isinstance(error, UnicodeDecodeError):
         return error.reason == "unexpected end of data"
-    assert isinstance(error, json.JSONDecodeError)
+    if not isinstance(error, json.JSONDecodeError):  # whole, with a key that stands twice
+        return False
     rest = error.doc[error.pos :]  # nothing, or a word, number or escape that was begun
     return error.msg.startswith("Unterminated string") or re.fullmatch(r"[\\\w.+-]*", rest) is not None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import isclose, isfinite
+from math import inf, isclose, isfinite
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
@@ -24,6 +24,7 @@ from walkback.measures.over_sites import (
 from walkback.measures.quantities import ENDS, LOGGED_SCALARS, NAME, PER_SITE, QUANTITIES, SCALAR_FIELDS, SITE_FIELDS
 from walkback.notes import RENEWED, Note
 from walkback.report.formats import report_1, report_2
+from walkback.report.formats.sense import impossible, impossible_conditions, odd_facts
 
 # One row of what `walkback.Watch` writes.
 WATCH_SCHEMA = "walkback.watch/1"
@@ -122,6 +123,8 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
     for name, inside in _PARTS.items():
         top = {key: row[key] for key in inside if row.get(key) is not None}
         given = parts[name]
+        if isinstance(given, Mapping):
+            _refuse_twice(top, given, name, where)
         parts[name] = {**top, **given} if isinstance(given, Mapping) else top if given is None else given
     if isinstance(parts["conditions"], Mapping):
         parts["g_norm_batch_size"] = parts["conditions"].get("g_norm_batch_size")
@@ -144,6 +147,17 @@ def parse_row(row: Mapping[str, Any], where: str) -> Row:
         if kind == "list_type" and name in ("h_norm", "g_norm"):
             raise InputError(f"Expected {what}. Where only the last site is known, call it {name}_last.")
     raise InputError(f"Expected {what}.")
+
+
+def _refuse_twice(top: Mapping[str, Any], given: Mapping[str, Any], part: str, where: str) -> None:
+    """Refuse a number that stands in two places of a row with two values."""
+    for name, value in top.items():
+        other = given.get(name)
+        if other is not None and plain(value) != plain(other):
+            raise InputError(
+                f"Expected {name} in {where} once, but got {shown(value)} and, in {part}, {shown(other)}. Log one of "
+                "them."
+            )
 
 
 # -- the numbers ---------------------------------------------------------------------------------------------------
@@ -169,6 +183,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
     conditions = plain(given.conditions)
     reasons = {str(k): str(v) for k, v in given.reasons.items()}
     h, g, cosine = lists["h_norm"], lists["g_norm"], lists["cosine"]
+    _refuse_impossible(impossible_conditions(conditions, max(map(len, lists.values()))), where)
     shapes = stream_shapes(conditions, len(h))
     sizes = comparable(lists["h_norm_all"] or h, conditions)  # what growth is taken of
     derived, derived_total, why = growth(*sizes)
@@ -189,7 +204,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         g = [*[None] * (max(map(len, lists.values())) - 1), scalars["g_norm_deepest"]]
     elif g and g[-1] is None and "g_norm" in finite:
         g = [*g[:-1], scalars["g_norm_deepest"]]
-    _refuse_unusable(row, lists, logged, bool(g), where)
+    _refuse_unusable(row, lists | _probes(given), logged, bool(g), where)
     for name in lists:
         if name not in ("h_norm", "g_norm") and bad[name]:
             reasons.setdefault(name, f"not finite {', '.join(f'at site {site}' for site, _ in bad[name])}, as logged")
@@ -199,6 +214,7 @@ def measurements(row: Mapping[str, Any], where: str = "the numbers") -> Measurem
         if derived is None:
             reasons["growth"] = why
     scalars |= {name: value for name, value in anew.items() if scalars[name] is None}
+    _refuse_impossible(impossible(lists, scalars, conditions), where)
     facts = _facts(row, reasons, where)
     facts["notes"] += tuple(_doubts(row, given, conditions))
     at = [(kind, *one) for name, kind in (("h_norm", "state"), ("g_norm", "gradient")) for one in bad[name]]
@@ -235,6 +251,11 @@ def _doubts(row: Mapping[str, Any], given: Row, conditions: Mapping[str, Any]) -
         yield Note("training-mode", None, {"mode": cut(str(mode), 40)})
     if isinstance(batch, (int, float)) and batch > LARGE_BATCH:
         yield Note("large-batch", None, {"batch": batch, "factor": batch / PUBLISHED_BATCH})
+    bands = enumerate(zip(given.per_layer.null_low or (), given.per_layer.null_high or ()))
+    if apart := [site for site, (low, high) in bands if None not in (low, high) and not low <= 0 <= high]:
+        yield Note("null-without-zero", None, {"sites": apart})
+    if odd := odd_facts(row):
+        yield Note("odd-facts", None, {"told": ", ".join(f"{k} {v}" for k, v in odd.items()), "facts": odd})
     if row.get("schema") is None:  # a report says in its reasons why
         lists = {name: getattr(given.per_layer, name) for name in ("h_norm", "g_norm", "cosine")}
         bare = {name: [i for i, v in enumerate(numbers) if v is None] for name, numbers in lists.items()}
@@ -272,6 +293,15 @@ def _refuse_unusable(
         raise InputError(
             f"Expected per-layer lists of one length in {where}, one entry per site, but got {sizes}.{hint}"
         )
+
+
+def _probes(given: Row) -> dict[str, Numbers]:
+    return {str(name): values for name, values in given.controls.items()}
+
+
+def _refuse_impossible(why: str, where: str) -> None:
+    if why:
+        raise InputError(f"Expected numbers in {where} that can be true together, but {why}.")
 
 
 def _same(name: str, number: float, of: str, derived: float, where: str) -> None:
@@ -317,16 +347,13 @@ def plain(value: Any, level: int = 0) -> Any:
     return value if value is None or isinstance(value, (str, int)) else str(value)
 
 
-_COUNTS = ("batches", "samples", "distinct_samples", "stability_group", "test_samples")
-
-
 @lru_cache(maxsize=256)
 def _is_name(text: str) -> bool:
     return re.fullmatch(NAME, text) is not None
 
 
 def _refuse_nonsense(given: Row, where: str) -> None:
-    """Raise where numbers can't be true: an interval that ends before it begins, a count below 1."""
+    """Raise where numbers can't be true: an interval that ends before it begins, a Γ above 1."""
     lists, values = vars(given.per_layer), vars(given.values)
     ends = {name: lists[name] if name in lists else values[name] for pair in ENDS for name in pair}
     if any(ends.values()) and (why := crossed(ends, ENDS)):
@@ -334,10 +361,9 @@ def _refuse_nonsense(given: Row, where: str) -> None:
     for name in (*given.aggregates, *given.controls):
         if not _is_name(str(name)):
             raise InputError(f"Expected names in aggregates and controls of {where} as words, but got {shown(name)}.")
-    for name in (name for name in _COUNTS if name in given.conditions):
-        count = plain(given.conditions[name])
-        if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or not count >= 1):
-            raise InputError(f"Expected conditions.{name} in {where} to be 1 or more, but got {shown(count)}.")
+    for name, value in given.aggregates.items():
+        if value is not None and 1 + 1e-6 < abs(value) < inf:
+            raise InputError(f"Expected {name} of Γ's aggregates in {where} between -1 and 1, but got {value:g}.")
 
 
 # -- what is said beside them --------------------------------------------------------------------------------------

@@ -21,7 +21,9 @@ from walkback.measures.quantities import ENDS, NAME, PER_SITE, SCALARS, Quantity
 from walkback.measures.worth import Depth
 from walkback.notes import Note
 from walkback.report.formats import report_1
+from walkback.report.formats.consistent import contradiction
 from walkback.report.formats.schema import tidy, whole
+from walkback.report.formats.sense import impossible
 from walkback.verdict.editions import EDITIONS
 from walkback.verdict.findings import ABOUT, DEPTH
 
@@ -294,6 +296,18 @@ class Document(_Exact):
             raise ValueError("lists in per_layer should have one length, an entry per site")
         if why := crossed({**lists, **values}, ENDS):
             raise ValueError(f"an interval should not end before it begins: {why}")
+        if why := impossible(lists, values, conditions := dict(self.conditions)):
+            raise ValueError(f"its numbers can't be true together: {why}")
+        sites = max(sizes, default=0) or len(conditions.get("state_shapes") or ())
+        for name, row in self.controls.items():
+            if row and sites and len(row) != sites:
+                raise ValueError(
+                    f"controls.{name} should have one value for each of {sites} sites, but it has {len(row)}"
+                )
+        if odd := [name for name, value in self.aggregates.items() if value is not None and abs(value) > 1 + 1e-6]:
+            raise ValueError(f"orders of averaging Γ should be between -1 and 1, but {odd[0]} is not")
+        if any(n.site is not None and sites and n.site >= sites for n in (*self.nonfinite, *self.notes)):
+            raise ValueError(f"sites should be those of the numbers, below {sites}")
         if self.depth is not None:
             Depth.of(self.depth.model_dump(), "depth")
         questions = {ABOUT[f.check] for f in self.findings if not f.beside}
@@ -334,6 +348,8 @@ def read_report(data: object, where: str = "the report") -> dict[str, Any]:
     _check(Document, given, where)
     if older:
         given |= report_1.readings(given)
+    if why := contradiction(given):
+        raise FormatError(f"Expected {where} to have the verdict of its own findings, but {why}.")
     for name in ("failed", "chain", "findings", "nonfinite"):
         given[name] = tuple(given[name])
     given["notes"] = tuple(Note.of(note) for note in given["notes"])

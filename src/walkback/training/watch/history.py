@@ -284,7 +284,7 @@ def _cell(row: Row, head: str) -> str:
     value = value[index] if value and index is not None else value
     if value is None or isinstance(value, int):
         return "" if value is None else str(value)
-    return f"{value:+.3f}" if head in _OF_CREDIT else f"{value:.4g}"
+    return f"{value:+z.3f}" if head in _OF_CREDIT else f"{value:.4g}"
 
 
 class Printer:
