@@ -15,6 +15,7 @@ from walkback.network.layers import Site, kept_weights, own_weights, read_as_one
 from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
+from walkback.tracing.cuts import CutGraph
 from walkback.tracing.derived import Tape
 from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
 from walkback.tracing.heard import LayerCapture, LayerRun, heard_pass
@@ -43,17 +44,18 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
         wanted = _wanted(layers, seen)
     except _OtherOrder as error:
         raise _ordered(tracer, error.names, x, y) from None
+    cut_off = [run for run in wanted if seen.why_not(run) in (UNREACHED, UNGRADED)]
+    if cut_off and (used := _used(tracer, every, cut_off, x, y, weights)):
+        raise CutGraph([run.call.name for run in used])
     for run in wanted:
         why = seen.why_not(run)
         leaf = 0 if why else seen.read(run)[0]
         axis, rows = (None, 0) if why else axes.of(run, leaf)
         if why == OUTPUT and callable(layers.choice):
             continue
-        if why == UNREACHED and _is_used(tracer, every, run, x, y, weights):
-            raise AnatomyError(unreached(run.call.name))
         if not why and axis is None:
             why = f"its output of shape {tuple(run.states[leaf].shape)} has no axis of the {len(y)} samples"
-        if why and (layers.choice != "layers" or why == UNGRADED):
+        if why and layers.choice != "layers":
             raise AnatomyError(f"Expected {run.call.name} to be a site, but {why}.")
         if why or axis is None:
             left.append(f"{run.call.name}: {why}")
@@ -258,24 +260,16 @@ def _ordered(tracer: Tracer, names: list[str], x: Inputs, y: Tensor) -> AnatomyE
     return AnatomyError(message)
 
 
-def unreached(name: str) -> str:
-    """Return what is said where no gradient reaches a site."""
-    return (
-        f"Expected the loss to depend on every site, but no gradient reaches {name}: the network detaches it on the "
-        'way (as local learning and DFA code does). Pass reference="derived", which follows the forward pass alone.'
-    )
-
-
-def _is_used(
-    tracer: Tracer, modules: Sequence[nn.Module], run: LayerRun, x: Inputs, y: Tensor, weights: Weights
-) -> bool:
-    """Return whether the loss is computed from a call after all, past detach() and no_grad."""
+def _used(
+    tracer: Tracer, modules: Sequence[nn.Module], runs: list[LayerRun], x: Inputs, y: Tensor, weights: Weights
+) -> list[LayerRun]:
+    """Return those of these calls that the loss is computed from after all, past detach() and no_grad."""
     if tracer.tape() is not None:
-        return False  # that is what the graph shows
+        return []  # that is what the graph shows
     capture, _, losses = heard_pass(tracer, modules, x, y, weights, Tape())
     seen = _Seen(capture.counted(), set(), losses)
-    same = [other for other in seen.runs if (other.call.path, other.call.turn) == (run.call.path, run.call.turn)]
-    return any(seen.read(other) for other in same)
+    reached = {(run.call.path, run.call.turn) for run in seen.runs if seen.read(run)}
+    return [run for run in runs if (run.call.path, run.call.turn) in reached]
 
 
 class _Axes:

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError
+from walkback.errors import AnatomyError, WalkbackError, cut
 from walkback.network.batch import LABELS, Inputs, mapped, real_tokens, takes_labels
 from walkback.network.layers import Sites
 from walkback.network.values import hidden_of, logits_of, modules_of, named_modules_of, random_state
 from walkback.notes import Note
+from walkback.sentences import where_cut
 from walkback.tracing.calls import overheard
 from walkback.tracing.capture import Capture, attach_receivers, seeing_modules
 from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
+from walkback.tracing.cuts import CutGraph, refuse_cut_answer
 from walkback.tracing.derived import Spy, has_custom_backward
 from walkback.tracing.explained import complete
 from walkback.tracing.layers import layer_pass, watched_layers
@@ -36,7 +38,7 @@ from walkback.tracing.links import (
     refuse_ways_past,
 )
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
-from walkback.tracing.reference import gradients
+from walkback.tracing.reference import Derived, gradients
 from walkback.tracing.streams import refuse_unlike_streams
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
@@ -51,10 +53,37 @@ class _NoStream(Exception):
     """What looked like the blocks of a residual stream are plain layers."""
 
 
+def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
+    """Run a batch as the reading says. Where the first one shows a cut graph, derive the reference, and say so by a note.
+
+    So it is only where nobody said what the reference is, and where that is the one obstacle.
+    """
+    start = session.reading
+    try:
+        return session.read(x, y)
+    except CutGraph as found:
+        if session.reference_given or start.layout.known or start.layer_sites:
+            raise
+        own = session.refer(Derived(), start)
+        try:
+            trace = session.read(x, y)
+        except CutGraph as still:
+            session.refer(own, start)
+            raise AnatomyError(
+                f"Expected the loss to depend on every site, but no gradient {where_cut(still.sites)}, also where what "
+                "the network detaches is followed: it does not use it. Name other sites."
+            ) from None
+        except WalkbackError as error:
+            session.refer(own, start)
+            raise AnatomyError(f"{found.what}. Past that it can't be read either: {cut(str(error), 400)}") from None
+        session.notes.append(Note("derived-reference", None, {"cut": list(found.sites)}))
+        return trace
+
+
 def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     """Run a batch as was guessed; try other candidates for the blocks where it can't be read at these."""
     try:
-        trace = session.read(x, y)
+        trace = read_past_cuts(session, x, y)
     except AnatomyError as error:
         session.learn(may_try=False)
         session.take(read_otherwise(session, error, x, y))
@@ -78,6 +107,7 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
         else:
             capture, output = forward(session, x, weights, look=True)
         logits = logits_of(output)
+        refuse_cut_answer(session, logits)
         with capture.tape or nullcontext():
             losses = session.losses(logits, y)
         if first and spy is not None:

@@ -18,6 +18,7 @@ from walkback.network.layers import Call
 from walkback.network.values import fragile, logits_of, named_modules_of, random_state
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
+from walkback.tracing.cuts import refuse_cut_answer
 from walkback.tracing.derived import Spy, Tape, carry_gradient, has_custom_backward, unseen_edge
 
 if TYPE_CHECKING:
@@ -133,6 +134,8 @@ def heard_pass(
         draws = Note("random-forward")
         tracer.notes += [] if draws in tracer.notes else [draws]
     logits = logits_of(output)
+    if capture.tape is None:
+        refuse_cut_answer(tracer, logits)
     with capture.tape or nullcontext():
         losses = tracer.losses(logits, y)
     if spy is not None:

@@ -20,7 +20,8 @@ from walkback.errors import AnatomyError
 from walkback.network.batch import Inputs
 from walkback.network.layers import weighted_modules
 from walkback.network.values import named_modules_of, no_autocast
-from walkback.tracing.chosen import learn, unreached
+from walkback.tracing.chosen import learn
+from walkback.tracing.cuts import CutGraph
 from walkback.tracing.explained import refuse_own_error
 from walkback.tracing.heard import LayerCapture, heard_pass
 from walkback.tracing.trace import Trace
@@ -52,9 +53,8 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
     if grads is None:  # it writes in place what its backward pass needs, as code does that steps weights on the way
         tracer.learn(layout=replace(tracer.layout, copies=True))
         return layer_pass(tracer, x, y, weights)
-    for site, g in zip(sites, grads):
-        if g is None:
-            raise AnatomyError(unreached(site.call.name))
+    if missing := [site.call.name for site, g in zip(sites, grads) if g is None]:
+        raise CutGraph(missing)
     states = tuple(site.batch_first(run.states[site.leaf]) for site, run in zip(sites, known))
     wide = tuple(site.batch_first(g.detach()) for site, g in zip(sites, grads) if g is not None)
     for site, h in zip(sites, states):

@@ -1,0 +1,76 @@
+"""The tensors of a forward pass by number: what is no module's output is found again in the next pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+# A number and its tensor -> what flows on instead, or None
+At = Callable[[int, Tensor], Tensor | None]
+
+
+class Numbered(TorchFunctionMode):
+    """Numbers the tensors of real numbers that a forward pass makes, or takes up, and shows some of them.
+
+    What custom autograd Functions return is not seen when it is made, so every tensor gets its number when it is first
+    seen, as a result or as an argument. What is made while gradients are off is in no graph, and has none.
+
+    Args:
+        at: is called with the number and the tensor; what it returns flows on in its place.
+        numbers: of those that are shown; None: all that are made, or carry a gradient.
+        silent: says that what runs now is no part of the forward pass.
+    """
+
+    def __init__(
+        self, at: At, numbers: Collection[int] | None = None, silent: Callable[[], bool] = lambda: False
+    ) -> None:
+        super().__init__()
+        self.count = 0
+        self._at, self._numbers, self._silent = at, numbers, silent
+        self._seen: dict[int, Tensor] = {}  # kept, so that an id stays theirs
+        self._instead: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call and number what it takes up and makes."""
+        if self._silent() or not torch.is_grad_enabled():
+            return func(*args, **(kwargs or {}))
+        args = self._taken(args)
+        kwargs = {name: self._taken((value,))[0] for name, value in kwargs.items()} if kwargs else {}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_floating_point():
+            return self._number(result, True)
+        if isinstance(result, (tuple, list)):
+            for t in result:
+                if isinstance(t, Tensor):
+                    self._seen[id(t)] = t  # parts of one result are never sites
+        return result
+
+    def _taken(self, values: Any) -> Any:
+        """Return arguments of a call, each with a number, and what flows on in place of those that are shown."""
+        changed = [self._take(v) for v in values]
+        same = all(new is old for new, old in zip(changed, values))
+        return values if same else tuple(changed) if isinstance(values, tuple) else changed
+
+    def _take(self, value: Any) -> Any:
+        if isinstance(value, (tuple, list)) and type(value) in (tuple, list):
+            return self._taken(value)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self._seen and value.is_floating_point():
+            self._number(value, value.requires_grad)
+        return self._instead.get(id(value), value)
+
+    def _number(self, tensor: Tensor, shown: bool) -> Tensor:
+        number, self.count = self.count, self.count + 1
+        self._seen[id(tensor)] = tensor
+        if not shown if self._numbers is None else number not in self._numbers:
+            return tensor
+        instead = self._at(number, tensor)
+        if instead is None or instead is tensor:
+            return tensor
+        self._seen[id(instead)] = self._instead[id(tensor)] = instead
+        return instead
