@@ -18,15 +18,6 @@ def share_held(what: str, inside: float | None, outside: Sequence[str], shown: i
     return f"{what} hold {inside:.0%} of the weights{rest}"
 
 
-def where_cut(sites: Sequence[str]) -> str:
-    """Return where a network that cuts its own graph lacks a gradient, after "no gradient".
-
-    >>> where_cut(["fc1", "fc2"]), where_cut([])
-    ('reaches fc1, fc2', 'comes from its answer')
-    """
-    return f"reaches {', '.join(sites)}" if sites else "comes from its answer"
-
-
 def _nonfinite(note: Note) -> str:
     place = "" if note.site is None else f" at site {note.site}"
     if note.values.get("batch") is not None:
@@ -242,8 +233,8 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "pass may have another gradient or credit, and the numbers are those of one draw per batch"
     ),
     "derived-reference": lambda note: (
-        f"the network cuts its own graph: no gradient {where_cut(note.values['cut'])}. So g_l is derived from its forward "
-        'pass alone, as with reference="derived"; its own backward pass trains it otherwise'
+        f"the network cuts its own graph: no gradient reaches {', '.join(note.values['cut']) or 'any layer'}. So g_l is "
+        'derived from its forward pass alone, as with reference="derived"; its own backward pass trains it otherwise'
     ),
     "padding-labels": (
         "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"

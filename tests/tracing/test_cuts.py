@@ -104,7 +104,7 @@ def test_a_forward_pass_without_gradients_is_derived():
     measured = wb.measure(Silent(model), batches())
     assert said(measured) == [[]]
     same(measured, whole)
-    assert "no gradient comes from its answer" in measured.notes[0].text
+    assert "no gradient reaches any layer" in measured.notes[0].text
 
 
 def test_layers_without_gradients_on_the_way_are_named():

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from walkback.errors import AnatomyError
-from walkback.sentences import where_cut
 
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
@@ -21,7 +20,7 @@ class CutGraph(AnatomyError):
 
     def __init__(self, sites: Sequence[str]) -> None:
         self.sites = tuple(sites)
-        self.what = f"Expected the loss to depend on every site, but no gradient {where_cut(self.sites)}: {CUTS}"
+        self.what = f"Expected the loss to depend on every site, but no gradient reaches {', '.join(self.sites) or 'any layer'}: {CUTS}"
         super().__init__(f'{self.what}. Pass reference="derived", which follows the forward pass alone.')
 
 

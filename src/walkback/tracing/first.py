@@ -18,7 +18,6 @@ from walkback.network.batch import LABELS, Inputs, mapped, real_tokens, takes_la
 from walkback.network.layers import Sites
 from walkback.network.values import hidden_of, logits_of, modules_of, named_modules_of, random_state
 from walkback.notes import Note
-from walkback.sentences import where_cut
 from walkback.tracing.calls import overheard
 from walkback.tracing.capture import Capture, attach_receivers, seeing_modules
 from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
@@ -62,7 +61,7 @@ def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     try:
         return session.read(x, y)
     except CutGraph as found:
-        if session.reference_given or start.layout.known or start.layer_sites:
+        if not start.may_derive or start.layout.known or start.layer_sites:
             raise
         own = session.refer(Derived(), start)
         try:
@@ -70,11 +69,13 @@ def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
         except CutGraph as still:
             session.refer(own, start)
             raise AnatomyError(
-                f"Expected the loss to depend on every site, but no gradient {where_cut(still.sites)}, also where what "
-                "the network detaches is followed: it does not use it. Name other sites."
+                f"Expected the loss to depend on every site, but no gradient reaches {', '.join(still.sites)}, also "
+                "where what the network detaches is followed: it does not use it. Name other sites."
             ) from None
         except WalkbackError as error:
             session.refer(own, start)
+            if not found.sites:  # no part of the network reaches its answer, or what is said of that is enough
+                raise
             raise AnatomyError(f"{found.what}. Past that it can't be read either: {cut(str(error), 400)}") from None
         session.notes.append(Note("derived-reference", None, {"cut": list(found.sites)}))
         return trace

@@ -78,7 +78,7 @@ class Below:
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
             self._ungated[node] = reduce(or_, behind, 0)
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
-            joined[node] |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
+            joined[node] |= is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near
@@ -137,7 +137,7 @@ def is_residual(made: Any, given: Any) -> bool:
                 todo += [(node, True), *((child, False) for child in below)]
             continue
         reading = [reads[child] for child in below]
-        if _is_sum(node) and sum(reading) > 1:
+        if is_sum(node) and sum(reading) > 1:
             return True
         reads[node] = any(reading)
     return False
@@ -210,8 +210,98 @@ def _is_gate(node: Any) -> bool:
     return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 
 
-def _is_sum(node: Any) -> bool:
+def is_sum(node: Any) -> bool:
+    """Return whether a node is a sum or a difference."""
     return type(node).__name__.startswith(_SUMS)
+
+
+def is_view(node: Any) -> bool:
+    """Return whether a node hands on the numbers of one tensor, in another form."""
+    name = type(node).__name__
+    return name.startswith((*VIEWS, "Squeeze", "Alias", "TBackward", "MovedimBackward", "Clone", "Unflatten"))
+
+
+class Weighted:
+    """A graph, and what of it parameters alone make: a weight as it is, transposed, masked, or a product of two.
+
+    Inputs have to carry a gradient: else what is made of them can't be told from what is made of weights.
+
+    >>> x, w = torch.ones(1, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> graph = Weighted((x @ w.t()).grad_fn)
+    >>> [graph.weight_of(node) is w for node in graph.nodes if graph.weight_of(node) is not None]
+    [True]
+    """
+
+    def __init__(self, top: Any) -> None:
+        self.nodes: list[Any] = []  # what is below first
+        # node -> the parameters it was made of, where it was made of them alone
+        self.leaves: dict[Any, tuple[torch.Tensor, ...]] = {}
+        done: set[Any] = set()
+        todo: list[tuple[Any, bool]] = [] if top is None else [(top, False)]
+        while todo:
+            node, ready = todo.pop()
+            below = [child for child, _ in node.next_functions if child is not None]
+            if ready:
+                self.nodes.append(node)
+                self.leaves[node] = self._made_of(node, below)
+            elif node not in done:
+                done.add(node)
+                todo += [(node, True), *((child, False) for child in below if child not in done)]
+
+    def _made_of(self, node: Any, below: list[Any]) -> tuple[torch.Tensor, ...]:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return (leaf,) if isinstance(leaf, torch.nn.Parameter) else ()
+        if not below or not all(self.leaves[child] for child in below):
+            return ()
+        if type(node).__name__.startswith(_MIXING) and not (_is_matrices(node) and len(below) > 1):
+            return ()  # of an input without a gradient
+        return tuple({id(p): p for child in below for p in self.leaves[child]}.values())
+
+    def weight_of(self, node: Any) -> torch.nn.Parameter | None:
+        """Return the weight of a product with what is no weight; None of all other nodes."""
+        name = type(node).__name__
+        if not name.startswith((*_MIXING, "Cdist")) or self.leaves[node]:
+            return None
+        made = [self.leaves[child] for child, _ in node.next_functions if child is not None]
+        of = next((p for leaves in made for p in leaves if p.ndim > 1), None)
+        return of if isinstance(of, torch.nn.Parameter) else None
+
+
+def _is_matrices(node: Any) -> bool:
+    return type(node).__name__.startswith(("Mm", "Bmm", "Mv"))
+
+
+def given_to(made: Any, weight: Any) -> set[Any]:
+    """Return the nodes that a product with this weight was given beside it, from what it left: views, a bias."""
+    todo, seen = [made], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        below = [child for child, _ in node.next_functions if child is not None]
+        if type(node).__name__.startswith((*_MIXING, "Cdist")):
+            sides = [child for child in below if not _leads_to(child, weight)]
+            if len(sides) < len(below):
+                return {child for child in sides if getattr(child, "variable", None) is None}
+        todo += below
+    return set()
+
+
+def _leads_to(node: Any, weight: Any) -> bool:
+    """Return whether a node is a weight, or made of it before any product with what is none."""
+    todo, seen = [node], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "variable", None) is weight:
+            return True
+        if not type(node).__name__.startswith(_MIXING):
+            todo += [child for child, _ in node.next_functions]
+    return False
 
 
 def goes_through_weight(node: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from walkback.tracing.cuts import refuse_cut_answer
 from walkback.tracing.derived import Spy, Tape, carry_gradient, has_custom_backward, unseen_edge
 
 if TYPE_CHECKING:
+    from walkback.tracing.products import Product, Products
     from walkback.tracing.rerun import Weights
     from walkback.tracing.session import Tracer
 
@@ -35,6 +36,7 @@ class LayerRun:
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # which of its tensors -> where it is in the graph
     states: dict[int, Tensor] = field(default_factory=dict)
     holds: bool = False  # another module with a weight ran inside
+    product: bool = False  # a product with a weight that no module makes: the path is that of the weight
 
 
 class LayerCapture:
@@ -51,21 +53,46 @@ class LayerCapture:
         self.modules, self.tape = modules, tape
         self._names, self._own = names, own
         self._running: list[LayerRun] = []
-        self._turns: dict[int, int] = {}
+        self._turns: dict[str, int] = {}
+        self._taken: dict[LayerRun, list[Tensor]] = {}  # what calls were given, where a tape keeps it anyway
+        self.busy = False  # what runs now is no part of the forward pass
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
         for outer in self._running:
             outer.holds = True
-        turn = self._turns[id(module)] = self._turns.get(id(module), 0) + 1
+        path = self._names[id(module)]
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         with torch._C.DisableTorchFunction():  # a spy would take a look at a node for a hook on it
             given = {t.grad_fn for t in tensors if t.grad_fn is not None}
-        self._running.append(LayerRun(Call(self._names[id(module)], module, turn), given))
+        run = LayerRun(Call(path, module, self._turn(path)), given)
+        self._running.append(run)
+        if self.tape is not None:
+            self._taken[run] = tensors
 
     def after(self, module: nn.Module, output: Any) -> Any:
         """End a call: take down the tensors that it returned, and let each carry a gradient."""
-        run = self._running.pop()
+        self.busy = True
+        try:
+            return self._end(self._running.pop(), output)
+        finally:
+            self.busy = False
+
+    def at_product(self, product: Product, made: Tensor) -> Tensor:
+        """Take down a product with a weight that no module makes; return what flows on."""
+        run = LayerRun(Call(product.path, product.owner, self._turn(product.path)), set(), product=True)
+        self.busy = True
+        try:
+            instead = self._end(run, made)
+        finally:
+            self.busy = False
+        return made if instead is None else instead
+
+    def _turn(self, path: str) -> int:
+        turn = self._turns[path] = self._turns.get(path, 0) + 1
+        return turn
+
+    def _end(self, run: LayerRun, output: Any) -> Any:
         number = len(self.runs)
         self.runs.append(run)
         instead: dict[int, Tensor] = {}
@@ -102,22 +129,39 @@ class LayerCapture:
     def counted(self) -> list[LayerRun]:
         """Return the runs, each with how many of its module there were."""
         for run in self.runs:
-            run.call = replace(run.call, turns=self._turns[id(run.call.module)])
+            run.call = replace(run.call, turns=self._turns[run.call.path])
         return self.runs
 
-    def on_tape(self) -> Callable[[Tensor], Tensor]:
-        """Take all edges on a graph that follows the forward pass alone; return what gives a tensor's twin there."""
+    def products(self, model: nn.Module, products: Products | None) -> AbstractContextManager[None]:
+        """Take down products of the pass inside."""
+        return nullcontext() if products is None else products.shown(model, self.at_product, lambda: self.busy)
+
+    def on_tape(self) -> tuple[Callable[[Tensor], Tensor], Mapping[Any, tuple[Tensor, GradientEdge]]]:
+        """Take all edges on a graph that follows the forward pass alone.
+
+        Return what gives a tensor's twin there, and all marks of the tape.
+        """
         assert self.tape is not None
         twin, marks = self.tape.reference()
         for number, run in enumerate(self.runs):
             run.edges = {leaf: marks[number, leaf][1] for leaf in run.states}
-        return twin
+            run.given = {node for t in self._taken.get(run, ()) if (node := twin(t).grad_fn) is not None}
+        return twin, marks
 
 
 def heard_pass(
-    tracer: Tracer, modules: Sequence[nn.Module], x: Inputs, y: Tensor, weights: Weights, tape: Tape | None = None
+    tracer: Tracer,
+    modules: Sequence[nn.Module],
+    x: Inputs,
+    y: Tensor,
+    weights: Weights,
+    tape: Tape | None = None,
+    products: Products | None = None,
 ) -> tuple[LayerCapture, Tensor, Tensor]:
-    """Return what was taken down of some modules, the logits, and the losses on the graph of the reference."""
+    """Return what was taken down of some modules, the logits, and the losses on the graph of the reference.
+
+    With `products` also what was taken down of these.
+    """
     names = {id(module): path for path, module in named_modules_of(tracer.model)}
     capture = LayerCapture(names, modules, lambda: tracer.own(weights), tape or tracer.tape())
     first = not tracer.layer_sites
@@ -126,7 +170,7 @@ def heard_pass(
         inputs = mapped(x, lambda t: t.detach().clone())
         tracer.capture = capture
         try:
-            with overheard(modules, capture.after, capture.before):
+            with overheard(modules, capture.after, capture.before), capture.products(tracer.model, products):
                 output = tracer.run_once(inputs, weights)
         finally:
             tracer.capture = None
@@ -142,7 +186,7 @@ def heard_pass(
         tracer.learn(suspect=tracer.reading.suspect or spy.saw or has_custom_backward(losses))
         tracer.asked.see(spy.read)
     if capture.tape is not None:
-        losses = capture.on_tape()(losses)
+        losses = capture.on_tape()[0](losses)
     if not losses.requires_grad:
         raise InputError(
             "Expected a loss that depends on the network, but it carries no gradient. Return it as a tensor computed "

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, allow_mutation_on_saved_tensors
 
 from walkback.errors import AnatomyError
+from walkback.network.anatomy import Layers
 from walkback.network.batch import Inputs
 from walkback.network.layers import weighted_modules
 from walkback.network.values import named_modules_of, no_autocast
@@ -36,11 +37,12 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
     if not tracer.layer_sites:
         learn(tracer, x, y, weights)
     sites = tracer.layer_sites
-    modules = [site.call.module for site in sites]
+    modules = [site.call.module for site in sites if site.number is None]
+    products = tracer.anatomy.products if isinstance(tracer.anatomy, Layers) else None
     with allow_mutation_on_saved_tensors() if tracer.layout.copies else nullcontext():
-        capture, logits, losses = heard_pass(tracer, modules, x, y, weights)
-        found = {(id(run.call.module), run.call.turn): run for run in capture.counted()}
-        runs = [found.get((id(site.call.module), site.call.turn)) for site in sites]
+        capture, logits, losses = heard_pass(tracer, modules, x, y, weights, products=products)
+        found = {(run.call.path, run.call.turn): run for run in capture.counted()}
+        runs = [found.get((site.call.path, site.call.turn)) for site in sites]
         for site, run in zip(sites, runs):
             if run is None or run.call.turns != site.call.turns or site.leaf not in run.edges:
                 turns = 0 if run is None else run.call.turns

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from walkback.tracing.calls import overheard
 
 # A number and its tensor -> what flows on instead, or None
 At = Callable[[int, Tensor], Tensor | None]
@@ -29,10 +32,24 @@ class Numbered(TorchFunctionMode):
         self, at: At, numbers: Collection[int] | None = None, silent: Callable[[], bool] = lambda: False
     ) -> None:
         super().__init__()
-        self.count = 0
+        self.count, self._running = 0, 0
         self._at, self._numbers, self._silent = at, numbers, silent
         self._seen: dict[int, Tensor] = {}  # kept, so that an id stays theirs
         self._instead: dict[int, Tensor] = {}
+
+    @contextmanager
+    def within(self, model: nn.Module) -> Iterator[None]:
+        """Number what runs inside in the forward pass of a network alone."""
+        silent, self._silent = self._silent, lambda: not self._running or silent()
+
+        def before(*_: object) -> None:
+            self._running += 1
+
+        def after(*_: object) -> None:
+            self._running -= 1
+
+        with overheard([model], after, before), self:
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call and number what it takes up and makes."""

@@ -24,7 +24,7 @@ class Picture:
 
     model: str  # the class of the network
     anatomy: Anatomy  # its parts; as they were called, if a batch was run
-    # what the batch showed: state_shapes, blocks_return, pool, loss, reference (None: its own); None without one
+    # what the batch showed: state_shapes, blocks_return, pool, loss, a derived reference; None without one
     run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class Picture:
                 f"states         {', then '.join(shapes)}",
                 f"norms          {_NORMS.get(pool, f'at token {pool}')}",
                 f"loss           {self.run['loss']}",
-                *([] if self.run["reference"] is None else [f"reference      {self.run['reference']}"]),
+                *([f"reference      {self.run['reference']}"] if "reference" in self.run else []),
             ]
         return "\n".join(lines)
 
@@ -108,7 +108,7 @@ def picture(
         "blocks_return": None if isinstance(tracer.anatomy, Layers) else _WORDS[tracer.branch],
         "pool": trace.pool,
         "loss": tracer.loss_name,
-        "reference": next((str(note) for note in coded(tracer.notes, "derived-reference")), None),
+        **{"reference": note.text for note in coded(tracer.notes, "derived-reference")},
     }
     return Picture(type_name(tracer.model), tracer.anatomy, seen)
 

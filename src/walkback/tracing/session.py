@@ -73,11 +73,10 @@ class Tracer:
         weights = dict(places(self.model))
         refuse_weights(weights)
         self.device = next((t.device for t in weights.values()), None)
-        self.reading = begin(self.model, anatomy, sites, isinstance(reference, nn.Module))
+        self.reading = begin(self.model, anatomy, sites, reference)
         self.notes: list[Note] = self.reading.notes()
         self.asked = Asked(self.model)
         self._reference = self._referring_to(reference)
-        self.reference_given = reference is not None  # else a graph that is cut lets it be derived
         self._steady = Steady(self.model, self.asked)
         self.capture: Capture | LayerCapture | None = None  # of the forward pass that is running
         self.hooks, self._stack = ExitStack(), ExitStack()
@@ -303,8 +302,9 @@ class Tracer:
         self._refuse_outside("logits_at")
 
         def run(weights: Weights) -> Tensor:
+            inputs = mapped(x, lambda t: t.detach().clone())
             with rerun.moved(self, deltas, weights):
-                return logits_of(self.run(mapped(x, lambda t: t.detach().clone()), weights))
+                return logits_of(self.run(inputs, weights))
 
         return rerun.without_gradients(self.model, run, weights)
 
