@@ -36,7 +36,8 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     every = [m for _, m in named_modules_of(tracer.model) if id(m) in weighted | chosen]
     seen, losses, products = _look(tracer, layers, every, weighted, x, y, weights)
     passed = seen.skip()
-    if layers.refusal and passed is not None and (seen.joins or seen.skip(hidden=True) is not None):
+    added = None if passed is None else seen.added_past()
+    if layers.refusal and added is not None:
         raise AnatomyError(layers.refusal)
     axes = _Axes(tracer, every, x, y, weights, seen.runs, products)
     sites: list[Site] = []
@@ -73,7 +74,11 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
         )
     tracer.learn(anatomy=layers.as_called(tracer.model, sites, [run.call for run in seen.readers], left, products))
     tracer.notes += [Note("layers-left-out", None, {"layers": left})] if left else []
-    tracer.notes += [Note("layers-passed", None, {"layer": passed})] if passed is not None else []
+    if passed is not None:
+        told = Note("layers-passed", None, {"layer": passed})
+        tracer.notes.append(told if added or not layers.refusal else Note("layers-read-past", None, {"layer": passed}))
+    several = [run.call.path for run in wanted if seen.hands_on_several(run)]
+    tracer.notes += [Note("layers-first", None, {"layers": ", ".join(dict.fromkeys(several))})] if several else []
     if layers.refusal and passed is None and seen.recurs is not None:
         tracer.notes.append(Note("layers-recur", None, {"layer": seen.recurs}))
     unasked = layers.refusal or tracer.reading.guessed

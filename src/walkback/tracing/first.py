@@ -77,7 +77,7 @@ def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
             if not found.sites:  # no part of the network reaches its answer, or what is said of that is enough
                 raise
             raise AnatomyError(f"{found.what}. Past that it can't be read either: {cut(str(error), 400)}") from None
-        session.notes.append(Note("derived-reference", None, {"cut": list(found.sites)}))
+        session.notes.append(Note("derived-reference", None, {"cut": ", ".join(found.sites) or "any layer"}))
         return trace
 
 
@@ -101,8 +101,8 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
         if first:
             try:
                 capture, output, spy = _forward(session, x, y, weights)
-            except _NoStream:
-                return _layers_instead(session, x, y, weights)
+            except _NoStream as found:
+                return _layers_instead(session, x, y, weights, refusal=str(found))
             _find_axis(session, capture, x, y, weights)
             _see_own_loss(session, x, y, weights, logits_of(output))
         else:
@@ -139,9 +139,11 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
     return traced(session, capture, grads, losses, logits, x, y)
 
 
-def _layers_instead(session: Tracer, x: Inputs, y: Tensor, weights: Weights, sites: Sites = "layers") -> Trace:
-    """Go on with the layers as sites: what looked like blocks has no residual stream."""
-    session.read_layers(sites)
+def _layers_instead(
+    session: Tracer, x: Inputs, y: Tensor, weights: Weights, sites: Sites = "layers", refusal: str = ""
+) -> Trace:
+    """Go on with the layers as sites: what looked like blocks has no residual stream; `refusal`: unless it has one."""
+    session.read_layers(sites, refusal)
     return layer_pass(session, x, y, weights)
 
 
@@ -165,6 +167,11 @@ def _forward(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> tuple[C
             if plain or (plain is None and has_no_stream_past_cuts(session, x, y, weights)):
                 raise _NoStream
         again = _follow(session, capture)
+        if not again and session.reading.guessed and session.reading.may_be_plain and not capture.calls:
+            try:
+                capture.refuse_other_calls()
+            except AnatomyError as error:  # what was guessed is never called as such: a layer is taken out of each, say
+                raise _NoStream(str(error)) from None
         if not again:
             capture.refuse_other_calls()
             if not capture.was_written():

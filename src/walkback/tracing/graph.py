@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 _MIXING = ("Addmm", "Mm", "Mv", "Addmv", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding", "Lstm", "Gru", "Rnn")
 _MIXING += ("SlowConv", "ThnnConv", "CudnnRnn", "MkldnnRnn", "MiopenRnn", "MkldnnConvolution")
 _DISTANCES = ("SubBackward", "Cdist")  # to prototypes, which are a weight too
+_APART = (*_MIXING, "Cat", "Stack")  # what these are given stays apart
 _SUMS = ("AddBackward", "SubBackward")
 VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
@@ -44,6 +45,8 @@ class Below:
         self._nearest: dict[Any, int] = {}
         self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
         self._unmixed: dict[Any, int] = {}  # the same on ways that meet no weight between layers
+        self._carried: dict[Any, int] = {}  # the same where of a product with a gate only the other side counts
+        self._met: list[tuple[Any, list[int]]] = []  # nodes where several such ways meet, but in a concatenation
         self.reached: set[tuple[Any, int]] = set()
         # whether two marked places meet in a sum that a place at `near` reads, as a branch and a skip do; towers that
         # meet in the answer alone are none
@@ -77,6 +80,14 @@ class Below:
                 gated = [self._below[edge[0]] if _is_gate(edge[0]) else 0 for edge in below]
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
             self._ungated[node] = reduce(or_, behind, 0)
+            carried = [marks.get(edge, 0) & near or self._carried.get(edge[0], 0) for edge in below]
+            if type(node).__name__.startswith("MulBackward"):  # one side of it may carry no gradient: a state of zeros
+                gates = [_is_gate(edge[0]) for edge in below]
+                both = all(gates) and len(gates) > 1
+                carried = [bits for bits, gate in zip(carried, gates) if not gate or both]
+            self._carried[node] = reduce(or_, carried, 0)
+            if sum(map(bool, carried)) > 1 and node not in inside and not type(node).__name__.startswith(_APART):
+                self._met.append((node, carried))
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
             joined[node] |= is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
@@ -95,6 +106,14 @@ class Below:
         """
         ways = self._nearest if self.joins else self._ungated
         return (node is None and self._first) or ways.get(self._top if node is None else node, 0)
+
+    def met(self, nodes: Iterable[Any]) -> Iterator[list[int]]:
+        """Yield the bits of ways that meet below some nodes, as a branch and a skip do in a sum, each for itself.
+
+        Ways that meet in a concatenation or a product of matrices stay apart: what reads them reads several.
+        """
+        below = between(nodes, ())
+        yield from (ways for node, ways in self._met if node in below)
 
     def unmixed(self, node: Any) -> int:
         """Return the bits that the ways down from a node meet first, on ways that meet no weight outside of a layer."""
@@ -204,8 +223,11 @@ def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
 
 
 def _is_gate(node: Any) -> bool:
-    """Return whether a node is a share between 0 and 1, or a view of one: h * (1 + f) is a sum, h * sigmoid(f) none."""
-    while type(node).__name__.startswith(VIEWS) and len(node.next_functions) == 1:
+    """Return whether a node is a share between 0 and 1, a view of one, or what is left of one, as 1 - sigmoid(f).
+
+    h * (1 + f) is a sum, h * sigmoid(f) is none.
+    """
+    while type(node).__name__.startswith((*VIEWS, "Rsub")) and len(node.next_functions) <= 2:
         node = node.next_functions[0][0]
     return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 

@@ -61,7 +61,10 @@ class Products:
 
     @contextmanager
     def shown(
-        self, model: nn.Module, at: Callable[[Product, Tensor], Tensor | None], silent: Callable[[], bool] = lambda: False
+        self,
+        model: nn.Module,
+        at: Callable[[Product, Tensor], Tensor | None],
+        silent: Callable[[], bool] = lambda: False,
     ) -> Iterator[None]:
         """Show the tensors of one pass inside to `at`; AnatomyError where the pass has others than the first one."""
         known = {product.number: product for product in self.found}

@@ -71,7 +71,10 @@ class NetworkReading:
 
 
 def begin(
-    model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, sites: Sites | None, reference: nn.Module | str | None
+    model: nn.Module,
+    anatomy: Anatomy | Mapping[str, Any] | None,
+    sites: Sites | None,
+    reference: nn.Module | str | None,
 ) -> NetworkReading:
     """Return how a network is read before a batch was seen; a twin as `reference` has to be read alike."""
     parts = parts_of(model, anatomy, sites)

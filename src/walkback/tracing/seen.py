@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import permutations, product
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from walkback.network.layers import kept_weights
 from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
@@ -70,11 +71,15 @@ class Seen:
             return "it returns no tensor of real numbers"
         if not run.edges:
             return UNGRADED
-        if len(self.read(run)) > 1:
+        if len(self.read(run)) > 1 and not _is_recurrent(run):
             return f"it returns {len(self.read(run))} tensors that the loss depends on"
         if not self.read(run):
             return UNREACHED
         return OUTPUT if run in self.readers else ""
+
+    def hands_on_several(self, run: LayerRun) -> bool:
+        """Return whether a call is one of a recurrent layer whose states are all read, as (h, c): the first is its site."""
+        return len(self.read(run)) > 1 and _is_recurrent(run)
 
     def _find_readers(self) -> list[LayerRun]:
         """Return the output layers, which the loss depends on and no other layer, and what was chosen behind them."""
@@ -111,6 +116,21 @@ class Seen:
                 self.recurs = self.recurs or (run.call.path if passing else None)
         return None
 
+    def added_past(self) -> str | None:
+        """Return a layer that is gone past by what is added to its output, or to what is made of it; None: there is none.
+
+        So it is in a residual stream, and not where a later layer is given several in a row, nor from step to step of a
+        cell.
+        """
+        tops = [edge.node for run in self.layers for edge in run.edges.values()]
+        for ways in self._below.met(tops):
+            sides = [[run for run in self.layers if self._bit[run] & way] for way in ways]
+            for one, other in permutations(sides, 2):
+                for start, passed in product(one, other):
+                    if self._bit[start] & self._under(passed) and not _is_recurrence(start, passed, None):
+                        return passed.call.name
+        return None
+
     def summed(self) -> list[str] | None:
         """Return layers whose outputs are added before the next layer reads them; None where there are none.
 
@@ -123,6 +143,11 @@ class Seen:
                 if len(met) > 1 and self.read(run):
                     return met
         return None
+
+
+def _is_recurrent(run: LayerRun) -> bool:
+    """Return whether a call is one of a layer of torch that hands on a state, or of a cell that runs in every step."""
+    return run.call.turns > 1 or isinstance(run.call.module, (nn.RNNBase, nn.RNNCellBase))
 
 
 def _is_layer(run: LayerRun, weighted: Collection[int]) -> bool:

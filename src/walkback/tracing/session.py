@@ -359,11 +359,11 @@ class Tracer:
         self.attach()
         return before
 
-    def read_layers(self, sites: Sites = "layers") -> None:
-        """Go on with the layers as sites: what looked like blocks has no residual stream."""
-        self.take(layers_of(self.model, sites))
+    def read_layers(self, sites: Sites = "layers", refusal: str = "") -> None:
+        """Go on with the layers as sites: what looked like blocks has no residual stream; `refusal`: see `Layers`."""
+        self.take(layers_of(self.model, sites, refusal))
         if self.source is not self:
-            self.source.read_layers(sites)
+            self.source.read_layers(sites, refusal)
 
     def attach(self) -> None:
         """Put hooks on the network, for as long as the session lasts; those of layers are on for one pass each."""
