@@ -269,10 +269,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "layers, not the stream, and each g_l is that of one layer's output"
     ),
     "layers-read-past": "a later layer reads what comes before {layer}, too: sites are the outputs of all layers",
-    "layers-first": (
-        "several states that {layers} returns are read, as (h, c): the site is the first, and its g_l leaves out what "
-        "passes through the others"
-    ),
+    "layers-first": "{layers} hands on several states, as (h, c): the site is the first, and g_l that of it alone",
     "layers-recur": (
         "a state goes from step to step past {layer}, as in a recurrent cell that is written by hand: sites are the "
         "outputs of its layers in every step"

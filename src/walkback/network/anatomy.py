@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from torch import nn
@@ -18,6 +17,7 @@ from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, c
 from walkback.network.lookup import Part, find_part, one_or_many, sequence, unfold
 from walkback.network.published import published
 from walkback.network.refusals import cannot_read
+from walkback.network.rows import aligned, folded
 from walkback.network.share import Share, share_of
 from walkback.network.stacks import (
     BY_ORDER,
@@ -30,8 +30,6 @@ from walkback.network.stacks import (
     type_name,
 )
 from walkback.network.values import named_modules_of
-
-_FOLD = 8  # longer rows of blocks of one type are printed as first … last
 
 
 @dataclass(frozen=True)
@@ -216,10 +214,10 @@ class Anatomy:
             yield role, name, type_name(part) if isinstance(part, nn.Module) else str(part)
 
     def __str__(self) -> str:
-        rows = _folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
+        rows = folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
         if self.names and not self.stems:
             rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
-        lines = _aligned(rows)
+        lines = aligned(rows)
         lines += [] if self.share is None else [self.share.text()]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
@@ -300,9 +298,8 @@ class Layers(Anatomy):
         """
         if loose := self.loose(model):
             raise AnatomyError(
-                f"Expected layers that are modules, to tell them from the output layer, but {', '.join(loose)} "
-                f"{'are weights' if len(loose) > 1 else 'is a weight'} that the forward pass uses directly. Put "
-                "each into a module of its own: such sites can be measured, and not frozen or drawn anew."
+                "Expected layers that are modules, to tell them from the output layer, but the forward pass uses weights "
+                f"directly: {', '.join(loose)}. Put each into a module: such sites are measured, not frozen or drawn anew."
             )
         return outside(unwrap(model), [part for part in self.readout if isinstance(part, nn.Module)])
 
@@ -358,7 +355,7 @@ class Layers(Anatomy):
         last = len(self.modules) - 1
         what = [*(f"writes h_{i}" for i in range(last + 1)), *(f"reads h_{last}" for _ in (*self.readout, *self.reads))]
         rows = [(*row, text) for row, text in zip(self.rows(), what)]
-        lines = _aligned(rows)
+        lines = aligned(rows)
         lines += [f"sites are {self.why}", "the input is no site, the output layer is the readout"]
         lines += [] if self.share is None else [self.share.text("their layers")]
         lines += [f"left out: {text}" for text in self.left_out]
@@ -391,27 +388,6 @@ def layers_of(model: nn.Module, sites: Sites = "layers", refusal: str = "") -> L
     weights = [of[1] for of in found if of is not None]
     parts["share"] = share_of(unwrap(model), named.values(), weights)
     return Layers(first, blocks, readers, WHOLE, False, **parts)
-
-
-Row = tuple[str, str, str, str]
-
-
-def _folded(rows: list[Row]) -> list[Row]:
-    """Return long rows of blocks of one type in one container as the first, how many more, and the last."""
-    out: list[Row] = []
-    for _, run in groupby(rows, key=lambda row: (row[0].partition(" ")[0], row[1].rpartition(".")[0], row[2])):
-        alike = list(run)
-        if alike[0][0].startswith("block ") and len(alike) > _FOLD:
-            (_, first, kind, start), (_, last, _, end) = alike[1], alike[-2]
-            more = f"{len(alike) - 2} more: {first} … {last.rpartition('.')[2]}"
-            alike = [alike[0], ("…", more, kind, f"{start} … {end.removeprefix('writes ')}"), alike[-1]]
-        out += alike
-    return out
-
-
-def _aligned(rows: list[Row]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

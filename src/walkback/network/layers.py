@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from walkback.errors import AnatomyError, shown
 from walkback.network.stacks import UNCALLED, matching, type_name
-from walkback.network.values import children_of, named_modules_of, parameters_of
+from walkback.network.values import children_of, named_modules_of, named_parameters_of, parameters_of
 
 Named = tuple[str, nn.Module]  # with its path
 Sites = str | Sequence[str] | Callable[[nn.Module], Any]
@@ -81,6 +81,8 @@ def choose(core: nn.Module, sites: Sites) -> tuple[list[Named], list[Named], Any
     """
     weighted = [(path, module) for path, module in weighted_modules(core) if not _holds_weighted(module, core)]
     weighted = [named for layer in weighted for named in _loose(core, *layer) or [layer]]
+    if len(weighted) < 2:  # a network by hand, which may hold a module, too
+        weighted = _all_loose(core, weighted) + weighted
     choice: Any = sites
     if isinstance(sites, str) and sites == "layers":
         if len(weighted) < 2:
@@ -199,6 +201,14 @@ def _loose(model: nn.Module, path: str, module: nn.Module) -> list[Named]:
     return [(f"{path}.{name}" if path else name, module) for name, _ in own]
 
 
+def _all_loose(model: nn.Module, weighted: list[Named]) -> list[Named]:
+    """Return all other trained weights by their names."""
+    known = {name for name, _ in weighted}
+    named = ((name, weight_named(model, name)) for name in named_parameters_of(model))
+    others = [(name, found) for name, found in named if found is not None and found[1].requires_grad]
+    return [(name, owner) for name, (owner, _) in others if not {name, name.rpartition(".")[0]} & known]
+
+
 def weight_named(model: nn.Module, name: str) -> tuple[nn.Module, nn.Parameter] | None:
     """Return the parameter of two dimensions or more of this name, and the module that it is in; None: there is none.
 
@@ -253,6 +263,6 @@ def _too_few(model: nn.Module, weighted: Sequence[tuple[str, nn.Module]]) -> str
     there = ", ".join(f"{path or '(model)'} ({type_name(module)})" for path, module in weighted) or "none"
     return (
         f"Expected a network with at least one hidden layer and an output layer, but {type_name(model)} has "
-        f"{len(weighted)} module{'s' * (len(weighted) != 1)} with a weight: {there}. Name the modules whose outputs are "
-        'sites: sites=["name", …].'
+        f"{len(weighted)} module{'s' * (len(weighted) != 1)} with a weight: {there}. Name the modules whose outputs "
+        'are sites: sites=["name", …].'
     )

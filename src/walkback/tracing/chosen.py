@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -257,11 +257,16 @@ def has_no_stream(runs: list[LayerRun], model: nn.Module, output: Tensor) -> boo
 
 
 def has_no_stream_past_cuts(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> bool:
-    """Return the same of what the forward pass computes, whatever it cuts off."""
+    """Return the same of what the forward pass computes, whatever it cuts off: there is none where nothing is added.
+
+    Blocks are looked at less closely past cuts, so a stream has to show: greedy layers that a classifier reads, all of
+    them in a row, have none.
+    """
     modules = [m for _, m in weighted_modules(tracer.model)]
     capture, _, losses = heard_pass(tracer, modules, x, y, weights, Tape())
     seen = Seen(capture.counted(), {id(m) for m in modules}, losses)
-    return _is_plain(seen, [run for run in seen.layers if seen.read(run)])
+    leading = [run for run in seen.layers if seen.read(run)]
+    return len(leading) > 1 and seen.added_past() is None
 
 
 def _is_plain(seen: Seen, leading: list[LayerRun]) -> bool:

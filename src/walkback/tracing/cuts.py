@@ -20,7 +20,8 @@ class CutGraph(AnatomyError):
 
     def __init__(self, sites: Sequence[str]) -> None:
         self.sites = tuple(sites)
-        self.what = f"Expected the loss to depend on every site, but no gradient reaches {', '.join(self.sites) or 'any layer'}: {CUTS}"
+        reached = ", ".join(self.sites) or "any layer"
+        self.what = f"Expected the loss to depend on every site, but no gradient reaches {reached}: {CUTS}"
         super().__init__(f'{self.what}. Pass reference="derived", which follows the forward pass alone.')
 
 

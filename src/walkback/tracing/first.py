@@ -53,7 +53,7 @@ class _NoStream(Exception):
 
 
 def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
-    """Run a batch as the reading says. Where the first one shows a cut graph, derive the reference, and say so by a note.
+    """Run a batch as the reading says. Where the first one shows a cut graph, derive the reference, and note it.
 
     So it is only where nobody said what the reference is, and where that is the one obstacle.
     """

@@ -20,6 +20,7 @@ from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.cuts import refuse_cut_answer
 from walkback.tracing.derived import Spy, Tape, carry_gradient, has_custom_backward, unseen_edge
+from walkback.tracing.numbered import aside
 
 if TYPE_CHECKING:
     from walkback.tracing.products import Product, Products
@@ -55,7 +56,6 @@ class LayerCapture:
         self._running: list[LayerRun] = []
         self._turns: dict[str, int] = {}
         self._taken: dict[LayerRun, list[Tensor]] = {}  # what calls were given, where a tape keeps it anyway
-        self.busy = False  # what runs now is no part of the forward pass
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
@@ -72,20 +72,13 @@ class LayerCapture:
 
     def after(self, module: nn.Module, output: Any) -> Any:
         """End a call: take down the tensors that it returned, and let each carry a gradient."""
-        self.busy = True
-        try:
+        with aside():
             return self._end(self._running.pop(), output)
-        finally:
-            self.busy = False
 
     def at_product(self, product: Product, made: Tensor) -> Tensor:
         """Take down a product with a weight that no module makes; return what flows on."""
         run = LayerRun(Call(product.path, product.owner, self._turn(product.path)), set(), product=True)
-        self.busy = True
-        try:
-            instead = self._end(run, made)
-        finally:
-            self.busy = False
+        instead = self._end(run, made)
         return made if instead is None else instead
 
     def _turn(self, path: str) -> int:
@@ -134,7 +127,7 @@ class LayerCapture:
 
     def products(self, model: nn.Module, products: Products | None) -> AbstractContextManager[None]:
         """Take down products of the pass inside."""
-        return nullcontext() if products is None else products.shown(model, self.at_product, lambda: self.busy)
+        return nullcontext() if products is None else products.shown(model, self.at_product)
 
     def on_tape(self) -> tuple[Callable[[Tensor], Tensor], Mapping[Any, tuple[Tensor, GradientEdge]]]:
         """Take all edges on a graph that follows the forward pass alone.

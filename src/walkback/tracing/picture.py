@@ -108,8 +108,9 @@ def picture(
         "blocks_return": None if isinstance(tracer.anatomy, Layers) else _WORDS[tracer.branch],
         "pool": trace.pool,
         "loss": tracer.loss_name,
-        **{"reference": note.text for note in coded(tracer.notes, "derived-reference")},
     }
+    for note in coded(tracer.notes, "derived-reference"):
+        seen["reference"] = note.text
     return Picture(type_name(tracer.model), tracer.anatomy, seen)
 
 

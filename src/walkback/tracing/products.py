@@ -60,18 +60,13 @@ class Products:
         return numbers
 
     @contextmanager
-    def shown(
-        self,
-        model: nn.Module,
-        at: Callable[[Product, Tensor], Tensor | None],
-        silent: Callable[[], bool] = lambda: False,
-    ) -> Iterator[None]:
+    def shown(self, model: nn.Module, at: Callable[[Product, Tensor], Tensor | None]) -> Iterator[None]:
         """Show the tensors of one pass inside to `at`; AnatomyError where the pass has others than the first one."""
         known = {product.number: product for product in self.found}
         if not known:
             yield
             return
-        mode = Numbered(lambda number, made: at(known[number], made), known, silent)
+        mode = Numbered(lambda number, made: at(known[number], made), known)
         with mode.within(model):
             yield
         if mode.count != self.count:
@@ -108,7 +103,7 @@ def find_products(tracer: Tracer, x: Inputs, modules: Sequence[nn.Module], layer
     tape = Tape()
     names = {id(module): path for path, module in named_modules_of(tracer.model)}
     capture = LayerCapture(names, modules, lambda: tracer.own(None), tape)
-    mode = Numbered(tape.mark, silent=lambda: capture.busy)
+    mode = Numbered(tape.mark)
     inputs = mapped(x, _with_gradient)
     with torch.enable_grad(), tape, overheard(modules, capture.after, capture.before), mode.within(tracer.model):
         output = tracer.run_once(inputs, None)
@@ -152,7 +147,7 @@ class _Graph(Weighted):
         """Return the number of the tensor that a product leaves, once its bias was added; None: it is not seen."""
         while (node, 0) not in numbers:
             above = self.readers.get(node, [])
-            if len(above) != 1 or not is_view(above[0]):
+            if len(above) != 1 or not (is_view(above[0]) or (is_sum(above[0]) and self._is_bias(above[0], node))):
                 return None
             node = above[0]
         found, ahead = numbers[node, 0], node

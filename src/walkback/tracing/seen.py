@@ -78,7 +78,7 @@ class Seen:
         return OUTPUT if run in self.readers else ""
 
     def hands_on_several(self, run: LayerRun) -> bool:
-        """Return whether a call is one of a recurrent layer whose states are all read, as (h, c): the first is its site."""
+        """Return whether a call is of a recurrent layer whose states are all read, as (h, c): the first is its site."""
         return len(self.read(run)) > 1 and _is_recurrent(run)
 
     def _find_readers(self) -> list[LayerRun]:
@@ -117,7 +117,7 @@ class Seen:
         return None
 
     def added_past(self) -> str | None:
-        """Return a layer that is gone past by what is added to its output, or to what is made of it; None: there is none.
+        """Return a layer that is gone past by what is added to its output, or to what is made of it, if there is one.
 
         So it is in a residual stream, and not where a later layer is given several in a row, nor from step to step of a
         cell.

@@ -89,8 +89,8 @@ class Tracer:
             return Derived()
         if not isinstance(reference, nn.Module):
             raise InputError(
-                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module (or "own"), but '
-                f"got {shown(reference)}."
+                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module (or "own"), '
+                f"but got {shown(reference)}."
             )
         if isinstance(self.anatomy, Layers):
             return Twin(Tracer(reference, layers_of(reference, self.anatomy.choice), self.losses.custom))

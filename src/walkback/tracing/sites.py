@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from walkback.network.layers import Site
 from walkback.tracing.calls import overheard
+from walkback.tracing.numbered import aside
 from walkback.tracing.products import Product, Products
 
 
@@ -35,7 +36,8 @@ def moved_layers(
             if sites[i].number is None and sites[i].call.module is module and sites[i].call.turn == turn
         }
         count = iter(range(len(tree_leaves(output))))
-        return tree_map(lambda t: t + added[i] if (i := next(count)) in added else t, output) if added else None
+        with aside():
+            return tree_map(lambda t: t + added[i] if (i := next(count)) in added else t, output) if added else None
 
     modules = [sites[i].call.module for i in deltas if sites[i].number is None]
     # Products are found by their number among what is made with gradients on, also where none is asked for.

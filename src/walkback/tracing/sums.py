@@ -7,7 +7,6 @@ such sum lies in one chain, so where there is one stream and nothing beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -28,7 +27,6 @@ from walkback.tracing.heard import LayerCapture, LayerRun
 from walkback.tracing.numbered import Numbered
 
 if TYPE_CHECKING:
-    from walkback.tracing.capture import Capture
     from walkback.tracing.session import Tracer
 
 Spot = tuple[Any, int]  # a node of the graph, and which of its results
