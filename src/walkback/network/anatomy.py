@@ -298,16 +298,15 @@ class Layers(Anatomy):
         """
         if loose := self.loose(model):
             raise AnatomyError(
-                "Expected layers that are modules, to tell them from the output layer, but the forward pass uses weights "
-                f"directly: {', '.join(loose)}. Put each into a module: such sites are measured, not frozen or drawn anew."
+                "Expected layers that are modules, to freeze them or draw them anew, but the forward pass uses "
+                f"weights directly: {', '.join(loose)}. Put each into a module: so they can only be measured."
             )
         return outside(unwrap(model), [part for part in self.readout if isinstance(part, nn.Module)])
 
     def loose(self, model: nn.Module) -> list[str]:
         """Return the names of sites that are products with a weight of that name, which no module makes."""
         known = dict(named_modules_of(unwrap(model)))
-        names = dict.fromkeys(name.partition("#")[0] for name in self.site_names)
-        return [name for name in names if name not in known and weight_named(unwrap(model), name) is not None]
+        return [name for name in dict.fromkeys(n.partition("#")[0] for n in self.site_names) if name not in known]
 
     def called(self, i: int) -> str:
         """Return what errors call the layer that writes site i + 1."""

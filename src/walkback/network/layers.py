@@ -81,8 +81,9 @@ def choose(core: nn.Module, sites: Sites) -> tuple[list[Named], list[Named], Any
     """
     weighted = [(path, module) for path, module in weighted_modules(core) if not _holds_weighted(module, core)]
     weighted = [named for layer in weighted for named in _loose(core, *layer) or [layer]]
-    if len(weighted) < 2:  # a network by hand, which may hold a module, too
-        weighted = _all_loose(core, weighted) + weighted
+    if len(weighted) < 2:  # a network by hand, which may hold a module, or one whose hidden layers no gradient trains
+        frozen = [(path, module) for path, module in named_modules_of(core) if frozen_weights(module)]
+        weighted = _all_loose(core, weighted) + frozen + weighted
     choice: Any = sites
     if isinstance(sites, str) and sites == "layers":
         if len(weighted) < 2:
@@ -220,6 +221,21 @@ def weight_named(model: nn.Module, name: str) -> tuple[nn.Module, nn.Parameter] 
     owner = dict(named_modules_of(model)).get(path)
     found = None if owner is None else owner._parameters.get(own)
     return None if owner is None or found is None or found.ndim < 2 else (owner, found)
+
+
+def frozen_weights(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of a layer of one's own that are all frozen: of Hebbian code, or of feedback beside a layer.
+
+    >>> import torch
+    >>> layer = nn.Module()
+    >>> layer.weight = nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+    >>> len(frozen_weights(layer)), len(frozen_weights(nn.Linear(2, 2)))
+    (1, 0)
+    """
+    own = own_weights(module)
+    return (
+        [] if children_of(module) or any(p.requires_grad for p in module._parameters.values() if p is not None) else own
+    )
 
 
 def _holds_weighted(module: nn.Module, model: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from walkback.errors import AnatomyError
 from walkback.network.anatomy import Layers, layers_of
 from walkback.network.batch import Inputs, mapped, split
-from walkback.network.layers import Site, own_weights, read_as_one, weight_named, weighted_modules
+from walkback.network.layers import Site, frozen_weights, own_weights, read_as_one, weight_named, weighted_modules
 from walkback.network.values import named_modules_of
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
@@ -33,6 +33,8 @@ def learn(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> None:
     assert isinstance(layers, Layers)
     chosen = {id(module) for module in (*layers.modules, *layers.readout)}
     weighted = {id(module) for _, module in weighted_modules(tracer.model)}
+    if layers.choice == "layers" and len(weighted) < 2:  # hidden layers that no gradient trains, as of Hebbian code
+        weighted |= {id(module) for _, module in named_modules_of(tracer.model) if frozen_weights(module)}
     every = [m for _, m in named_modules_of(tracer.model) if id(m) in weighted | chosen]
     seen, losses, products = _look(tracer, layers, every, weighted, x, y, weights)
     passed = seen.skip()
@@ -141,7 +143,8 @@ def _wanted(layers: Layers, seen: Seen) -> list[LayerRun]:
     for name, module in zip(layers.site_names, layers.modules):
         turn = name.partition("#")[2]
         path = name.partition("#")[0]
-        own = [run for run in seen.runs if (run.call.path == path if run.product else run.call.module is module)]
+        own = [run for run in seen.runs if run.product and run.call.path == path]
+        own = own or [run for run in seen.runs if not run.product and run.call.module is module]
         mine = [run for run in own if not turn or run.call.turn == int(turn)]
         if not mine:
             raise AnatomyError(

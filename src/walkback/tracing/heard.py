@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from walkback.errors import InputError
 from walkback.network.batch import Inputs, mapped
-from walkback.network.layers import Call
+from walkback.network.layers import Call, frozen_weights
 from walkback.network.values import fragile, logits_of, named_modules_of, random_state
 from walkback.notes import Note
 from walkback.tracing.calls import overheard
@@ -37,6 +37,7 @@ class LayerRun:
     edges: dict[int, GradientEdge] = field(default_factory=dict)  # which of its tensors -> where it is in the graph
     states: dict[int, Tensor] = field(default_factory=dict)
     holds: bool = False  # another module with a weight ran inside
+    unchanged: bool = False  # it returned the numbers that it was given
     product: bool = False  # a product with a weight that no module makes: the path is that of the weight
 
 
@@ -55,7 +56,9 @@ class LayerCapture:
         self._names, self._own = names, own
         self._running: list[LayerRun] = []
         self._turns: dict[str, int] = {}
-        self._taken: dict[LayerRun, list[Tensor]] = {}  # what calls were given, where a tape keeps it anyway
+        self._taken: dict[
+            LayerRun, list[Tensor]
+        ] = {}  # what calls were given: of those that run, or where a tape keeps it
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call."""
@@ -67,13 +70,17 @@ class LayerCapture:
             given = {t.grad_fn for t in tensors if t.grad_fn is not None}
         run = LayerRun(Call(path, module, self._turn(path)), given)
         self._running.append(run)
-        if self.tape is not None:
-            self._taken[run] = tensors
+        self._taken[run] = tensors
 
     def after(self, module: nn.Module, output: Any) -> Any:
         """End a call: take down the tensors that it returned, and let each carry a gradient."""
         with aside():
-            return self._end(self._running.pop(), output)
+            run = self._running.pop()
+            given = self._taken[run] if self.tape is not None else self._taken.pop(run)
+            if frozen_weights(module):
+                made = [t for t in tree_leaves(output) if isinstance(t, Tensor)]
+                run.unchanged = any(t.shape == other.shape and torch.equal(t, other) for t in made for other in given)
+            return self._end(run, output)
 
     def at_product(self, product: Product, made: Tensor) -> Tensor:
         """Take down a product with a weight that no module makes; return what flows on."""
@@ -115,6 +122,7 @@ class LayerCapture:
     def look(self, module: nn.Module, output: Any) -> None:
         """End a call that is only looked at: nothing that flows on is changed."""
         run = self._running.pop()
+        self._taken.pop(run)
         self.runs.append(run)
         made = [t for t in tree_leaves(output) if isinstance(t, Tensor) and t.requires_grad]
         run.edges = {leaf: unseen_edge(t) for leaf, t in enumerate(made)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from walkback.network.layers import kept_weights
+from walkback.network.layers import frozen_weights, kept_weights
 from walkback.tracing.graph import Below, between, goes_past_weights, uses_weights
 from walkback.tracing.heard import LayerRun
 
@@ -155,11 +155,13 @@ def _is_layer(run: LayerRun, weighted: Collection[int]) -> bool:
 
 
 def _weighs(run: LayerRun) -> bool:
-    """Return whether a call is a product with a weight: of a module that keeps it as a buffer the graph has to show it.
+    """Return whether a call is a product with a weight: of weights that are not trained the graph has to show it.
 
     A feedback matrix may be kept so, too, beside a forward pass that hands on what it is given.
     """
-    if not kept_weights(run.call.module) or not run.given:
+    if frozen_weights(run.call.module) and run.unchanged:
+        return False
+    if not (kept_weights(run.call.module) or frozen_weights(run.call.module)) or not run.given:
         return True
     return not goes_past_weights((edge.node for edge in run.edges.values()), run.given)
 
