@@ -86,7 +86,10 @@ class Below:
                 both = all(gates) and len(gates) > 1
                 carried = [bits for bits, gate in zip(carried, gates) if not gate or both]
             self._carried[node] = reduce(or_, carried, 0)
-            if sum(map(bool, carried)) > 1 and node not in inside and not type(node).__name__.startswith(_APART):
+            apart = type(node).__name__.startswith(_APART) or node in inside
+            if type(node).__name__.startswith("MulBackward"):  # h * (1 + f) is a sum, h * f none
+                apart |= not any(is_sum(edge[0]) and not marks.get(edge, 0) for edge in below)
+            if sum(map(bool, carried)) > 1 and not apart:
                 self._met.append((node, carried))
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
             joined[node] |= is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
