@@ -1,8 +1,10 @@
 """A twelfth unseen set, plain networks again: written after the mends of the eleventh, and before a reading."""
 
-# ruff: noqa: D101, D102, D106, E501, E702  # a network is a few lines, and its case names it
+# ruff: noqa: D101, D106  # a network is a few lines, and its case names it
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +56,7 @@ class DfaIdentity(nn.Module):
 class StraightThrough(nn.Module):
     def __init__(self, sizes=(6, 12, 10, C)):
         super().__init__()
-        self.w = nn.ParameterList([torch.randn(a, b) / a**0.5 for a, b in zip(sizes, sizes[1:])])
+        self.w = nn.ParameterList([torch.randn(a, b) / a**0.5 for a, b in pairwise(sizes)])
 
     def forward(self, x):
         for i, w in enumerate(self.w):
@@ -104,7 +106,7 @@ class Probe(nn.Module):
 class TpDict(nn.Module):
     def __init__(self, sizes=(6, 12, 11, 10, C)):
         super().__init__()
-        pairs = list(zip(sizes, sizes[1:]))
+        pairs = list(pairwise(sizes))
         self.forward_w = nn.ParameterDict(
             {str(i): nn.Parameter(torch.randn(b, a) / a**0.5) for i, (a, b) in enumerate(pairs)}
         )

@@ -1,10 +1,11 @@
 """An eleventh unseen set, plain networks in the manner of public code; sites were written before a reading."""
 
-# ruff: noqa: D101, D102, D106, E501, E702  # a network is a few lines, and its case names it
+# ruff: noqa: D101, E501  # a network is a few lines, and its case names it
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class FaLayer(nn.Module):
 class FaMlp(nn.Module):
     def __init__(self, sizes=(192, 14, 12, 10, C)):
         super().__init__()
-        self.layers = nn.ModuleList([FaLayer(a, b) for a, b in zip(sizes, sizes[1:])])
+        self.layers = nn.ModuleList([FaLayer(a, b) for a, b in pairwise(sizes)])
 
     def forward(self, x):
         x = x.view(len(x), -1)
@@ -144,9 +145,9 @@ class Hook(nn.Module):
 
 @case("DRTP builder: a topology in words, layers by a table, hooks behind every activation", img)
 class DrtpBuilder(nn.Module):
-    def __init__(self, topology="CONV_6_3_1_1 CONV_8_3_1_1 FC_14 FC_%d" % C):
+    def __init__(self, topology=f"CONV_6_3_1_1 CONV_8_3_1_1 FC_14 FC_{C}"):
         super().__init__()
-        self.layers, size, planes = nn.ModuleList(), 8, 3
+        self.layers, size, planes, before = nn.ModuleList(), 8, 3, 0
         words = topology.split()
         for i, word in enumerate(words):
             kind, *n = word.split("_")
@@ -249,7 +250,7 @@ class PcSequential(nn.Module):
 class PcHand(nn.Module):
     def __init__(self, sizes=(6, 12, 10, C)):
         super().__init__()
-        self.weights = nn.ParameterList([nn.Parameter(torch.randn(a, b) / a**0.5) for a, b in zip(sizes, sizes[1:])])
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(a, b) / a**0.5) for a, b in pairwise(sizes)])
         self.biases = nn.ParameterList([nn.Parameter(torch.randn(b) / 9) for b in sizes[1:]])
         self.preds = []
 
@@ -416,7 +417,7 @@ class NodeLoop(nn.Module):
     def __init__(self, sizes=(6, 12, 12, 10, C)):
         super().__init__()
         self.n = len(sizes) - 1
-        for i, (a, b) in enumerate(zip(sizes, sizes[1:])):
+        for i, (a, b) in enumerate(pairwise(sizes)):
             setattr(self, f"weight_{i}", nn.Parameter(torch.randn(b, a) / a**0.5))
             setattr(self, f"bias_{i}", nn.Parameter(torch.randn(b) / 9))
 
