@@ -269,7 +269,7 @@ def has_no_stream_past_cuts(tracer: Tracer, x: Inputs, y: Tensor, weights: Weigh
     capture, _, losses = heard_pass(tracer, modules, x, y, weights, Tape())
     seen = Seen(capture.counted(), {id(m) for m in modules}, losses)
     leading = [run for run in seen.layers if seen.read(run)]
-    return len(leading) > 1 and seen.added_past() is None
+    return len(leading) > 1 and seen.added_past() is None and not seen.skips_inside()
 
 
 def _is_plain(seen: Seen, leading: list[LayerRun]) -> bool:

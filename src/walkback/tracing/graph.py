@@ -91,6 +91,12 @@ class Below:
                 apart |= not any(is_sum(edge[0]) and not marks.get(edge, 0) for edge in below)
             if sum(map(bool, carried)) > 1 and not apart:
                 self._met.append((node, carried))
+            if type(node).__name__.startswith(("SumBackward", "MeanBackward")):  # of a stack of states
+                stacked = [n for n, _ in below if type(n).__name__.startswith("StackBackward") and n not in inside]
+                edges = [edge for n in stacked for edge in n.next_functions if edge[0] is not None]
+                self._met += (
+                    [(node, [marks.get(e, 0) & near or self._carried.get(e[0], 0) for e in edges])] if edges else []
+                )
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
             joined[node] |= is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself

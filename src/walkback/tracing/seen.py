@@ -103,8 +103,7 @@ class Seen:
         above = [run for run in self.layers if self.read(run) and not (hidden and run in self.readers)]
         ends = [] if hidden and self.readers else [None]
         for run in self.layers:
-            torchs = run.product or type(run.call.module).__module__.startswith("torch.nn.modules")
-            if not torchs and goes_past_weights((edge.node for edge in run.edges.values()), run.given):
+            if self._skips_inside(run):
                 return run.call.name
         tops = [(None, node) for node in ends] + [(run, edge.node) for run in above for edge in run.edges.values()]
         for top, node in tops:
@@ -115,6 +114,14 @@ class Seen:
                     return run.call.name
                 self.recurs = self.recurs or (run.call.path if passing else None)
         return None
+
+    def _skips_inside(self, run: LayerRun) -> bool:
+        own = not run.product and not type(run.call.module).__module__.startswith("torch.nn.modules")
+        return own and goes_past_weights((edge.node for edge in run.edges.values()), run.given)
+
+    def skips_inside(self) -> bool:
+        """Return whether a layer of one's own that runs once adds to what it is given, as a block of one layer does."""
+        return any(run.call.turns == 1 and self._skips_inside(run) for run in self.layers)
 
     def added_past(self) -> str | None:
         """Return a layer that is gone past by what is added to its output, or to what is made of it, if there is one.
