@@ -1,4 +1,4 @@
-"""Layers that are read past: concatenated, gated, from step to step; a sum past a layer is a stream, and none of these."""
+"""Layers that are read past: concatenated, gated, from step to step. A sum past a layer is a stream, none of these."""
 
 from __future__ import annotations
 
