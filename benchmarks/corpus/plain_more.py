@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 import torch
 import torch.nn.functional as F
-from case import mark
+from case import cut, mark
 from small import C, collector, ser, stacker, words
 from torch import nn
 
@@ -174,7 +174,10 @@ class Functional(nn.Module):
         s.w1, s.w2, s.w3 = (nn.Parameter(torch.randn(b, a) / 3) for a, b in ((6, 10), (10, 8), (8, C)))
 
     def forward(s, x):
-        return F.linear(F.linear(F.linear(x, s.w1).relu(), s.w2).relu(), s.w3)
+        a = F.linear(x, s.w1)
+        b = F.linear(a.relu(), s.w2)
+        mark(a), mark(b)
+        return F.linear(b.relu(), s.w3)
 
 
 @case("ParameterList of a hand-written network")
@@ -186,7 +189,9 @@ class PList(nn.Module):
     def forward(s, x):
         for i, w in enumerate(s.ws):
             x = x @ w
-            x = x.relu() if i < 2 else x
+            if i < 2:
+                mark(x)
+                x = x.relu()
         return x
 
 
@@ -223,7 +228,10 @@ class Cut(nn.Module):
         s.a, s.b, s.out = nn.Linear(6, 10), nn.Linear(10, 8), nn.Linear(8, C)
 
     def forward(s, x):
-        return s.out(s.b(s.a(x).relu().detach()).relu())
+        a = s.a(x)
+        b = s.b(cut(a.relu()))
+        mark(a), mark(b)
+        return s.out(b.relu())
 
 
 @case("layers called in another order than registered")

@@ -232,6 +232,9 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "the network draws random numbers in eval mode too (dropout that is always on, feedback that is drawn?): each "
         "pass may have another gradient or credit, and the numbers are those of one draw per batch"
     ),
+    "derived-reference": (
+        "the network cuts its own graph, no gradient reaches {cut}: g_l is derived from its forward pass alone"
+    ),
     "padding-labels": (
         "labels of padding count in the loss, as they do in the model's own; set them to -100 to leave them out"
     ),
@@ -265,6 +268,8 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "a way leads past {layer}, so this network has a residual stream or skips: sites are the outputs of its "
         "layers, not the stream, and each g_l is that of one layer's output"
     ),
+    "layers-read-past": "a later layer reads what comes before {layer}, too: sites are the outputs of all layers",
+    "layers-first": "{layers} hands on several states, as (h, c): the site is the first, and g_l that of it alone",
     "layers-recur": (
         "a state goes from step to step past {layer}, as in a recurrent cell that is written by hand: sites are the "
         "outputs of its layers in every step"

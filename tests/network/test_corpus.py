@@ -24,12 +24,14 @@ import seventh
 import sixth
 import tenth_plain
 import tenth_residual
+import thirteenth_plain
 from case import Case, built, by_hand, judged, run
 
 MODULES = (
     eleventh,
     tenth_plain,
     tenth_residual,
+    thirteenth_plain,
     fifth_plain,
     fifth_residual,
     hand_built,
@@ -77,11 +79,18 @@ READ = {
     "decoder called by keywords, the mask before the state, a tuple of one returned",
     "8 list with norm first: [norm, block, norm, block], called in pairs",
     "2 a load-balancing loss handed along, and not used by the loss",
+    "greedy stages: every stage is given a detached input, also in eval mode",
+    "forward-forward: normalised layers, detached; a classifier reads all but the first, concatenated",
+    "FA in one module: a Function is applied to parameters of a ParameterDict",
+    "LeNet by hand: conv2d and linear with parameters of the module itself",
+    "minimal gated unit by hand, over a projected sequence",
+    "edge convolutions on points: features of all layers are concatenated, then a convolution and a maximum",
+    "tied autoencoder: the decoder uses the encoder's weights transposed; squares of its answer",
+    "e-prop: a leaky recurrent net by hand, input and recurrent matrices of the module, three steps",
     *("T5ForConditionalGeneration", "XLNetLMHeadModel", "CLIPForImageClassification", "CvtForImageClassification"),
 }
 CUT = "greedy stages: every stage is given a detached input, also in eval mode"
 REFUSED = {
-    CUT,
     "U-net: down and up, concatenation; no one stream",
     "deep supervision: a head at every layer, all of them in the loss",
     *("highway layers", "a scale between widths", "dense blocks", "parallel towers"),

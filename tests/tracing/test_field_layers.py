@@ -53,10 +53,14 @@ class Uncalled(nn.Module):
         return self.out(self.b(F.linear(x.mean(1), self.a.weight).relu()).relu())
 
 
-def test_a_layer_whose_weight_is_used_without_a_call_is_said() -> None:
-    notes = wb.measure(Uncalled().double(), [(X, Y)]).notes
-    left = [note.values["layers"] for note in notes if note.code == "layers-left-out"]
-    assert left == [["a: its weight is used, but it is never called (as in F.linear(h, layer.weight))"]]
+def test_a_layer_whose_weight_is_used_without_a_call_is_a_site_by_its_weight() -> None:
+    net = Uncalled().double()
+    measured = wb.measure(net, [(X, Y)])
+    assert measured.conditions["sites"] == ["a.weight", "b"]
+    a = F.linear(X.mean(1), net.a.weight)
+    losses = F.cross_entropy(net.out(net.b(a.relu()).relu()), Y, reduction="none")
+    (g,) = torch.autograd.grad(losses.sum(), a)
+    assert measured.g_norm[0] == pytest.approx(g.norm(dim=1).mean().item() / 128, rel=1e-9)
 
 
 class MessagePassing(nn.Module):

@@ -394,9 +394,8 @@ def without_head(output):
         ),
         (lambda z: z[:3], wb.InputError, r"Expected labels of shape \(3,\) .* but got \(16,\)"),
         (lambda z: torch.zeros(16, 10), wb.InputError, "it carries no gradient"),
-        (lambda z: z.detach(), wb.InputError, "it carries no gradient"),
     ],
-    ids=["none", "dict", "one column", "too few", "constant", "detached"],
+    ids=["none", "dict", "one column", "too few", "constant"],
 )
 def test_networks_that_return_no_logits(output, error, words):
     refused(error, words, net(without_head(output)))
@@ -517,8 +516,9 @@ def test_a_block_that_is_given_a_copy_of_the_stream(depth):
 def test_a_stream_that_is_detached_between_blocks(step):
     refused(
         wb.AnatomyError,
-        "depend on every site, but no gradient reaches site 0: the network detaches its stream",
+        r"depend on every site, but no gradient reaches site 0.*: the network detaches it on the way",
         net(through(step)),
+        reference="own",
     )
 
 

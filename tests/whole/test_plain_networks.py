@@ -322,15 +322,6 @@ def test_sites_off_the_way_to_the_loss_are_refused():
     assert notes[0].values["layers"] == ["aux: the loss does not depend on it"]
 
 
-def test_a_detached_layer_is_refused_and_derived():
-    model = Net(lambda s, x: s.out(s.b(s.a(x).relu().detach()).relu()), a=lin(6, 9), b=lin(9, 9), out=lin(9, 4))
-    with pytest.raises(wb.AnatomyError, match=r'no gradient reaches a: the network detaches it.*reference="derived"'):
-        wb.diagnose(model, batches(1))
-    whole = Net(lambda s, x: s.out(s.b(s.a(x).relu()).relu()), a=model.a, b=model.b, out=model.out)
-    ours = wb.measure(model, batches(1), reference="derived")
-    assert ours.g_norm == pytest.approx(wb.measure(whole, batches(1)).g_norm)
-
-
 def test_a_network_with_a_residual_stream_is_not_read_as_a_plain_one():
     report = wb.diagnose(wb.selftest.healthy(), batches(1, width=16, classes=10))
     assert "sites" not in report.conditions

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Any
 
 from torch import nn
 
 from walkback.errors import AnatomyError, shown
-from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, choose, outside
+from walkback.network.layers import BY_REGISTRATION, WHOLE, Call, Site, Sites, choose, outside, weight_named
 from walkback.network.lookup import Part, find_part, one_or_many, sequence, unfold
 from walkback.network.published import published
 from walkback.network.refusals import cannot_read
+from walkback.network.rows import aligned, folded
 from walkback.network.share import Share, share_of
 from walkback.network.stacks import (
     BY_ORDER,
@@ -30,8 +30,6 @@ from walkback.network.stacks import (
     type_name,
 )
 from walkback.network.values import named_modules_of
-
-_FOLD = 8  # longer rows of blocks of one type are printed as first … last
 
 
 @dataclass(frozen=True)
@@ -216,10 +214,10 @@ class Anatomy:
             yield role, name, type_name(part) if isinstance(part, nn.Module) else str(part)
 
     def __str__(self) -> str:
-        rows = _folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
+        rows = folded([(*row, site) for row, site in zip(self.rows(), self._sites())])
         if self.names and not self.stems:
             rows.insert(0, ("stem", "(none named)", "", "h_0 is what block 1 receives"))
-        lines = _aligned(rows)
+        lines = aligned(rows)
         lines += [] if self.share is None else [self.share.text()]
         return "\n".join([*lines, *(f"guessed: {text}" for text in self.guesses)])
 
@@ -260,6 +258,8 @@ class Layers(Anatomy):
     left_out: tuple[str, ...] = ()
     refusal: str = ""
     sites: tuple[Site, ...] = ()  # once a batch has shown them
+    products: Any = None  # products with weights that no module makes, and
+    reads: tuple[str, ...] = ()  # the names of those that are the output layer
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
@@ -283,6 +283,8 @@ class Layers(Anatomy):
         if all(id(part) in own for part in (*self.modules, *self.readout)):
             return self
         known = dict(named_modules_of(core))
+        if self.loose(core):
+            return layers_of(core, self.choice, self.refusal)
         if any(name.partition("#")[0] not in known for name in self.names):
             return layers_of(core, list(self.site_names), self.refusal)  # which says what is missing
         first, *rest = (known[name.partition("#")[0]] for name in self.names)
@@ -294,17 +296,37 @@ class Layers(Anatomy):
 
         Also layers that are no site, and the norms between them: all that the output layer reads.
         """
+        if loose := self.loose(model):
+            raise AnatomyError(
+                "Expected layers that are modules, to freeze them or draw them anew, but the forward pass uses "
+                f"weights directly: {', '.join(loose)}. Put each into a module: so they can only be measured."
+            )
         return outside(unwrap(model), [part for part in self.readout if isinstance(part, nn.Module)])
+
+    def loose(self, model: nn.Module) -> list[str]:
+        """Return the names of sites that are products with a weight of that name, which no module makes."""
+        known = dict(named_modules_of(unwrap(model)))
+        return [name for name in dict.fromkeys(n.partition("#")[0] for n in self.site_names) if name not in known]
 
     def called(self, i: int) -> str:
         """Return what errors call the layer that writes site i + 1."""
         return f"site {i + 1} ({self.names[i + 1]})"
 
     def as_called(
-        self, model: nn.Module, sites: Sequence[Site], readout: Sequence[Call], left_out: Sequence[str]
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        readout: Sequence[Call],
+        left_out: Sequence[str],
+        products: Any,
     ) -> Layers:
         """Return the layers as a batch showed them."""
         first, *rest = (site.call.module for site in sites)
+        loose = {path for path, _ in products.numbers()}
+        reads = tuple(dict.fromkeys(call.path for call in readout if call.path in loose))
+        readout = [call for call in readout if call.path not in loose]
+        found = (weight_named(model, site.call.path) for site in sites if site.number is not None)
+        weights = [named[1] for named in found if named is not None]
         return replace(
             self,
             stem=first,
@@ -315,20 +337,24 @@ class Layers(Anatomy):
             left_out=tuple(left_out),
             refusal="",
             sites=tuple(sites),
-            share=share_of(model, (site.call.module for site in sites)),
+            products=products,
+            reads=reads,
+            share=share_of(model, (site.call.module for site in sites if site.number is None), weights),
         )
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """Yield (role, dotted path, type) of every part, in the order of their calls."""
         roles = [*(f"site {i}" for i in range(len(self.modules))), *("readout" for _ in self.readout)]
-        for role, name, part in zip(roles, self.names, (*self.modules, *self.readout)):
-            yield role, name, type_name(part)  # type: ignore[arg-type]  # resolved
+        numbers = [site.number for site in self.read] + [None] * len(self.readout)
+        for role, name, part, number in zip(roles, self.names, (*self.modules, *self.readout), numbers):
+            yield role, name, type_name(part) if number is None else "Parameter"  # type: ignore[arg-type]  # resolved
+        yield from (("readout", name, "Parameter") for name in self.reads)
 
     def __str__(self) -> str:
         last = len(self.modules) - 1
-        what = [*(f"writes h_{i}" for i in range(last + 1)), *(f"reads h_{last}" for _ in self.readout)]
+        what = [*(f"writes h_{i}" for i in range(last + 1)), *(f"reads h_{last}" for _ in (*self.readout, *self.reads))]
         rows = [(*row, text) for row, text in zip(self.rows(), what)]
-        lines = _aligned(rows)
+        lines = aligned(rows)
         lines += [f"sites are {self.why}", "the input is no site, the output layer is the readout"]
         lines += [] if self.share is None else [self.share.text("their layers")]
         lines += [f"left out: {text}" for text in self.left_out]
@@ -355,29 +381,12 @@ def layers_of(model: nn.Module, sites: Sites = "layers", refusal: str = "") -> L
     names = (*(path for path, _ in chosen), *(path for path, _ in readout))
     blocks, readers = tuple(m for _, m in rest), tuple(m for _, m in readout)
     parts: dict[str, Any] = {"names": names, "guesses": (BY_REGISTRATION,), "choice": choice, "refusal": refusal}
-    parts["share"] = share_of(unwrap(model), (first, *blocks))
+    known = dict(named_modules_of(unwrap(model)))
+    named = {name: m for name, m in chosen if name.partition("#")[0] in known}
+    found = (weight_named(unwrap(model), name.partition("#")[0]) for name, _ in chosen if name not in named)
+    weights = [of[1] for of in found if of is not None]
+    parts["share"] = share_of(unwrap(model), named.values(), weights)
     return Layers(first, blocks, readers, WHOLE, False, **parts)
-
-
-Row = tuple[str, str, str, str]
-
-
-def _folded(rows: list[Row]) -> list[Row]:
-    """Return long rows of blocks of one type in one container as the first, how many more, and the last."""
-    out: list[Row] = []
-    for _, run in groupby(rows, key=lambda row: (row[0].partition(" ")[0], row[1].rpartition(".")[0], row[2])):
-        alike = list(run)
-        if alike[0][0].startswith("block ") and len(alike) > _FOLD:
-            (_, first, kind, start), (_, last, _, end) = alike[1], alike[-2]
-            more = f"{len(alike) - 2} more: {first} … {last.rpartition('.')[2]}"
-            alike = [alike[0], ("…", more, kind, f"{start} … {end.removeprefix('writes ')}"), alike[-1]]
-        out += alike
-    return out
-
-
-def _aligned(rows: list[Row]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    return ["  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0))).rstrip() for row in rows]
 
 
 def unwrap(model: nn.Module) -> nn.Module:

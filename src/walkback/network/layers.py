@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from walkback.errors import AnatomyError, shown
 from walkback.network.stacks import UNCALLED, matching, type_name
-from walkback.network.values import children_of, named_modules_of, parameters_of
+from walkback.network.values import children_of, named_modules_of, named_parameters_of, parameters_of
 
 Named = tuple[str, nn.Module]  # with its path
 Sites = str | Sequence[str] | Callable[[nn.Module], Any]
@@ -54,6 +54,7 @@ class Site:
     leaf: int
     axis: int
     rows: int = 0
+    number: int | None = None  # of a product with a weight that no module makes: which tensor of the pass it is
 
     def batch_first(self, h: Tensor) -> Tensor:
         """Return a state with the batch first.
@@ -79,6 +80,10 @@ def choose(core: nn.Module, sites: Sites) -> tuple[list[Named], list[Named], Any
         sites: "layers", dotted names ("fc1", "features.*", "cell#2" for a second call), or module -> bool.
     """
     weighted = [(path, module) for path, module in weighted_modules(core) if not _holds_weighted(module, core)]
+    weighted = [named for layer in weighted for named in _loose(core, *layer) or [layer]]
+    if len(weighted) < 2:  # a network by hand, which may hold a module, or one whose hidden layers no gradient trains
+        frozen = [(path, module) for path, module in named_modules_of(core) if frozen_weights(module)]
+        weighted = _all_loose(core, weighted) + frozen + weighted
     choice: Any = sites
     if isinstance(sites, str) and sites == "layers":
         if len(weighted) < 2:
@@ -189,6 +194,50 @@ def kept_weights(module: nn.Module) -> list[Tensor]:
     return [b for b in named if b.ndim > 1 and b.is_floating_point()]
 
 
+def _loose(model: nn.Module, path: str, module: nn.Module) -> list[Named]:
+    """Return the trained weights of a module that is never called as a layer, by their names: the network, a list."""
+    if module is not model and not isinstance(module, (*UNCALLED, nn.ParameterList, nn.ParameterDict)):
+        return []
+    own = [(name, p) for name, p in module._parameters.items() if p is not None and p.ndim > 1 and p.requires_grad]
+    return [(f"{path}.{name}" if path else name, module) for name, _ in own]
+
+
+def _all_loose(model: nn.Module, weighted: list[Named]) -> list[Named]:
+    """Return all other trained weights by their names."""
+    known = {name for name, _ in weighted}
+    named = ((name, weight_named(model, name)) for name in named_parameters_of(model))
+    others = [(name, found) for name, found in named if found is not None and found[1].requires_grad]
+    return [(name, owner) for name, (owner, _) in others if not {name, name.rpartition(".")[0]} & known]
+
+
+def weight_named(model: nn.Module, name: str) -> tuple[nn.Module, nn.Parameter] | None:
+    """Return the parameter of two dimensions or more of this name, and the module that it is in; None: there is none.
+
+    >>> net = nn.Linear(2, 3)
+    >>> weight_named(net, "weight")[0] is net, weight_named(net, "bias"), weight_named(net, "fc.weight")
+    (True, None, None)
+    """
+    path, _, own = name.rpartition(".")
+    owner = dict(named_modules_of(model)).get(path)
+    found = None if owner is None else owner._parameters.get(own)
+    return None if owner is None or found is None or found.ndim < 2 else (owner, found)
+
+
+def frozen_weights(module: nn.Module) -> list[nn.Parameter]:
+    """Return the weights of a layer of one's own that are all frozen: of Hebbian code, or of feedback beside a layer.
+
+    >>> import torch
+    >>> layer = nn.Module()
+    >>> layer.weight = nn.Parameter(torch.zeros(3, 2), requires_grad=False)
+    >>> len(frozen_weights(layer)), len(frozen_weights(nn.Linear(2, 2)))
+    (1, 0)
+    """
+    own = own_weights(module)
+    return (
+        [] if children_of(module) or any(p.requires_grad for p in module._parameters.values() if p is not None) else own
+    )
+
+
 def _holds_weighted(module: nn.Module, model: nn.Module) -> bool:
     """Return whether there is another module with a weight inside, other than one that it never calls as such."""
     if isinstance(module, nn.MultiheadAttention) or is_message_passing(module):
@@ -209,6 +258,8 @@ def _named(model: nn.Module, name: object, weighted: Sequence[str]) -> list[Name
     known = {path: module for path, module in named_modules_of(model) if path}
     if any(c in path for c in "*?[") and (many := matching(model, path)):
         return [(f"{p}#{turn}" if turn else p, m) for p, m in many if not isinstance(m, UNCALLED)]
+    if path not in known and (found := weight_named(model, path)) is not None:
+        return [(name, found[0])]
     if path not in known or (turn and not turn.isdigit()):
         near = get_close_matches(path, known, n=3, cutoff=0.5)
         meant = f" Did you mean {', '.join(near)}?" if near else ""
@@ -228,7 +279,6 @@ def _too_few(model: nn.Module, weighted: Sequence[tuple[str, nn.Module]]) -> str
     there = ", ".join(f"{path or '(model)'} ({type_name(module)})" for path, module in weighted) or "none"
     return (
         f"Expected a network with at least one hidden layer and an output layer, but {type_name(model)} has "
-        f"{len(weighted)} module{'s' * (len(weighted) != 1)} with a weight: {there}. Weights that the forward pass "
-        "uses directly (F.linear(x, self.w1)) write no site of their own: put them into modules, or name the modules "
-        'whose outputs are sites: sites=["name", …].'
+        f"{len(weighted)} module{'s' * (len(weighted) != 1)} with a weight: {there}. Name the modules whose outputs "
+        'are sites: sites=["name", …].'
     )

@@ -27,8 +27,10 @@ class Share:
         return share_held(what, self.inside, self.outside)
 
 
-def share_of(model: nn.Module, parts: Iterable[nn.Module]) -> Share:
+def share_of(model: nn.Module, parts: Iterable[nn.Module], weights: Iterable[nn.Parameter] = ()) -> Share:
     """Return what share of the weights of `model` is in these modules, and the paths of those that hold the others.
+
+    `weights` are counted among them: parameters that the network uses directly.
 
     >>> net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> share_of(net, [net[0]])
@@ -36,10 +38,13 @@ def share_of(model: nn.Module, parts: Iterable[nn.Module]) -> Share:
     """
     parts = list(parts)
     sizes = {id(p): p.numel() for p in parameters_of(model)}
-    inside = {id(p) for part in parts for p in parameters_of(part)}
+    alone = {id(p) for p in weights}
+    inside = {id(p) for part in parts for p in parameters_of(part)} | alone
     blocks = {id(part) for part in parts}
     holders = {
-        id(m) for _, m in named_modules_of(model) if any(id(below) in blocks for _, below in named_modules_of(m))
+        id(m)
+        for _, m in named_modules_of(model)
+        if any(id(below) in blocks for _, below in named_modules_of(m)) or any(id(p) in alone for p in parameters_of(m))
     }
     outside: list[str] = []
 
@@ -49,7 +54,7 @@ def share_of(model: nn.Module, parts: Iterable[nn.Module]) -> Share:
         if id(module) not in holders:
             outside.append(path or "(model)")
             return
-        own = [name for name, p in module._parameters.items() if p is not None]
+        own = [name for name, p in module._parameters.items() if p is not None and id(p) not in inside]
         outside.extend(f"{path}.{name}" if path else name for name in own)
         for name, child in children_of(module):
             look(f"{path}.{name}" if path else name, child)

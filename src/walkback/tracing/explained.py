@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from walkback.errors import AnatomyError, InputError, WalkbackError, cut
 from walkback.network.batch import needs_labels
 from walkback.network.values import places
+from walkback.tracing.cuts import CutGraph
 from walkback.tracing.derived import has_custom_backward
 
 if TYPE_CHECKING:
@@ -50,14 +51,11 @@ def refuse_own_error(error: Exception, losses: Tensor) -> None:
 
 def complete(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
     """Return the gradients, once every site has one."""
-    cut_at = next((site for site, g in enumerate(grads) if g is None), None)
-    if cut_at is not None:
-        detached = (
-            "the network detaches its stream on the way (as local learning code does) or does not use it. Measure "
-            "the network through a forward pass without detach()."
-        )
+    missing = [site for site, g in enumerate(grads) if g is None]
+    if missing and (several := capture.of_several(missing[0] - 1)):
         raise AnatomyError(
-            f"Expected the loss to depend on every site, but no gradient reaches site {cut_at}: "
-            f"{capture.of_several(cut_at - 1) or detached}"
+            f"Expected the loss to depend on every site, but no gradient reaches site {missing[0]}: {several}"
         )
+    if missing:
+        raise CutGraph([f"site {site}" for site in missing])
     return cast(tuple[Tensor, ...], grads)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError
+from walkback.errors import AnatomyError, WalkbackError, cut
 from walkback.network.batch import LABELS, Inputs, mapped, real_tokens, takes_labels
 from walkback.network.layers import Sites
 from walkback.network.values import hidden_of, logits_of, modules_of, named_modules_of, random_state
@@ -21,6 +21,7 @@ from walkback.notes import Note
 from walkback.tracing.calls import overheard
 from walkback.tracing.capture import Capture, attach_receivers, seeing_modules
 from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
+from walkback.tracing.cuts import CutGraph, refuse_cut_answer
 from walkback.tracing.derived import Spy, has_custom_backward
 from walkback.tracing.explained import complete
 from walkback.tracing.layers import layer_pass, watched_layers
@@ -36,7 +37,7 @@ from walkback.tracing.links import (
     refuse_ways_past,
 )
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
-from walkback.tracing.reference import gradients
+from walkback.tracing.reference import Derived, gradients
 from walkback.tracing.streams import refuse_unlike_streams
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
@@ -51,10 +52,39 @@ class _NoStream(Exception):
     """What looked like the blocks of a residual stream are plain layers."""
 
 
+def read_past_cuts(session: Tracer, x: Inputs, y: Tensor) -> Trace:
+    """Run a batch as the reading says. Where the first one shows a cut graph, derive the reference, and note it.
+
+    So it is only where nobody said what the reference is, and where that is the one obstacle.
+    """
+    start = session.reading
+    try:
+        return session.read(x, y)
+    except CutGraph as found:
+        if not start.may_derive or start.layout.known or start.layer_sites:
+            raise
+        own = session.refer(Derived(), start)
+        try:
+            trace = session.read(x, y)
+        except CutGraph as still:
+            session.refer(own, start)
+            raise AnatomyError(
+                f"Expected the loss to depend on every site, but no gradient reaches {', '.join(still.sites)}, also "
+                "where what the network detaches is followed: it does not use it. Name other sites."
+            ) from None
+        except WalkbackError as error:
+            session.refer(own, start)
+            if not found.sites:  # no part of the network reaches its answer, or what is said of that is enough
+                raise
+            raise AnatomyError(f"{found.what}. Past that it can't be read either: {cut(str(error), 400)}") from None
+        session.notes.append(Note("derived-reference", None, {"cut": ", ".join(found.sites) or "any layer"}))
+        return trace
+
+
 def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     """Run a batch as was guessed; try other candidates for the blocks where it can't be read at these."""
     try:
-        trace = session.read(x, y)
+        trace = read_past_cuts(session, x, y)
     except AnatomyError as error:
         session.learn(may_try=False)
         session.take(read_otherwise(session, error, x, y))
@@ -71,13 +101,14 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
         if first:
             try:
                 capture, output, spy = _forward(session, x, y, weights)
-            except _NoStream:
-                return _layers_instead(session, x, y, weights)
+            except _NoStream as found:
+                return _layers_instead(session, x, y, weights, refusal=str(found))
             _find_axis(session, capture, x, y, weights)
             _see_own_loss(session, x, y, weights, logits_of(output))
         else:
             capture, output = forward(session, x, weights, look=True)
         logits = logits_of(output)
+        refuse_cut_answer(session, logits)
         with capture.tape or nullcontext():
             losses = session.losses(logits, y)
         if first and spy is not None:
@@ -108,9 +139,11 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
     return traced(session, capture, grads, losses, logits, x, y)
 
 
-def _layers_instead(session: Tracer, x: Inputs, y: Tensor, weights: Weights, sites: Sites = "layers") -> Trace:
-    """Go on with the layers as sites: what looked like blocks has no residual stream."""
-    session.read_layers(sites)
+def _layers_instead(
+    session: Tracer, x: Inputs, y: Tensor, weights: Weights, sites: Sites = "layers", refusal: str = ""
+) -> Trace:
+    """Go on with the layers as sites: what looked like blocks has no residual stream; `refusal`: unless it has one."""
+    session.read_layers(sites, refusal)
     return layer_pass(session, x, y, weights)
 
 
@@ -134,6 +167,11 @@ def _forward(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> tuple[C
             if plain or (plain is None and has_no_stream_past_cuts(session, x, y, weights)):
                 raise _NoStream
         again = _follow(session, capture)
+        if not again and session.reading.guessed and session.reading.may_be_plain and not capture.calls:
+            try:
+                capture.refuse_other_calls()
+            except AnatomyError as error:  # what was guessed is never called as such: a layer is taken out of each, say
+                raise _NoStream(str(error)) from None
         if not again:
             capture.refuse_other_calls()
             if not capture.was_written():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 _MIXING = ("Addmm", "Mm", "Mv", "Addmv", "Bmm", "Baddbmm", "Linear", "Convolution", "Embedding", "Lstm", "Gru", "Rnn")
 _MIXING += ("SlowConv", "ThnnConv", "CudnnRnn", "MkldnnRnn", "MiopenRnn", "MkldnnConvolution")
 _DISTANCES = ("SubBackward", "Cdist")  # to prototypes, which are a weight too
+_APART = (*_MIXING, "Cat", "Stack")  # what these are given stays apart
 _SUMS = ("AddBackward", "SubBackward")
 VIEWS = ("View", "UnsafeView", "Unsqueeze", "Expand", "Reshape", "Transpose", "Permute", "Select", "Slice")
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div")
@@ -44,6 +45,8 @@ class Below:
         self._nearest: dict[Any, int] = {}
         self._ungated: dict[Any, int] = {}  # the same where a product is its gate: what that reads is no way past it
         self._unmixed: dict[Any, int] = {}  # the same on ways that meet no weight between layers
+        self._carried: dict[Any, int] = {}  # the same where of a product with a gate only the other side counts
+        self._met: list[tuple[Any, list[int]]] = []  # nodes where several such ways meet, but in a concatenation
         self.reached: set[tuple[Any, int]] = set()
         # whether two marked places meet in a sum that a place at `near` reads, as a branch and a skip do; towers that
         # meet in the answer alone are none
@@ -77,8 +80,25 @@ class Below:
                 gated = [self._below[edge[0]] if _is_gate(edge[0]) else 0 for edge in below]
                 behind = [behind[0] & ~gated[1], behind[1] & ~gated[0]]
             self._ungated[node] = reduce(or_, behind, 0)
+            carried = [marks.get(edge, 0) & near or self._carried.get(edge[0], 0) for edge in below]
+            if type(node).__name__.startswith("MulBackward"):  # one side of it may carry no gradient: a state of zeros
+                gates = [_is_gate(edge[0]) for edge in below]
+                both = all(gates) and len(gates) > 1
+                carried = [bits for bits, gate in zip(carried, gates) if not gate or both]
+            self._carried[node] = reduce(or_, carried, 0)
+            apart = type(node).__name__.startswith(_APART) or node in inside
+            if type(node).__name__.startswith("MulBackward"):  # h * (1 + f) is a sum, h * f none
+                apart |= not any(is_sum(edge[0]) and not marks.get(edge, 0) for edge in below)
+            if sum(map(bool, carried)) > 1 and not apart:
+                self._met.append((node, carried))
+            if type(node).__name__.startswith(("SumBackward", "MeanBackward")):  # of a stack of states
+                stacked = [n for n, _ in below if type(n).__name__.startswith("StackBackward") and n not in inside]
+                edges = [edge for n in stacked for edge in n.next_functions if edge[0] is not None]
+                self._met += (
+                    [(node, [marks.get(e, 0) & near or self._carried.get(e[0], 0) for e in edges])] if edges else []
+                )
             parts = [marks.get(edge, 0) | self._below[edge[0]] for edge in below]
-            joined[node] |= _is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
+            joined[node] |= is_sum(node) and len(parts) == 2 and all(parts) and node not in inside
         first = (self._top, top.output_nr)  # a layer may return the result itself
         self.reached |= {first} & marks.keys()
         self._first = marks.get(first, 0) & near
@@ -95,6 +115,14 @@ class Below:
         """
         ways = self._nearest if self.joins else self._ungated
         return (node is None and self._first) or ways.get(self._top if node is None else node, 0)
+
+    def met(self, nodes: Iterable[Any]) -> Iterator[list[int]]:
+        """Yield the bits of ways that meet below some nodes, as a branch and a skip do in a sum, each for itself.
+
+        Ways that meet in a concatenation or a product of matrices stay apart: what reads them reads several.
+        """
+        below = between(nodes, ())
+        yield from (ways for node, ways in self._met if node in below)
 
     def unmixed(self, node: Any) -> int:
         """Return the bits that the ways down from a node meet first, on ways that meet no weight outside of a layer."""
@@ -137,7 +165,7 @@ def is_residual(made: Any, given: Any) -> bool:
                 todo += [(node, True), *((child, False) for child in below)]
             continue
         reading = [reads[child] for child in below]
-        if _is_sum(node) and sum(reading) > 1:
+        if is_sum(node) and sum(reading) > 1:
             return True
         reads[node] = any(reading)
     return False
@@ -204,14 +232,107 @@ def _is_made_of_weight(node: Any, stops: Collection[Any]) -> bool:
 
 
 def _is_gate(node: Any) -> bool:
-    """Return whether a node is a share between 0 and 1, or a view of one: h * (1 + f) is a sum, h * sigmoid(f) none."""
-    while type(node).__name__.startswith(VIEWS) and len(node.next_functions) == 1:
+    """Return whether a node is a share between 0 and 1, a view of one, or what is left of one, as 1 - sigmoid(f).
+
+    h * (1 + f) is a sum, h * sigmoid(f) is none.
+    """
+    while type(node).__name__.startswith((*VIEWS, "Rsub")) and len(node.next_functions) <= 2:
         node = node.next_functions[0][0]
     return type(node).__name__.startswith(("Sigmoid", "Softmax", "Hardsigmoid"))
 
 
-def _is_sum(node: Any) -> bool:
+def is_sum(node: Any) -> bool:
+    """Return whether a node is a sum or a difference."""
     return type(node).__name__.startswith(_SUMS)
+
+
+def is_view(node: Any) -> bool:
+    """Return whether a node hands on the numbers of one tensor, in another form."""
+    name = type(node).__name__
+    return name.startswith((*VIEWS, "Squeeze", "Alias", "TBackward", "MovedimBackward", "Clone", "Unflatten"))
+
+
+class Weighted:
+    """A graph, and what of it parameters alone make: a weight as it is, transposed, masked, or a product of two.
+
+    Inputs have to carry a gradient: else what is made of them can't be told from what is made of weights.
+
+    >>> x, w = torch.ones(1, 2, requires_grad=True) * 1, torch.nn.Parameter(torch.ones(2, 2))
+    >>> graph = Weighted((x @ w.t()).grad_fn)
+    >>> [graph.weight_of(node) is w for node in graph.nodes if graph.weight_of(node) is not None]
+    [True]
+    """
+
+    def __init__(self, top: Any) -> None:
+        self.nodes: list[Any] = []  # what is below first
+        # node -> the parameters it was made of, where it was made of them alone
+        self.leaves: dict[Any, tuple[torch.Tensor, ...]] = {}
+        done: set[Any] = set()
+        todo: list[tuple[Any, bool]] = [] if top is None else [(top, False)]
+        while todo:
+            node, ready = todo.pop()
+            below = [child for child, _ in node.next_functions if child is not None]
+            if ready:
+                self.nodes.append(node)
+                self.leaves[node] = self._made_of(node, below)
+            elif node not in done:
+                done.add(node)
+                todo += [(node, True), *((child, False) for child in below if child not in done)]
+
+    def _made_of(self, node: Any, below: list[Any]) -> tuple[torch.Tensor, ...]:
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return (leaf,) if isinstance(leaf, torch.nn.Parameter) else ()
+        if not below or not all(self.leaves[child] for child in below):
+            return ()
+        if type(node).__name__.startswith(_MIXING) and not (_is_matrices(node) and len(below) > 1):
+            return ()  # of an input without a gradient
+        return tuple({id(p): p for child in below for p in self.leaves[child]}.values())
+
+    def weight_of(self, node: Any) -> torch.nn.Parameter | None:
+        """Return the weight of a product with what is no weight; None of all other nodes."""
+        name = type(node).__name__
+        if not name.startswith((*_MIXING, "Cdist")) or self.leaves[node]:
+            return None
+        made = [self.leaves[child] for child, _ in node.next_functions if child is not None]
+        of = next((p for leaves in made for p in leaves if p.ndim > 1), None)
+        return of if isinstance(of, torch.nn.Parameter) else None
+
+
+def _is_matrices(node: Any) -> bool:
+    return type(node).__name__.startswith(("Mm", "Bmm", "Mv"))
+
+
+def given_to(made: Any, weight: Any) -> set[Any]:
+    """Return the nodes that a product with this weight was given beside it, from what it left: views, a bias."""
+    todo, seen = [made], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        below = [child for child, _ in node.next_functions if child is not None]
+        if type(node).__name__.startswith((*_MIXING, "Cdist")):
+            sides = [child for child in below if not _leads_to(child, weight)]
+            if len(sides) < len(below):
+                return {child for child in sides if getattr(child, "variable", None) is None}
+        todo += below
+    return set()
+
+
+def _leads_to(node: Any, weight: Any) -> bool:
+    """Return whether a node is a weight, or made of it before any product with what is none."""
+    todo, seen = [node], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if getattr(node, "variable", None) is weight:
+            return True
+        if not type(node).__name__.startswith(_MIXING):
+            todo += [child for child, _ in node.next_functions]
+    return False
 
 
 def goes_through_weight(node: Any) -> bool:

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, allow_mutation_on_saved_tensors
 
 from walkback.errors import AnatomyError
+from walkback.network.anatomy import Layers
 from walkback.network.batch import Inputs
 from walkback.network.layers import weighted_modules
 from walkback.network.values import named_modules_of, no_autocast
-from walkback.tracing.chosen import learn, unreached
+from walkback.tracing.chosen import learn
+from walkback.tracing.cuts import CutGraph
 from walkback.tracing.explained import refuse_own_error
 from walkback.tracing.heard import LayerCapture, heard_pass
 from walkback.tracing.trace import Trace
@@ -35,11 +37,12 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
     if not tracer.layer_sites:
         learn(tracer, x, y, weights)
     sites = tracer.layer_sites
-    modules = [site.call.module for site in sites]
+    modules = [site.call.module for site in sites if site.number is None]
+    products = tracer.anatomy.products if isinstance(tracer.anatomy, Layers) else None
     with allow_mutation_on_saved_tensors() if tracer.layout.copies else nullcontext():
-        capture, logits, losses = heard_pass(tracer, modules, x, y, weights)
-        found = {(id(run.call.module), run.call.turn): run for run in capture.counted()}
-        runs = [found.get((id(site.call.module), site.call.turn)) for site in sites]
+        capture, logits, losses = heard_pass(tracer, modules, x, y, weights, products=products)
+        found = {(run.call.path, run.call.turn): run for run in capture.counted()}
+        runs = [found.get((site.call.path, site.call.turn)) for site in sites]
         for site, run in zip(sites, runs):
             if run is None or run.call.turns != site.call.turns or site.leaf not in run.edges:
                 turns = 0 if run is None else run.call.turns
@@ -52,9 +55,8 @@ def layer_pass(tracer: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
     if grads is None:  # it writes in place what its backward pass needs, as code does that steps weights on the way
         tracer.learn(layout=replace(tracer.layout, copies=True))
         return layer_pass(tracer, x, y, weights)
-    for site, g in zip(sites, grads):
-        if g is None:
-            raise AnatomyError(unreached(site.call.name))
+    if missing := [site.call.name for site, g in zip(sites, grads) if g is None]:
+        raise CutGraph(missing)
     states = tuple(site.batch_first(run.states[site.leaf]) for site, run in zip(sites, known))
     wide = tuple(site.batch_first(g.detach()) for site, g in zip(sites, grads) if g is not None)
     for site, h in zip(sites, states):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,8 @@ from walkback.tracing import rerun
 from walkback.tracing.capture import Capture
 from walkback.tracing.explained import complete
 from walkback.tracing.layout import refuse_shapes
+from walkback.tracing.numbered import Numbered
 from walkback.tracing.reference import gradients
-from walkback.tracing.sums import Numbered
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
 
@@ -63,7 +63,7 @@ def captured(
 ) -> Any:
     """Run the network with its hooks reading for `capture`, inside `modes`; return what it returned."""
     with capture.tape or nullcontext(), ExitStack() as inside:
-        for mode in (*modes, *([Numbered(capture, session.anatomy.sums)] if session.anatomy.sums else ())):
+        for mode in (*modes, *_at_sums(capture, session.anatomy.sums)):
             inside.enter_context(mode)
         # A copy, always: a network may write its input in any batch, and no look afterwards would bring it back.
         inputs = mapped(x, lambda t: t.detach().clone())
@@ -72,6 +72,16 @@ def captured(
             return rerun.run(session.model, inputs, weights, **session.reading.asking(first))
         finally:
             session.capture = None
+
+
+def _at_sums(capture: Capture, sums: Sequence[int]) -> list[Numbered]:
+    """Return what shows a capture the sums that are sites, by their numbers in the pass."""
+
+    def at(number: int, state: Tensor) -> None:
+        if state.requires_grad:
+            capture.at_sum(sums.index(number), state)
+
+    return [Numbered(at, sums)] if sums else []
 
 
 def with_skip(capture: Capture, grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:

@@ -14,6 +14,7 @@ from walkback.network.batch import pairs
 from walkback.network.layers import WHOLE, Sites
 from walkback.network.loss import Loss
 from walkback.network.stacks import type_name
+from walkback.notes import coded
 from walkback.tracing.session import Tracer
 
 
@@ -23,7 +24,7 @@ class Picture:
 
     model: str  # the class of the network
     anatomy: Anatomy  # its parts; as they were called, if a batch was run
-    # what the batch showed: state_shapes, blocks_return, pool, loss; None without one
+    # what the batch showed: state_shapes, blocks_return, pool, loss, a derived reference; None without one
     run: dict[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,6 +49,7 @@ class Picture:
                 f"states         {', then '.join(shapes)}",
                 f"norms          {_NORMS.get(pool, f'at token {pool}')}",
                 f"loss           {self.run['loss']}",
+                *([f"reference      {self.run['reference']}"] if "reference" in self.run else []),
             ]
         return "\n".join(lines)
 
@@ -107,6 +109,8 @@ def picture(
         "pool": trace.pool,
         "loss": tracer.loss_name,
     }
+    for note in coded(tracer.notes, "derived-reference"):
+        seen["reference"] = note.text
     return Picture(type_name(tracer.model), tracer.anatomy, seen)
 
 

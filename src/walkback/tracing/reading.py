@@ -27,6 +27,7 @@ class NetworkReading:
     layout: Layout
     guessed: bool  # nobody said what the blocks are: the first batch decides between the candidates
     may_be_plain: bool  # the first batch may show that there is no residual stream
+    may_derive: bool  # nobody said what the reference is: where the graph is cut, it is the forward pass alone
     may_try: bool  # other candidates are tried where the first batch can't be read at these blocks
     hidden: str | None  # how forward takes `return_hidden`, see `return_hidden`
     suspect: bool = False  # something in the forward pass could make the backward pass another function's
@@ -70,9 +71,12 @@ class NetworkReading:
 
 
 def begin(
-    model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, sites: Sites | None, twin: bool
+    model: nn.Module,
+    anatomy: Anatomy | Mapping[str, Any] | None,
+    sites: Sites | None,
+    reference: nn.Module | str | None,
 ) -> NetworkReading:
-    """Return how a network is read before a batch was seen; `twin`: another network has to be read alike."""
+    """Return how a network is read before a batch was seen; a twin as `reference` has to be read alike."""
     parts = parts_of(model, anatomy, sites)
     unsaid = anatomy is None and published(model) is None
     may_be_plain = unsaid and not is_sharded(model)
@@ -81,6 +85,7 @@ def begin(
         layout=Layout(parts.branch, parts.pool),
         guessed=unsaid and sites is None,
         may_be_plain=may_be_plain,
-        may_try=may_be_plain and sites is None and not twin,
+        may_try=may_be_plain and sites is None and not isinstance(reference, nn.Module),
+        may_derive=reference is None,
         hidden=return_hidden(model),
     )

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from walkback.errors import InputError
+from walkback.network.anatomy import Layers
 from walkback.network.batch import Inputs, call, mapped
 from walkback.network.values import first_tensor, fragile, logits_of, members, parameters_of, places, stream_of, swapped
 from walkback.tracing.calls import listen
 from walkback.tracing.capture import called_at, with_stream
+from walkback.tracing.products import Products
 from walkback.tracing.sites import moved_layers
 
 if TYPE_CHECKING:
@@ -76,8 +78,8 @@ def _refuse_received(tracer: Tracer) -> None:
 @contextmanager
 def moved(tracer: Tracer, deltas: Deltas, weights: Weights) -> Iterator[None]:
     """Add `deltas[site]` to the stream of one pass inside, with or without gradients."""
-    if tracer.layer_sites:
-        with moved_layers(tracer.layer_sites, deltas):
+    if isinstance(tracer.anatomy, Layers) and tracer.layer_sites:
+        with moved_layers(tracer.model, tracer.layer_sites, deltas, tracer.anatomy.products or Products()):
             yield
         return
     _refuse_received(tracer)

@@ -33,12 +33,12 @@ from walkback.tracing.copying import copyable
 from walkback.tracing.credit import Asked
 from walkback.tracing.derived import Tape
 from walkback.tracing.explained import explained
-from walkback.tracing.first import first_pass, guessed_pass
+from walkback.tracing.first import first_pass, guessed_pass, read_past_cuts
 from walkback.tracing.heard import LayerCapture
 from walkback.tracing.layers import attach_layers, layer_pass
 from walkback.tracing.layout import Layout
 from walkback.tracing.passes import block_pass, forward, states_of
-from walkback.tracing.reading import begin
+from walkback.tracing.reading import NetworkReading, begin
 from walkback.tracing.recorded import Recorded
 from walkback.tracing.reference import Derived, Own, Twin
 from walkback.tracing.rerun import Deltas, Weights
@@ -73,7 +73,7 @@ class Tracer:
         weights = dict(places(self.model))
         refuse_weights(weights)
         self.device = next((t.device for t in weights.values()), None)
-        self.reading = begin(self.model, anatomy, sites, isinstance(reference, nn.Module))
+        self.reading = begin(self.model, anatomy, sites, reference)
         self.notes: list[Note] = self.reading.notes()
         self.asked = Asked(self.model)
         self._reference = self._referring_to(reference)
@@ -83,14 +83,14 @@ class Tracer:
         self._count = 0
 
     def _referring_to(self, reference: object) -> Own:
-        if reference is None:
+        if reference is None or (isinstance(reference, str) and reference == "own"):
             return Own()
         if isinstance(reference, str) and reference == "derived":
             return Derived()
         if not isinstance(reference, nn.Module):
             raise InputError(
-                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module, but got '
-                f"{shown(reference)}."
+                'Expected reference to be "derived", or a plain twin of the network as a torch.nn.Module (or "own"), '
+                f"but got {shown(reference)}."
             )
         if isinstance(self.anatomy, Layers):
             return Twin(Tracer(reference, layers_of(reference, self.anatomy.choice), self.losses.custom))
@@ -302,8 +302,9 @@ class Tracer:
         self._refuse_outside("logits_at")
 
         def run(weights: Weights) -> Tensor:
+            inputs = mapped(x, lambda t: t.detach().clone())
             with rerun.moved(self, deltas, weights):
-                return logits_of(self.run(mapped(x, lambda t: t.detach().clone()), weights))
+                return logits_of(self.run(inputs, weights))
 
         return rerun.without_gradients(self.model, run, weights)
 
@@ -333,7 +334,7 @@ class Tracer:
         """Run a batch forward and backward; the first one may decide between candidates for the blocks."""
         if self.reading.may_try and weights is None:
             return guessed_pass(self, x, y)
-        return self.read(x, y, weights)
+        return read_past_cuts(self, x, y) if weights is None else self.read(x, y, weights)
 
     def read(self, x: Inputs, y: Tensor, weights: Weights = None) -> Trace:
         """Run a batch as the reading says; the first one shows the layout."""
@@ -351,11 +352,18 @@ class Tracer:
         self.notes[:] = self.reading.notes()
         self.attach()
 
-    def read_layers(self, sites: Sites = "layers") -> None:
-        """Go on with the layers as sites: what looked like blocks has no residual stream."""
-        self.take(layers_of(self.model, sites))
+    def refer(self, reference: Own, reading: NetworkReading) -> Own:
+        """Go on with another reference, from a reading as it was before a pass; return the reference before."""
+        before, self._reference, self.reading = self._reference, reference, reading
+        self.notes[:] = reading.notes()
+        self.attach()
+        return before
+
+    def read_layers(self, sites: Sites = "layers", refusal: str = "") -> None:
+        """Go on with the layers as sites: what looked like blocks has no residual stream; `refusal`: see `Layers`."""
+        self.take(layers_of(self.model, sites, refusal))
         if self.source is not self:
-            self.source.read_layers(sites)
+            self.source.read_layers(sites, refusal)
 
     def attach(self) -> None:
         """Put hooks on the network, for as long as the session lasts; those of layers are on for one pass each."""

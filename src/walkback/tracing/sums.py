@@ -7,7 +7,6 @@ such sum lies in one chain, so where there is one stream and nothing beside it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from walkback.network.anatomy import Anatomy
 from walkback.network.batch import Inputs, mapped
@@ -26,9 +24,9 @@ from walkback.tracing.calls import overheard
 from walkback.tracing.derived import unseen_edge
 from walkback.tracing.graph import VIEWS, goes_past_weights, goes_through_weight, nodes_between
 from walkback.tracing.heard import LayerCapture, LayerRun
+from walkback.tracing.numbered import Numbered
 
 if TYPE_CHECKING:
-    from walkback.tracing.capture import Capture
     from walkback.tracing.session import Tracer
 
 Spot = tuple[Any, int]  # a node of the graph, and which of its results
@@ -36,44 +34,22 @@ Spot = tuple[Any, int]  # a node of the graph, and which of its results
 _MOST = 20_000  # nodes of a graph that is looked at
 
 
-class Numbered(TorchFunctionMode):
-    """Numbers the tensors of real numbers that a forward pass makes, and hands those that are sites to a capture.
-
-    Args:
-        capture: what is told of sites; None: the place of every tensor in the graph is kept instead.
-        sites: the numbers of the tensors that are sites, in order.
-    """
-
-    def __init__(self, capture: Capture | None = None, sites: Sequence[int] = ()) -> None:
-        super().__init__()
-        self._capture, self._sites, self._count = capture, {n: site for site, n in enumerate(sites)}, 0
-        self.made: dict[Spot, int] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one call and count what it made."""
-        result = func(*args, **(kwargs or {}))
-        if not isinstance(result, Tensor) or not torch.is_grad_enabled() or not result.is_floating_point():
-            return result
-        number, self._count = self._count, self._count + 1
-        if self._capture is None:
-            if result.requires_grad:
-                edge = unseen_edge(result)
-                self.made.setdefault((edge.node, edge.output_nr), number)
-        elif number in self._sites and result.requires_grad:
-            self._capture.at_sum(self._sites[number], result)
-        return result
-
-
 def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
     """Return the stream of a network as a chain of sums, where it has one and no other; None where it has not."""
     with_weights = [(path, m) for path, m in named_modules_of(tracer.model) if any(True for _ in _own(m))]
     capture = LayerCapture({id(m): path for path, m in with_weights}, [m for _, m in with_weights])
-    numbered = Numbered()
+    made: dict[Spot, int] = {}
+
+    def at(number: int, tensor: Tensor) -> None:
+        if tensor.requires_grad:
+            edge = unseen_edge(tensor)
+            made.setdefault((edge.node, edge.output_nr), number)
+
     listening = overheard(capture.modules, capture.look, capture.before)
-    with torch.enable_grad(), listening, tracer.tape() or nullcontext(), numbered:
+    with torch.enable_grad(), listening, tracer.tape() or nullcontext(), Numbered(at):
         output = tracer.run_once(mapped(x, lambda t: t.detach().clone()), None)
     chain = _chain(logits_of(output))
-    if chain is None or any(spot not in numbered.made for spot in chain):
+    if chain is None or any(spot not in made for spot in chain):
         return None
     ways = [nodes_between(upper[0], lower[0]) for lower, upper in pairwise(chain)]
     last = [[run for run in capture.counted() if own_weights(run.call.module) and _made_in(run, way)] for way in ways]
@@ -91,7 +67,7 @@ def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
         f"the stream is a chain of {len(blocks)} sums, since no modules are its blocks; every site has the name of the "
         "last layer in what was added there"
     )
-    found = replace(named, sums=tuple(numbered.made[spot] for spot in chain), guesses=(guess,)).resolve(tracer.model)
+    found = replace(named, sums=tuple(made[spot] for spot in chain), guesses=(guess,)).resolve(tracer.model)
     return replace(found, share=share_of(tracer.model, within))
 
 

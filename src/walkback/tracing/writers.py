@@ -23,6 +23,13 @@ class Writers:
         # Of a plain network: each layer writes its site, and none hands a stream on.
         self.layers = anatomy.read if isinstance(anatomy, Layers) else None
         self.blocks: tuple[nn.Module, ...] = () if self.layers else anatomy.blocks  # type: ignore[assignment]  # resolved
+        if self.layers and any(site.number is not None for site in self.layers):
+            names = [site.call.name for site in self.layers if site.number is not None]
+            raise InputError(
+                f"Expected sites that modules write, to record a credit at every one, but {', '.join(names)} are "
+                "weights that the forward pass uses directly. Put each into a module, or give the credits as a "
+                "function of the trace."
+            )
         stems = {("stem", k): stem for k, stem in enumerate(anatomy.stems) if isinstance(stem, nn.Module)}
         stems = {} if self.layers else stems
         self.by_key: dict[Key, nn.Module] = {**stems, **dict(enumerate(self.blocks, 1))}
