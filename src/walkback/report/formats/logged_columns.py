@@ -20,6 +20,7 @@ _LISTS = [q.name for q in PER_SITE]
 _SITE = re.compile(r"(\w+?)[_./\[]?(\d{1,9})\]?")
 # Columns may skip sites, but not so many that a name of a few letters fills the memory.
 SPARSE = 128
+MOST_TOLD = 100  # of the columns that were not used; a log may have a million
 # Facts about a row that are no numbers of it, and what Walkback's own metrics say beside them.
 _FACTS = {"epoch", "step", "total_epochs", "total_steps", "schema", "method", "notes", "advisories", "nonfinite",
           "altered", "doubted", "edition", "thresholds", "verdict", "failed", "at", "seed", "run_id"}  # fmt: skip
@@ -35,18 +36,21 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
     >>> rows[0][0]["per_layer"]["h_norm"], notes[0].values["columns"]
     ([1.0, 2.0], ['hnorm2'])
     """
-    renamed, unused = [], []
+    renamed: list[Named] = []
+    unused: dict[str, None] = {}
     for row, where in rows:
         if row.get("schema") is not None:
             renamed.append((row, where))
             continue
         made, left = _read(row)
         renamed.append((made, where))
-        unused += [column for column in left if column not in unused]
+        unused |= dict.fromkeys(left)
     if not unused:
         return renamed, ()
-    meant = {column: guess for column in unused if (guess := _meant(column)) and guess != column}
-    return renamed, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
+    told, more = [*unused][:MOST_TOLD], max(0, len(unused) - MOST_TOLD)
+    meant = {column: guess for column in told if (guess := _meant(column)) and guess != column}
+    values = {"columns": told, "meant": meant, **({"more": more} if more else {})}
+    return renamed, (Note("unused-columns", None, values),)
 
 
 # How papers head their columns, in small letters.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Real
@@ -160,7 +161,8 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         header = [stands_for(column) or column for column in header]
     if len(header) == 1 and re.search("[;\t]", header[0]):
         raise FormatError(f"Expected commas between the columns of {path}, but its first line is {shown(header[0])}.")
-    twice = next((column for i, column in enumerate(header) if column in header[:i]), None)
+    often = Counter(header)
+    twice = next((column for column in header if often[column] > 1), None)
     if twice is not None:
         raise FormatError(
             f"Expected the columns of {path} to have names of their own, but {shown(twice)} stands twice."
