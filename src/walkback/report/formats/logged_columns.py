@@ -166,9 +166,12 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for column, value in row.items():
         name = str(column).removeprefix(PREFIX)
         if name in KNOWN:
+            refuse_twice(str(column), made.get(name), value)
             made.setdefault(name, value)
         elif (site := site_of(name)) is not None:
-            sites.setdefault(site[0], {})[site[1]] = value
+            at = sites.setdefault(site[0], {})
+            refuse_twice(str(column), at.get(site[1]), value)
+            at[site[1]] = value
         elif name.startswith("flagged/") and str(column) != name:
             continue  # what a Watch found of these numbers, which are judged again
         else:
@@ -191,6 +194,16 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if (deepest := made.pop("g_norm_last", None)) is not None:
         made.setdefault("g_norm_deepest", deepest)
     return made, unused
+
+
+def refuse_twice(column: str, other: Any, value: Any) -> None:
+    """Refuse a column whose quantity, or site of one, another column has with another value."""
+    numbers = [x for x in (other, value) if isinstance(x, float) or is_number(x)]
+    if len(numbers) == 2 and numbers[0] != numbers[1]:
+        raise InputError(
+            f"Expected one column for what {shown(column)} is, but another one, spelled otherwise, has "
+            f"{shown(other)} where it has {shown(value)}. Leave one of them out."
+        )
 
 
 def _meant(column: str) -> str:

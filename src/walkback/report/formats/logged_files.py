@@ -17,7 +17,7 @@ from walkback.errors import FormatError, InputError, shown
 from walkback.files import LARGEST, parse_json, read_file
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
-from walkback.report.formats.logged_columns import over_sites, site_of, spelled, stands_for
+from walkback.report.formats.logged_columns import over_sites, refuse_twice, site_of, spelled, stands_for
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
 from walkback.report.formats.sums import RECORD, check_file, check_sums
 from walkback.verdict.files import read_table
@@ -179,7 +179,9 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         for name, site, cell in zip(header, sites, cells):
             value = _cell(cell, name, path, n, text_allowed=site is None and name not in _NUMBERS)
             if site is not None:
-                lists.setdefault(site[0], {})[site[1]] = value
+                at = lists.setdefault(site[0], {})
+                refuse_twice(name, at.get(site[1]), value)
+                at[site[1]] = value
             else:
                 row[name] = count(value) if name in _COUNTS and count(value) is not None else value
         rows.append({"per_layer": over_sites(lists), **row})
