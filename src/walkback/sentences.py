@@ -48,7 +48,8 @@ def _altered(note: Note) -> str:
 def _unused_columns(note: Note) -> str:
     meant = note.values["meant"]
     told = [f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]]
-    return f"columns that were not used: {', '.join(told)}"
+    more = f", and {more} more" if (more := note.values.get("more")) else ""
+    return f"columns that were not used: {', '.join(told)}{more}"
 
 
 # Ends of the stream that say something together only.

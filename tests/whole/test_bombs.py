@@ -41,6 +41,38 @@ def test_a_column_of_a_site_far_away_is_refused(name: str, text: str, tmp_path: 
         wb.judge(tmp_path / name)
 
 
+@pytest.mark.parametrize("form", ["csv", "json"])
+def test_a_hundred_thousand_columns_take_no_time_and_no_page(form: str, tmp_path: Path) -> None:
+    """Compared with each other, they took longer than anybody waits."""
+    columns = {"h_norm_0": 1, "h_norm_1": 2} | {f"c{i}": i for i in range(100_000)}
+    lines = [",".join(columns), ",".join(map(str, columns.values()))]
+    path = tmp_path / f"log.{form}"
+    path.write_text(json.dumps(columns) if form == "json" else "\n".join(lines))
+    report = wb.judge(path)
+    (note,) = [note for note in report.notes if note.code == "unused-columns"]
+    assert (len(note.values["columns"]), note.values["more"]) == (100, 99_900)
+    assert note.text.endswith("c99, and 99900 more")
+    assert wb.Report.from_dict(report.to_dict()) == report
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("log.csv", "h_norm_0,h_norm_1,h_norm.1\n1,2,99\n"),
+        ("log.json", '{"h_norm_0": 1, "h_norm_1": 2, "h_norm_01": 99}'),
+        ("log.json", '{"h_norm_0": 1, "h_norm_1": 2, "growth": 2.0, "walkback/growth": 99.0}'),
+    ],
+)
+def test_two_columns_of_one_site_are_refused(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(wb.InputError, match=r"Expected one column for what .* is, but another one, spelled otherwise"):
+        wb.judge(tmp_path / name)
+
+
+def test_a_million_sites_are_judged(tmp_path: Path) -> None:
+    assert wb.judge({"h_norm": [1.0] * 10**6}).values["growth"] == 1.0
+
+
 def test_a_site_that_no_number_can_count_is_another_column(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(f"h_norm_0,h_norm_1,h_norm_{'9' * 5000}\n1,2,3\n")
     assert wb.judge(tmp_path / "log.csv").per_layer["h_norm"] == [1.0, 2.0]

@@ -20,6 +20,7 @@ _LISTS = [q.name for q in PER_SITE]
 _SITE = re.compile(r"(\w+?)[_./\[]?(\d{1,9})\]?")
 # Columns may skip sites, but not so many that a name of a few letters fills the memory.
 SPARSE = 128
+MOST_TOLD = 100  # of the columns that were not used; a log may have a million
 # Facts about a row that are no numbers of it, and what Walkback's own metrics say beside them.
 _FACTS = {"epoch", "step", "total_epochs", "total_steps", "schema", "method", "notes", "advisories", "nonfinite",
           "altered", "doubted", "edition", "thresholds", "verdict", "failed", "at", "seed", "run_id"}  # fmt: skip
@@ -35,18 +36,21 @@ def read_columns(rows: Sequence[Named]) -> tuple[list[Named], tuple[Note, ...]]:
     >>> rows[0][0]["per_layer"]["h_norm"], notes[0].values["columns"]
     ([1.0, 2.0], ['hnorm2'])
     """
-    renamed, unused = [], []
+    renamed: list[Named] = []
+    unused: dict[str, None] = {}
     for row, where in rows:
         if row.get("schema") is not None:
             renamed.append((row, where))
             continue
         made, left = _read(row)
         renamed.append((made, where))
-        unused += [column for column in left if column not in unused]
+        unused |= dict.fromkeys(left)
     if not unused:
         return renamed, ()
-    meant = {column: guess for column in unused if (guess := _meant(column)) and guess != column}
-    return renamed, (Note("unused-columns", None, {"columns": unused, "meant": meant}),)
+    told, more = [*unused][:MOST_TOLD], max(0, len(unused) - MOST_TOLD)
+    meant = {column: guess for column in told if (guess := _meant(column)) and guess != column}
+    values = {"columns": told, "meant": meant, **({"more": more} if more else {})}
+    return renamed, (Note("unused-columns", None, values),)
 
 
 # How papers head their columns, in small letters.
@@ -162,9 +166,12 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for column, value in row.items():
         name = str(column).removeprefix(PREFIX)
         if name in KNOWN:
+            refuse_twice(str(column), made.get(name), value)
             made.setdefault(name, value)
         elif (site := site_of(name)) is not None:
-            sites.setdefault(site[0], {})[site[1]] = value
+            at = sites.setdefault(site[0], {})
+            refuse_twice(str(column), at.get(site[1]), value)
+            at[site[1]] = value
         elif name.startswith("flagged/") and str(column) != name:
             continue  # what a Watch found of these numbers, which are judged again
         else:
@@ -187,6 +194,16 @@ def _read(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if (deepest := made.pop("g_norm_last", None)) is not None:
         made.setdefault("g_norm_deepest", deepest)
     return made, unused
+
+
+def refuse_twice(column: str, other: Any, value: Any) -> None:
+    """Refuse a column whose quantity, or site of one, another column has with another value."""
+    numbers = [x for x in (other, value) if isinstance(x, float) or is_number(x)]
+    if len(numbers) == 2 and numbers[0] != numbers[1]:
+        raise InputError(
+            f"Expected one column for what {shown(column)} is, but another one, spelled otherwise, has "
+            f"{shown(other)} where it has {shown(value)}. Leave one of them out."
+        )
 
 
 def _meant(column: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from numbers import Real
@@ -16,7 +17,7 @@ from walkback.errors import FormatError, InputError, shown
 from walkback.files import LARGEST, parse_json, read_file
 from walkback.measures.quantities import LOGGED_SCALARS
 from walkback.notes import Note
-from walkback.report.formats.logged_columns import over_sites, site_of, spelled, stands_for
+from walkback.report.formats.logged_columns import over_sites, refuse_twice, site_of, spelled, stands_for
 from walkback.report.formats.logged_row import ACCURACIES, WATCH_SCHEMA
 from walkback.report.formats.sums import RECORD, check_file, check_sums
 from walkback.verdict.files import read_table
@@ -160,7 +161,8 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         header = [stands_for(column) or column for column in header]
     if len(header) == 1 and re.search("[;\t]", header[0]):
         raise FormatError(f"Expected commas between the columns of {path}, but its first line is {shown(header[0])}.")
-    twice = next((column for i, column in enumerate(header) if column in header[:i]), None)
+    often = Counter(header)
+    twice = next((column for column in header if often[column] > 1), None)
     if twice is not None:
         raise FormatError(
             f"Expected the columns of {path} to have names of their own, but {shown(twice)} stands twice."
@@ -177,7 +179,9 @@ def _csv_rows(text: str, path: Path) -> list[Mapping[str, Any]]:
         for name, site, cell in zip(header, sites, cells):
             value = _cell(cell, name, path, n, text_allowed=site is None and name not in _NUMBERS)
             if site is not None:
-                lists.setdefault(site[0], {})[site[1]] = value
+                at = lists.setdefault(site[0], {})
+                refuse_twice(name, at.get(site[1]), value)
+                at[site[1]] = value
             else:
                 row[name] = count(value) if name in _COUNTS and count(value) is not None else value
         rows.append({"per_layer": over_sites(lists), **row})

@@ -183,7 +183,7 @@ def _of_growth(lists: Lists, values: Values, conditions: Mapping[str, Any]) -> I
     if largest is not None and total is not None and (sites > 1 or largest < 1):
         blocks = sites - 1 if sites > 1 else 1
         most = _power(largest, blocks)
-        if total > most * (1 + SLACK) ** blocks:
+        if total > most * _power(1 + SLACK, blocks):
             yield f"growth_total is {total:.6g}, where growth is {largest:.6g} at most in each of {blocks} blocks"
 
 
