@@ -65,6 +65,7 @@ class Capture:
     )  # what a module made -> its name, what it was given
     cross_attends: bool = False  # blocks are handed the states of an encoder
     first_made: Tensor | None = None  # what block 1 returned, in the graph
+    numbered: int = 0  # tensors that the pass made, where sites are among them
     handed_copy: bool = False  # block 1 was handed a copy of the stream
     bare: bool = False  # no module with weights ran before block 1: it is handed the input
     returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
@@ -274,6 +275,13 @@ class Capture:
         """Raise AnatomyError unless every block ran once, in the order of the anatomy."""
         expected = list(range(self.depth))
         if self.anatomy.sums:
+            steps = self.anatomy.steps
+            if steps is not None and self.numbered not in (0, steps.made):
+                raise AnatomyError(
+                    f"Expected every batch to run the operations of the first one, {steps.made} tensors in all, since "
+                    f"the stream is no block's input or output, but this one makes {self.numbered}. Give batches of "
+                    "one length, or write each step as a module that returns the new state."
+                )
             if len(self.edges) <= self.depth:
                 raise AnatomyError(
                     f"Expected every batch to add to the stream as the first one did, {self.depth} times, but a sum is "

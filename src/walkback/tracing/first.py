@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from walkback.errors import AnatomyError
+from walkback.errors import AnatomyError, WalkbackError
 from walkback.network.batch import LABELS, Inputs, mapped, real_tokens, takes_labels
 from walkback.network.layers import Sites
 from walkback.network.values import hidden_of, logits_of, modules_of, named_modules_of, random_state
@@ -37,7 +37,9 @@ from walkback.tracing.links import (
 )
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
 from walkback.tracing.reference import gradients
+from walkback.tracing.steps import find_steps
 from walkback.tracing.streams import refuse_unlike_streams
+from walkback.tracing.sums import axis_of_sums
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
 from walkback.tracing.trials import read_otherwise
@@ -61,6 +63,25 @@ def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
         return session.read(x, y)
     session.learn(may_try=False)
     return trace
+
+
+def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
+    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside."""
+    named, notes = session.anatomy, [*session.notes]
+    try:
+        return session.read(x, y)
+    except AnatomyError:
+        try:
+            session.take(named)
+            found = find_steps(session, x, y) if named.branch is None else None
+            if found is not None:
+                session.take(found)
+                return session.read(x, y)
+        except WalkbackError:
+            pass
+        session.take(named)
+        session.notes[:] = notes
+        raise
 
 
 def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
@@ -169,6 +190,9 @@ def _follow(session: Tracer, capture: Capture) -> bool:
 def _find_axis(session: Tracer, capture: Capture, x: Inputs, y: Tensor, weights: Weights) -> None:
     """Keep where the batch is in the stream."""
     if session.anatomy.sums:
+        axis = axis_of_sums(session, capture.given[0].shape, x, y, weights)
+        capture.layout = replace(session.layout, axis=axis)
+        session.learn(layout=capture.layout)
         return
     axis = find_axis(capture, lambda few: session.run_once(few, weights), x, y)
     capture.layout = replace(session.layout, axis=axis)
@@ -211,6 +235,10 @@ def _refuse_other_streams(session: Tracer, capture: Capture, losses: Tensor) -> 
     capture.layout = layout = session.layout
     if layout.received:
         refuse_ways_past(capture, losses)
+        if (steps := session.anatomy.steps) is not None:
+            session.notes.append(Note("stepped-sites"))
+            session.notes += [Note("stem-injected")] if steps.injected else []
+            session.notes += [Note("between-blocks", None, {"sites": [*steps.gaps]})] if steps.gaps else []
         return
     if capture.tape is None:  # on the tape only the stream itself is marked
         refuse_several_streams(capture, losses)

@@ -216,7 +216,8 @@ def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
 def refuse_ways_past(capture: Capture, losses: Tensor) -> None:
     """Raise AnatomyError where the loss depends on a site on a way past the next one; for sites that are received."""
     sites = [_spot(capture.edges[site]) for site in range(capture.depth + 1)]
-    for site in range(1, capture.depth + 1):
+    injected = capture.anatomy.steps is not None and capture.anatomy.steps.injected
+    for site in range(2 if injected else 1, capture.depth + 1):
         if sites[site - 1] in _reached((losses.grad_fn, 0), {sites[site], sites[site - 1]}):
             raise AnatomyError(
                 f"Expected {capture.anatomy.called(site - 1)} to return the residual branch f or the new state h + f, "

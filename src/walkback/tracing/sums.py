@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from walkback.network.anatomy import Anatomy
-from walkback.network.batch import Inputs, mapped
+from walkback.network.batch import Inputs, mapped, split
 from walkback.network.layers import own_weights
 from walkback.network.share import share_of
 from walkback.network.values import logits_of, named_modules_of
@@ -29,6 +29,7 @@ from walkback.tracing.heard import LayerCapture, LayerRun
 
 if TYPE_CHECKING:
     from walkback.tracing.capture import Capture
+    from walkback.tracing.rerun import Weights
     from walkback.tracing.session import Tracer
 
 Spot = tuple[Any, int]  # a node of the graph, and which of its results
@@ -46,15 +47,19 @@ class Numbered(TorchFunctionMode):
 
     def __init__(self, capture: Capture | None = None, sites: Sequence[int] = ()) -> None:
         super().__init__()
-        self._capture, self._sites, self._count = capture, {n: site for site, n in enumerate(sites)}, 0
+        self._capture, self._sites = capture, {n: site for site, n in enumerate(sites)}
         self.made: dict[Spot, int] = {}
+        self.shapes: list[torch.Size] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one call and count what it made."""
         result = func(*args, **(kwargs or {}))
         if not isinstance(result, Tensor) or not torch.is_grad_enabled() or not result.is_floating_point():
             return result
-        number, self._count = self._count, self._count + 1
+        number = len(self.shapes)
+        self.shapes.append(result.shape)
+        if self._capture is not None:
+            self._capture.numbered = len(self.shapes)
         if self._capture is None:
             if result.requires_grad:
                 edge = unseen_edge(result)
@@ -62,6 +67,21 @@ class Numbered(TorchFunctionMode):
         elif number in self._sites and result.requires_grad:
             self._capture.at_sum(self._sites[number], result)
         return result
+
+
+def axis_of_sums(tracer: Tracer, shape: torch.Size, x: Inputs, y: Tensor, weights: Weights) -> int:
+    """Return the axis of the batch in states of `shape`; a smaller batch shows it where it could be two."""
+    batch = len(y)
+    if len(shape) != 3 or shape[1] != batch:
+        return 0
+    if batch == 1 or shape[0] != batch:
+        return int(shape[0] != batch)
+    numbered = Numbered()
+    fewer, _ = next(split(x, y, batch - 1))
+    with torch.enable_grad(), numbered:
+        tracer.run_once(mapped(fewer, lambda t: t.detach().clone()), weights)
+    few = numbered.shapes[tracer.anatomy.sums[0]]
+    return int(few[0] == batch and few[1] == batch - 1)
 
 
 def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
