@@ -280,7 +280,7 @@ def _neck(net: Any, h: Tensor, site: Any) -> Tensor:
 
 
 def _towers(net: Any, h: Tensor, site: Any) -> Tensor:
-    a, b = h, h.flip(1)
+    a, b = 2 * h, 3 * h.flip(1)
     for block in net.early:
         a = block(a)
     for block in net.late:

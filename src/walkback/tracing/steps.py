@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a block: the stream it was given, and the nodes of all that it made and the loss depends on."""
+    """One call of a block: the stream it was given (None: one without a graph), and the nodes of all that it made and the loss depends on."""
 
     module: nn.Module
     stream: Any
@@ -56,13 +56,13 @@ def met(tracer: Tracer, first: Sequence[nn.Module], second: Sequence[nn.Module],
     made, beyond = one[-1].state, two[-1].state
     if made not in reached(beyond, ()):
         return "" if beyond in reached(made, ()) else "apart"
-    return "follows" if made in reached(two[0].stream, ()) else "attends"
+    return "follows" if two[0].stream is not None and made in reached(two[0].stream, ()) else "attends"
 
 
 def find_steps(tracer: Tracer, x: Inputs, y: Tensor) -> Anatomy | None:
     """Return where the states between the blocks of `tracer.anatomy` are read; None where these are no chain."""
     seen = _Seen.of(tracer, x, y)
-    if seen is None:
+    if seen is None or any(call.stream is None for call in seen.calls):
         return None
     found = [chain for stem in seen.stems() if (chain := seen.chain(stem)) is not None]
     shaped = [chain for chain in found if seen.shape(chain.states[0]) == seen.shape(chain.states[1])]
@@ -126,7 +126,7 @@ class _Seen:
         calls: list[_Call] = []
         for module, stream, given, made in runs:
             leading = [node for node in made if node in ways]
-            if stream is None or not leading or leading[0] is not made[0]:
+            if not leading or leading[0] is not made[0]:
                 return None
             inside = {n for n in between(leading, given) if n in ways and not hasattr(n, "variable")}
             if made[0] not in inside:
@@ -201,7 +201,7 @@ class _Seen:
         return [node.name() for node in path[1 : path.index(end) + 1]] if end in path else None
 
     def _ended(self, lowest: Sequence[Any], steps: Sequence[int]) -> list[Any] | None:
-        """Return the states behind what all steps end with alike: the tensors that the forward pass shows."""
+        """Return what the next blocks are given, or what the blocks returned behind all that they end with alike."""
         paths: list[list[Any]] = []
         for node, i in zip(lowest, steps):
             following = self.calls[i + 1] if i + 1 < len(self.calls) else None
@@ -213,6 +213,15 @@ class _Seen:
                     break
                 path.append(above)
             paths.append(path)
+        if all(node is not self.calls[i].state for node, i in zip(lowest, steps)):  # they meet the stream outside
+            given = [self.calls[i + 1].stream for i in steps[:-1]]
+            links = [path if path[-1] is stream else path[:1] for path, stream in zip(paths, given)]
+            last = paths[-1]
+            ending = [node.name() for node in links[-1][1:]] if links else []
+            same = [node.name() == name for node, name in zip(last[1:], ending)]
+            paths = [*links, last[: 1 + (same.index(False) if False in same else len(same))]]
+            ends = [[node for node in path if self.is_seen(node)] for path in paths]
+            return [path[-1] for path in ends] if all(ends) else None
         alike = 0
         while all(len(path) > alike + 1 for path in paths) and len({p[alike + 1].name() for p in paths}) == 1:
             alike += 1
@@ -226,6 +235,11 @@ class _Seen:
         """Return whether every step adds to the state before it, and only the stem's output goes past a state."""
         if len({*states}) < len(states) or not all(map(self.is_seen, states)):
             return False
+        first = self.calls[0].stream
+        for before, group in pairwise(groups):  # else a cell is handed a new input in every call
+            made, stream = set().union(*(self.calls[i].made for i in before)), self.calls[group[0]].stream
+            if stream is not first and not made & reached(stream, ()):
+                return False
         depends = [lower in reached(self.calls[group[0]].state, ()) for lower, group in zip(states, groups)]
         adds = [is_residual(upper, lower) for lower, upper in pairwise(states)]
         if injected and len(states) > 3:  # a step may take up the stem in place of the state before it
