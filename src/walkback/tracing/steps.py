@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a block: the stream it was given (None: one without a graph), and the nodes of all that it made and the loss depends on."""
+    """One call of a block: what it was given, and the nodes of all that it made and the loss depends on."""
 
     module: nn.Module
-    stream: Any
+    stream: Any  # None: without a graph
     made: frozenset[Any]
     state: Any  # what it returned first
 
@@ -208,15 +208,15 @@ class _Seen:
             below = None if following is None else reached(following.state, ()) | {following.stream}
             path = [node]
             for above in self.ways.above(node)[1:]:
-                at_block = following is not None and path[-1] is following.stream
-                if at_block or goes_through_weight(above) or (below is not None and above not in below):
+                if path[-1] is (following and following.stream) or (below is not None and above not in below):
+                    break
+                if goes_through_weight(above):  # of what lies before it nothing tells where the step ends
+                    path = path if following is None else [node]
                     break
                 path.append(above)
             paths.append(path)
         if all(node is not self.calls[i].state for node, i in zip(lowest, steps)):  # they meet the stream outside
-            given = [self.calls[i + 1].stream for i in steps[:-1]]
-            links = [path if path[-1] is stream else path[:1] for path, stream in zip(paths, given)]
-            last = paths[-1]
+            *links, last = paths
             ending = [node.name() for node in links[-1][1:]] if links else []
             same = [node.name() == name for node, name in zip(last[1:], ending)]
             paths = [*links, last[: 1 + (same.index(False) if False in same else len(same))]]
