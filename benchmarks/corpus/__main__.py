@@ -43,6 +43,7 @@ LIBRARIES = (
     "tenth_residual",
     "eleventh",
     "twelfth",
+    "thirteenth",
 )
 
 
