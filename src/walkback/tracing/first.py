@@ -34,6 +34,7 @@ from walkback.tracing.links import (
     refuse_second_ways,
     refuse_several_streams,
     refuse_ways_past,
+    without_skips,
 )
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
 from walkback.tracing.reference import gradients
@@ -124,6 +125,13 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
             if not may_be_plain:
                 raise AnatomyError(NO_STREAM)
             return _layers_instead(session, x, y, weights)
+        if session.reading.guesses and may_be_plain and (between := without_skips(capture)):
+            parts = session.anatomy
+            names = (name.partition("#")[0] for name in session.reading.block_names)
+            blocks = tuple(dict.fromkeys(path for i, path in enumerate(names) if i not in between))
+            left = replace(parts, blocks=blocks, names=(), share=None).resolve(session.model)
+            session.take(left)
+            return first_pass(session, x, y, weights)
         if session.reading.guessed and may_be_plain and are_layers(capture, logits):
             return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
     return traced(session, capture, grads, losses, logits, x, y)
@@ -234,7 +242,8 @@ def _refuse_other_streams(session: Tracer, capture: Capture, losses: Tensor) -> 
     """Raise AnatomyError unless the blocks carry one stream, and say what the readout reads beside its end."""
     capture.layout = layout = session.layout
     if layout.received:
-        refuse_ways_past(capture, losses)
+        past = refuse_ways_past(capture, losses)
+        session.notes += [] if past is None else [past]
         if (steps := session.anatomy.steps) is not None:
             session.notes.append(Note("stepped-sites"))
             session.notes += [Note("stem-injected")] if steps.injected else []

@@ -46,8 +46,8 @@ class _Call:
 def met(tracer: Tracer, first: Sequence[nn.Module], second: Sequence[nn.Module], x: Inputs, y: Tensor) -> str:
     """Return how a second stack of blocks meets a first, with the blocks of both in `tracer.anatomy`.
 
-    "apart": neither depends on the other; "follows": what its first block is given comes from the first stack;
-    "attends": only some other input of its blocks does; "": otherwise.
+    "apart": neither depends on the other; "follows": it runs after the first, and its first block is given what comes
+    from there; "attends": it runs after the first, and only other inputs of its blocks come from there; "turns": the two take turns; "": otherwise.
     """
     seen = _Seen.of(tracer, x, y)
     if seen is None:
@@ -56,7 +56,13 @@ def met(tracer: Tracer, first: Sequence[nn.Module], second: Sequence[nn.Module],
     made, beyond = one[-1].state, two[-1].state
     if made not in reached(beyond, ()):
         return "" if beyond in reached(made, ()) else "apart"
-    return "follows" if two[0].stream is not None and made in reached(two[0].stream, ()) else "attends"
+    turns = [any(call.module is m for m in second) for call in seen.calls]
+    if turns != sorted(turns):
+        return "turns"
+    under = set() if two[0].stream is None else {two[0].stream} | reached(two[0].stream, ())
+    if made in under:
+        return "follows"
+    return "" if any(call.made & under for call in one) else "attends"
 
 
 def find_steps(tracer: Tracer, x: Inputs, y: Tensor) -> Anatomy | None:

@@ -14,7 +14,7 @@ from walkback.errors import AnatomyError, WalkbackError, cut
 from walkback.network.anatomy import Anatomy, Layers, layers_of
 from walkback.network.batch import Inputs, mapped
 from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
-from walkback.network.values import modules_of, named_modules_of
+from walkback.network.values import children_of, modules_of, named_modules_of
 from walkback.tracing.calls import overheard
 from walkback.tracing.steps import find_steps, met
 from walkback.tracing.sums import find_sums
@@ -91,7 +91,11 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
         if ways and all(ways[other.paths, reading.paths] == "attends" for other in others):
             return _taken(tracer, reading, x, y, "the decoder that reads another stack, which is not measured")
     error = _said(error, ways)
-    lines = [] if {"apart", "follows"} & {*ways.values()} else [line for r in apart if (line := _line(tracer, r, x, y))]
+    lines = (
+        []
+        if {"apart", "follows", "turns"} & {*ways.values()}
+        else [line for r in apart if (line := _line(tracer, r, x, y))]
+    )
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
     raise _with_tried(error, lines, failed, layers) from None
@@ -211,6 +215,9 @@ def _beyond(tracer: Tracer, reading: Candidate, x: Inputs) -> str:
     own = [i for i, path in enumerate(ran) if path in {paths[id(b)] for b in blocks}]
     for rival in rivals:
         calls = [i for i, path in enumerate(ran) if path in rival and id(every[path]) not in reading.modules]
+        ends = bool(calls) and calls[0] < own[0] and own[-1] < calls[-1]
+        if ends and not any(child for path in rival for child in children_of(every[path])):
+            continue  # the layers of stem and readout, in one list
         if calls and not any(own[0] < i < own[-1] for i in calls):
             return keyword_of(rival)
     return ""
