@@ -44,6 +44,7 @@ LIBRARIES = (
     "eleventh",
     "twelfth",
     "thirteenth",
+    "fourteenth",
 )
 
 

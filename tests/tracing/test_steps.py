@@ -113,7 +113,7 @@ def _appnp(net: Any, h: Tensor, site: Any) -> Tensor:
 
 
 def _pairs(net: Any, h: Tensor, site: Any) -> Tensor:
-    residual = None
+    residual: Any = None
     for block in net.blocks:
         h, residual = block(h, residual, site)
     return site(h + residual)
@@ -207,7 +207,7 @@ def _mean_of_all(net: Any, h: Tensor, site: Any) -> Tensor:
     for i, block in enumerate(net.blocks):
         h = h + block(h)
         past.append(h)
-        h = sum((k + 1) * p for k, p in enumerate(past)) / (i + 2)
+        h = torch.stack([(k + 1) * p for k, p in enumerate(past)]).sum(0) / (i + 2)
     return h
 
 
@@ -220,16 +220,16 @@ def _long_skips(net: Any, h: Tensor, site: Any) -> Tensor:
 
 
 def _kept_for_later(net: Any, h: Tensor, site: Any) -> Tensor:
+    first = h
     for i, block in enumerate(net.blocks):
         h = 2 * block(h)
-        if i == 0:
-            first = h
+        first = h if i == 0 else first
         h = h + first if i == 2 else h
     return h
 
 
 def _skips_to_the_end(net: Any, h: Tensor, site: Any) -> Tensor:
-    out = 0
+    out = torch.zeros_like(h)
     for block in net.blocks:
         f = block(h)
         out = out + torch.relu(f)
@@ -297,9 +297,13 @@ def _decoder(net: Any, h: Tensor, site: Any) -> Tensor:
     return h
 
 
-class Attending(Branch):
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = Branch()
+
     def forward(self, h: Tensor, context: Tensor) -> Tensor:
-        return h + super().forward(h * torch.sigmoid(context))
+        return h + self.f(h * torch.sigmoid(context))
 
 
 def test_weights_between_two_stacks_of_one_width_are_not_guessed_past_but_read_where_both_are_named() -> None:

@@ -46,8 +46,9 @@ class _Call:
 def met(tracer: Tracer, first: Sequence[nn.Module], second: Sequence[nn.Module], x: Inputs, y: Tensor) -> str:
     """Return how a second stack of blocks meets a first, with the blocks of both in `tracer.anatomy`.
 
-    "apart": neither depends on the other; "follows": it runs after the first, and its first block is given what comes
-    from there; "attends": it runs after the first, and only other inputs of its blocks come from there; "turns": the two take turns; "": otherwise.
+    "apart": neither depends on the other; "turns": the two take turns; "follows": it runs after the first, and its
+    first block is given what comes from there; "attends": it runs after the first, and only other inputs of its blocks
+    come from there; "": otherwise.
     """
     seen = _Seen.of(tracer, x, y)
     if seen is None:

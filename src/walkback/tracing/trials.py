@@ -104,8 +104,8 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
 def _met(tracer: Tracer, first: Candidate, second: Candidate, x: Inputs, y: Tensor) -> str:
     """Return how a stack meets one before it, see `steps.met`."""
     tracer.take(Anatomy(None, (*first.paths, *second.paths)).resolve(tracer.model))
-    stacks = ([tracer.model.get_submodule(path) for path in r.paths] for r in (first, second))
-    return met(tracer, *stacks, x, y)
+    one, two = ([tracer.model.get_submodule(path) for path in r.paths] for r in (first, second))
+    return met(tracer, one, two, x, y)
 
 
 def _said(error: AnatomyError, ways: dict[tuple[Paths, Paths], str]) -> AnatomyError:
