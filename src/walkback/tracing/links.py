@@ -76,7 +76,7 @@ def is_plain_chain(capture: Capture) -> bool:
 
 
 def without_skips(capture: Capture) -> set[int]:
-    """Return the blocks, by index, of types that add to nothing they are given, where others do: what is between."""
+    """Return the blocks, by index, of types that add to nothing they are given, between others that do."""
     if capture.layout.branch or capture.layout.received or capture.tape is not None:
         return set()
     sites = [capture.edges[site].node for site in range(capture.depth + 1)]
@@ -84,7 +84,8 @@ def without_skips(capture: Capture) -> set[int]:
     adds = [is_residual(made, given) for given, made in pairwise(sites)]
     lone = {kind for kind in kinds if not any(add for add, other in zip(adds, kinds) if other is kind)}
     found = {i for i, kind in enumerate(kinds) if kind in lone}
-    return found if capture.depth - len(found) > 1 else set()
+    inner = bool(found) and min(found) > 0 and max(found) < capture.depth - 1  # at an end they may begin a stage
+    return found if inner and capture.depth - len(found) > 1 else set()
 
 
 def are_layers(capture: Capture, logits: Tensor) -> bool:

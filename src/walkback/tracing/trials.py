@@ -84,11 +84,10 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     if (by_steps := _read_at_steps(tracer, first, x, y)) is not None:
         return by_steps
     apart = _unlike(readings) if not whole else []
-    pairs = permutations(apart, 2) if len(apart) < 4 else ()
-    ways = {(a.paths, b.paths): _met(tracer, a, b, x, y) for a, b in pairs}
-    for reading in apart:
+    ways = {(a.paths, b.paths): _met(tracer, a, b, x, y) for a, b in permutations(apart[:3], 2)}
+    for reading in apart if len(apart) < 4 else ():
         others = [other for other in apart if other is not reading]
-        if ways and all(ways[other.paths, reading.paths] == "attends" for other in others):
+        if others and all(ways[other.paths, reading.paths] == "attends" for other in others):
             return _taken(tracer, reading, x, y, "the decoder that reads another stack, which is not measured")
     error = _said(error, ways)
     lines = (
@@ -109,20 +108,22 @@ def _met(tracer: Tracer, first: Candidate, second: Candidate, x: Inputs, y: Tens
 
 
 def _said(error: AnatomyError, ways: dict[tuple[Paths, Paths], str]) -> AnatomyError:
-    """Return the error, or another one for it where two stacks are no one stream."""
+    """Return the error, with how two stacks meet where they are no one stream."""
     for (first, second), way in ways.items():
-        one, two = keyword_of(first), keyword_of(second)
+        one, two, what = keyword_of(first), keyword_of(second), ""
         if way == "apart":
-            return AnatomyError(
-                f"Expected one residual stream, but the blocks {one} and {two} stand side by side: neither stack reads "
-                "the other, and the norms of one say nothing of the other. Measure each in a network of its own."
+            what = (
+                f"{one} and {two} stand side by side: neither stack reads the other, and the norms of one say nothing "
+                "of the other. Measure each in a network of its own."
             )
         if way == "follows":
-            return AnatomyError(
-                f"Expected one stack of blocks, but {two} follow {one}, with weights between that are in no block and "
-                "keep the shape: is it one stream, or are these two? Name the blocks of both, in order, to read them "
-                "as one, with no step for what is between; or wrap that in a block of its own."
+            what = (
+                f"{two} follow {one}, with weights between that are in no block and keep the shape: is it one stream, "
+                "or are these two? Name the blocks of both, in order, to read them as one, with no step for what is "
+                "between; or wrap that in a block of its own."
             )
+        if what:
+            return AnatomyError(f"{error}\n{what}")
     return error
 
 
