@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import walkback as wb
 from walkback.errors import AnatomyError
+from walkback.tracing.rerun import double_weights
 
 D = 10
 Forward = Callable[[Any, Tensor, Callable[[Tensor], Tensor]], Tensor]
@@ -189,6 +190,70 @@ def test_the_stem_that_goes_into_later_steps_is_said() -> None:
         assert "stem-injected" in {note.code for note in m.notes}, kind
     m = wb.measure(READ["a scale between states"]().double(), [batch()])
     assert "stem-injected" not in {note.code for note in m.notes}
+
+
+@pytest.mark.parametrize("kind", ["GCNII", "branch and residual, handed on", "norms before and after, scaled"])
+def test_other_references_and_weights_read_the_same_states(kind: str) -> None:
+    net, (x, y) = READ[kind](), batch()
+    x = x.float()
+    derived = wb.measure(net, [(x, y)], reference="derived")
+    own = wb.measure(net, [(x, y)])
+    assert derived.g_norm == pytest.approx(own.g_norm, rel=1e-5)
+    with wb.Tracer(net) as tracer:
+        first = tracer.trace(x, y)
+        again = tracer.again(x.double(), y, double_weights(net))
+        forward = tracer.states(x, y)
+    for a, b, c in zip(first.states, again.states, forward.states):
+        assert b.dtype == torch.float64
+        assert torch.allclose(a.double(), b, rtol=1e-4, atol=1e-5)
+        assert torch.equal(a, c)
+    for a, b in zip(first.grads, again.grads):
+        assert torch.allclose(a.double(), b, rtol=1e-3, atol=1e-5)
+
+
+def test_what_a_frozen_control_leaves_at_random_are_the_blocks_of_all_steps() -> None:
+    net, (x, y) = READ["two lists side by side in a step"]().double(), batch()
+    with wb.Tracer(net) as tracer:
+        tracer.trace(x, y)
+        modules = tracer.anatomy.depth_modules(net)
+        assert tracer.anatomy.share is not None
+        assert tracer.anatomy.share.outside == ("enter", "leave")
+    assert {*modules} == {*net.get_submodule("blocks").children(), *net.get_submodule("others").children()}
+
+
+class Between(nn.Module):
+    """Blocks and layers that change the width, in one list of no known name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        class Change(nn.Module):
+            def __init__(self, a: int, b: int) -> None:
+                super().__init__()
+                self.norm, self.fc = nn.LayerNorm(a), nn.Linear(a, b)
+
+            def forward(self, h: Tensor) -> Tensor:
+                return self.fc(self.norm(h))
+
+        self.enter, self.leave = nn.Linear(6, D), nn.Linear(D, 4)
+        self.tower = nn.ModuleList([State(D), Change(D, 12), State(12), Change(12, D), State(D)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x)
+        for module in self.tower:
+            h = module(h)
+        return self.leave(h)
+
+
+def test_guessed_modules_that_add_to_nothing_between_those_that_do_are_no_blocks() -> None:
+    net, (x, y) = Between().double(), batch()
+    m = wb.measure(net, [(x, y)])
+    h = net.enter(x)
+    kept = [h.norm(dim=1).mean().item()]
+    for i, module in enumerate(net.tower):
+        h = module(h)
+        kept += [h.norm(dim=1).mean().item()] if i % 2 == 0 else []
+    assert m.h_norm == pytest.approx(kept, rel=1e-9)
 
 
 # -- no chain --------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Capture:
         if self.layout.receivers:
             return None
         self.bare = self.bare or (i == 0 and not stream.requires_grad)
-        handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
+        handed = self.seeded(stream) if i == 0 and not stream.requires_grad else stream
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
         if self.look:
@@ -165,7 +165,7 @@ class Capture:
             self.beside_made[i] = edges_of(members(output))
         # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
         cut = not made.requires_grad and self.tape is not None
-        handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
+        handed = self._safe(made if made.requires_grad else self.seeded(made.clone() if cut else made))
         if (
             self.layout.widens and not self.layout.received
         ):  # an exact cast, so the sum with the stream stays the same bit for bit
@@ -264,7 +264,7 @@ class Capture:
         """
         return tensor.clone() if self.layout.copies and tensor._is_view() else tensor
 
-    def _seed(self, stream: Tensor) -> Tensor:
+    def seeded(self, stream: Tensor) -> Tensor:
         """Return a tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
         if fragile(stream, self.own()):
             stream = stream.detach().clone()

@@ -37,6 +37,10 @@ class Ways:
                     parents.setdefault(child, []).append(node)
                     self._used.setdefault(child, set()).add(nr)
 
+    def __len__(self) -> int:
+        """Return how many nodes there are."""
+        return len(self._over)
+
     def __contains__(self, node: Any) -> bool:
         return node in self._over
 

@@ -32,6 +32,8 @@ from walkback.tracing.sums import Numbered
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
 
+_MOST = 50_000  # nodes of a graph that is looked at
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -130,6 +132,8 @@ class _Seen:
         if losses.grad_fn is None or {id(run[0]) for run in runs} != {id(b) for b in blocks} or len(runs) < 2:
             return None
         ways = Ways(losses.grad_fn)
+        if len(ways) > _MOST:
+            return None
         calls: list[_Call] = []
         for module, stream, given, made in runs:
             leading = [node for node in made if node in ways]

@@ -64,8 +64,11 @@ class Numbered(TorchFunctionMode):
             if result.requires_grad:
                 edge = unseen_edge(result)
                 self.made.setdefault((edge.node, edge.output_nr), number)
-        elif number in self._sites and result.requires_grad:
-            self._capture.at_sum(self._sites[number], result)
+        elif number in self._sites:
+            if not result.requires_grad and self._sites[number] == 0:  # with weights that need no gradient
+                result = self._capture.seeded(result)
+            if result.requires_grad:
+                self._capture.at_sum(self._sites[number], result)
         return result
 
 
