@@ -77,14 +77,14 @@ def axis_of_sums(tracer: Tracer, shape: torch.Size, x: Inputs, y: Tensor, weight
     batch = len(y)
     if len(shape) != 3 or shape[1] != batch:
         return 0
-    if batch == 1 or shape[0] != batch:
-        return int(shape[0] != batch)
+    if batch == 1:
+        return int(shape[0] != 1)
     numbered = Numbered()
     fewer, _ = next(split(x, y, batch - 1))
     with torch.enable_grad(), numbered:
         tracer.run_once(mapped(fewer, lambda t: t.detach().clone()), weights)
     few = numbered.shapes[tracer.anatomy.sums[0]]
-    return int(few[0] == batch and few[1] == batch - 1)
+    return int(few[0] == shape[0] and few[1] == batch - 1)
 
 
 def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
