@@ -319,7 +319,8 @@ def _networks(f: Figures) -> str:
     )
     told = rounding(list(f.own), f("DFA", "‖g_L‖"))
     return (
-        f"## What the finished networks add\n\n{told} What blocks are worth in pp, over all networks (how many) and penalties, on {each}. "
+        f"## What the finished networks add\n\n{told} What blocks are worth in pp, over all networks (how many) "
+        f"and penalties, on {each}. "
         "[All of them](../results/tables/decoded-networks.md)."
     )
 

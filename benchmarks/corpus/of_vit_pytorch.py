@@ -132,7 +132,8 @@ def cases() -> Iterator[Case]:
     }
     yield of("vit_3d", "ViT", pairs(norm="mlp_head.0"), 0, video, **video3)
     yield of("simple_vit_3d", "SimpleViT", pairs(), "mean", video, **video3)
-    yield of("vit_with_keel_post_ln", "ViT", (), 0, **small)
+    given = (*(f"in:transformer.layers.{i}" for i in range(4)), "transformer.post_norms.2")
+    yield of("vit_with_keel_post_ln", "ViT", given, 0, **small)
     yield of("learnable_memory_vit", "ViT", pairs(norm="mlp_head.0"), 0, **small)
     yield Case("normalized_vit.nViT", "vit-pytorch", lambda: _marked_nvit(small), images, (), "mean")
     yield of(

@@ -1083,7 +1083,7 @@ def _small():
         "graph_transformer_pytorch",
         lambda m: Nodes(m.GraphTransformer(dim=16, depth=3, dim_head=8, heads=2, with_feedforwards=True)),
         series(),
-        (*(f"body.layers.{i}.{j}.1" for i in range(3) for j in (0, 1)),),
+        ("in:body.layers.0.0.0", *(f"body.layers.{i}.{j}.1" for i in range(3) for j in (0, 1))),
     )
     yield of("egnn_pytorch", lambda m: Points(m.EGNN_Network(depth=3, dim=16, m_dim=8)), series(), ())
     yield of(

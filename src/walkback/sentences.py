@@ -248,6 +248,19 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "stream and branches are put together outside of the blocks by more than a sum (a scale, a norm, an activation)"
         ": sites are what the next block, and the readout, receive"
     ),
+    "stepped-sites": (
+        "the steps of the stream are made outside of the blocks: site l is the first tensor after block l that all "
+        "ways from the blocks so far to the loss lead through (behind what all blocks end with alike); these sites can "
+        "be measured, not moved"
+    ),
+    "stem-injected": (
+        "what the stem writes, h_0, goes into later steps too, past the sites between: g_0 is its whole derivative, by "
+        "all of these ways"
+    ),
+    "between-blocks": (
+        "weights that are in no block lie between a state and the next block, after sites {sites}: they are no steps "
+        "of their own"
+    ),
     "read-past": (
         "the readout reads earlier sites too, {sites}: g_l there is the whole derivative, of what passes the last block"
         " and of what does not"

@@ -13,7 +13,9 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "corpus"))
 import eleventh
 import fifth_plain
 import fifth_residual
+import fourteenth
 import hand_built
+import hand_built_fourth
 import hand_built_third
 import ninth
 import of_the_field
@@ -24,7 +26,9 @@ import seventh
 import sixth
 import tenth_plain
 import tenth_residual
+import thirteenth
 import thirteenth_plain
+import twelfth
 from case import Case, built, by_hand, judged, run
 
 MODULES = (
@@ -35,6 +39,7 @@ MODULES = (
     fifth_plain,
     fifth_residual,
     hand_built,
+    hand_built_fourth,
     hand_built_third,
     of_the_field,
     plain,
@@ -43,11 +48,20 @@ MODULES = (
     sixth,
     seventh,
     ninth,
+    twelfth,
+    thirteenth,
+    fourteenth,
 )
 
 READ = {
     *("plain branches", "widths", "a projection between", "state and weights", "five of seven", "all but the first"),
     *("(B, C, T), last", "(B, C, T), mean", "tokens merge", "ReZero outside", "DeepNet", "pre-norm outside", "nViT"),
+    *("a scale between widths", "dense blocks", "GCNII", "1 encoder and decoder under names of their own"),
+    *("fused add and norm: blocks hand on branch and residual, the final norm adds the last one",),
+    "neural ODE by the classical Runge-Kutta rule: four calls of one field a step",
+    "jumping knowledge: residual graph layers, the readout concatenates the states of all",
+    "initial residual and identity map: (1-b) s + b W s with s = (1-a) A h + a h0, ReLU after each",
+    "looped transformer with the input injected before each loop: h = block(h + x0)",
     *("a graph in a cache", "lists of lists", "a stack of one beside a run"),
     *("DRTP builder: labels go to every layer", "forward-forward: head on all layers but the first"),
     *("KAN layers with two weights each", "tied weights: the output layer is F.linear of the embedding"),
@@ -93,7 +107,10 @@ CUT = "greedy stages: every stage is given a detached input, also in eval mode"
 REFUSED = {
     "U-net: down and up, concatenation; no one stream",
     "deep supervision: a head at every layer, all of them in the loss",
-    *("highway layers", "a scale between widths", "dense blocks", "parallel towers"),
+    *("highway layers", "parallel towers", "6 a trained neck between two stacks of one width"),
+    "two towers of residual blocks, pictures and their mirror, added: no one stream",
+    "value residual and a U of skips as speed runs of nanoGPT have them; no one stream",
+    "symplectic steps of positions and momenta; two streams",
     *("h + down(up(h)) once", "reversible (a, b)", "joint image and text", "U-net"),
     "2 two streams that cross, in a Sequential",
     "2 value residual: the first layer's values go to all others",

@@ -29,6 +29,7 @@ from walkback.network.stacks import (
     lone_blocks,
     type_name,
 )
+from walkback.network.steps import Steps
 from walkback.network.values import named_modules_of
 
 
@@ -52,6 +53,7 @@ class Anatomy:
         by_forward: True where the network runs its blocks as `block.forward(h)`, past their hooks; a batch shows it.
         sums: where the steps are no modules: the numbers of the tensors that are sites, in the order in which a forward
             pass makes them; a batch shows it. The blocks are then the layers that write what is added.
+        steps: what a batch showed where `sums` are the states between steps that are made outside of the blocks.
         share: what share of the weights the blocks hold, and which modules the others are in, once resolved.
 
     >>> import torch, walkback as wb
@@ -75,6 +77,7 @@ class Anatomy:
     guesses: tuple[str, ...] = ()
     by_forward: bool = False
     sums: tuple[int, ...] = ()
+    steps: Steps | None = None
     share: Share | None = None
 
     @staticmethod
@@ -193,6 +196,8 @@ class Anatomy:
 
     def depth_modules(self, model: nn.Module) -> tuple[nn.Module, ...]:
         """Return what a frozen control leaves at random, once resolved: the blocks, each once."""
+        if self.steps is not None:
+            return self.steps.modules
         if self.sums:
             return outside(unwrap(model), [p for p in (*self.stems, *self.readout) if isinstance(p, nn.Module)])
         return tuple({id(b): b for b in self.blocks if isinstance(b, nn.Module)}.values())

@@ -12,6 +12,8 @@ from walkback.errors import AnatomyError, InputError, cut, shown
 from walkback.network.anatomy import Anatomy, layers_of
 from walkback.network.layers import Sites
 
+_FOUND = ("names", "guesses", "by_forward", "sums", "steps", "share")  # of an anatomy, what is not said but found
+
 
 def parts_of(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, sites: Sites | None = None) -> Anatomy:
     """Return the anatomy that a caller gave, in whatever form, with its parts found in the model.
@@ -27,7 +29,7 @@ def parts_of(model: nn.Module, anatomy: Anatomy | Mapping[str, Any] | None, site
         return layers_of(model, sites)
     if isinstance(anatomy, Mapping):
         known = [
-            *(f.name for f in fields(Anatomy) if f.name not in ("names", "guesses", "by_forward", "sums", "share")),
+            *(f.name for f in fields(Anatomy) if f.name not in _FOUND),
             "sites",
         ]
         if set(anatomy) - set(known):

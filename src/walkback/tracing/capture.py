@@ -65,6 +65,7 @@ class Capture:
     )  # what a module made -> its name, what it was given
     cross_attends: bool = False  # blocks are handed the states of an encoder
     first_made: Tensor | None = None  # what block 1 returned, in the graph
+    numbered: int = 0  # tensors that the pass made, where sites are among them
     handed_copy: bool = False  # block 1 was handed a copy of the stream
     bare: bool = False  # no module with weights ran before block 1: it is handed the input
     returned: dict[int, str] = field(default_factory=dict)  # block -> the shapes, where it returned several tensors
@@ -130,7 +131,7 @@ class Capture:
         if self.layout.receivers:
             return None
         self.bare = self.bare or (i == 0 and not stream.requires_grad)
-        handed = self._seed(stream) if i == 0 and not stream.requires_grad else stream
+        handed = self.seeded(stream) if i == 0 and not stream.requires_grad else stream
         self.given[i] = self._keep(stream)
         self._look_at_stream(i, stream)
         if self.look:
@@ -164,7 +165,7 @@ class Capture:
             self.beside_made[i] = edges_of(members(output))
         # Of a detached output a copy: its memory is that of a tensor which the backward pass may need as it is.
         cut = not made.requires_grad and self.tape is not None
-        handed = self._safe(made if made.requires_grad else self._seed(made.clone() if cut else made))
+        handed = self._safe(made if made.requires_grad else self.seeded(made.clone() if cut else made))
         if (
             self.layout.widens and not self.layout.received
         ):  # an exact cast, so the sum with the stream stays the same bit for bit
@@ -263,7 +264,7 @@ class Capture:
         """
         return tensor.clone() if self.layout.copies and tensor._is_view() else tensor
 
-    def _seed(self, stream: Tensor) -> Tensor:
+    def seeded(self, stream: Tensor) -> Tensor:
         """Return a tensor that needs no gradient, carrying one: itself, or a copy of what must not be written."""
         if fragile(stream, self.own()):
             stream = stream.detach().clone()
@@ -274,6 +275,13 @@ class Capture:
         """Raise AnatomyError unless every block ran once, in the order of the anatomy."""
         expected = list(range(self.depth))
         if self.anatomy.sums:
+            steps = self.anatomy.steps
+            if steps is not None and self.numbered not in (0, steps.made):
+                raise AnatomyError(
+                    f"Expected every batch to run the operations of the first one, {steps.made} tensors in all, since "
+                    f"the stream is no block's input or output, but this one makes {self.numbered}. Give batches of "
+                    "one length, or write each step as a module that returns the new state."
+                )
             if len(self.edges) <= self.depth:
                 raise AnatomyError(
                     f"Expected every batch to add to the stream as the first one did, {self.depth} times, but a sum is "

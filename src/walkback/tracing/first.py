@@ -35,10 +35,13 @@ from walkback.tracing.links import (
     refuse_second_ways,
     refuse_several_streams,
     refuse_ways_past,
+    without_skips,
 )
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
 from walkback.tracing.reference import Derived, gradients
+from walkback.tracing.steps import find_steps
 from walkback.tracing.streams import refuse_unlike_streams
+from walkback.tracing.sums import axis_of_sums
 from walkback.tracing.tail import Tail
 from walkback.tracing.trace import Trace
 from walkback.tracing.trials import read_otherwise
@@ -93,6 +96,25 @@ def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     return trace
 
 
+def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
+    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside."""
+    named, notes = session.anatomy, [*session.notes]
+    try:
+        return read_past_cuts(session, x, y)
+    except AnatomyError:
+        try:
+            session.take(named)
+            found = find_steps(session, x, y) if named.branch is None else None
+            if found is not None:
+                session.take(found)
+                return session.read(x, y)
+        except WalkbackError:
+            pass
+        session.take(named)
+        session.notes[:] = notes
+        raise
+
+
 def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace:
     """Run a batch forward and backward and learn the layout from it, again where that asks for it."""
     may_be_plain, spy = session.reading.may_be_plain, None
@@ -134,6 +156,13 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
             if not may_be_plain:
                 raise AnatomyError(NO_STREAM)
             return _layers_instead(session, x, y, weights)
+        if session.reading.guesses and may_be_plain and (between := without_skips(capture)):
+            parts = session.anatomy
+            names = (name.partition("#")[0] for name in session.reading.block_names)
+            blocks = tuple(dict.fromkeys(path for i, path in enumerate(names) if i not in between))
+            left = replace(parts, blocks=blocks, names=(), share=None).resolve(session.model)
+            session.take(left)
+            return first_pass(session, x, y, weights)
         if session.reading.guessed and may_be_plain and are_layers(capture, logits):
             return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
     return traced(session, capture, grads, losses, logits, x, y)
@@ -207,6 +236,9 @@ def _follow(session: Tracer, capture: Capture) -> bool:
 def _find_axis(session: Tracer, capture: Capture, x: Inputs, y: Tensor, weights: Weights) -> None:
     """Keep where the batch is in the stream."""
     if session.anatomy.sums:
+        axis = axis_of_sums(session, capture.given[0].shape, x, y, weights)
+        capture.layout = replace(session.layout, axis=axis)
+        session.learn(layout=capture.layout)
         return
     axis = find_axis(capture, lambda few: session.run_once(few, weights), x, y)
     capture.layout = replace(session.layout, axis=axis)
@@ -248,7 +280,12 @@ def _refuse_other_streams(session: Tracer, capture: Capture, losses: Tensor) -> 
     """Raise AnatomyError unless the blocks carry one stream, and say what the readout reads beside its end."""
     capture.layout = layout = session.layout
     if layout.received:
-        refuse_ways_past(capture, losses)
+        past = refuse_ways_past(capture, losses)
+        session.notes += [] if past is None else [past]
+        if (steps := session.anatomy.steps) is not None:
+            session.notes.append(Note("stepped-sites"))
+            session.notes += [Note("stem-injected")] if steps.injected else []
+            session.notes += [Note("between-blocks", None, {"sites": [*steps.gaps]})] if steps.gaps else []
         return
     if capture.tape is None:  # on the tape only the stream itself is marked
         refuse_several_streams(capture, losses)

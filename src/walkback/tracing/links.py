@@ -75,6 +75,19 @@ def is_plain_chain(capture: Capture) -> bool:
     return not any(is_residual(made, given) for given, made in pairwise(sites))
 
 
+def without_skips(capture: Capture) -> set[int]:
+    """Return the blocks, by index, of types that add to nothing they are given, between others that do."""
+    if capture.layout.branch or capture.layout.received or capture.tape is not None:
+        return set()
+    sites = [capture.edges[site].node for site in range(capture.depth + 1)]
+    kinds = [type(block) for block in capture.anatomy.blocks]
+    adds = [is_residual(made, given) for given, made in pairwise(sites)]
+    lone = {kind for kind in kinds if not any(add for add, other in zip(adds, kinds) if other is kind)}
+    found = {i for i, kind in enumerate(kinds) if kind in lone}
+    inner = bool(found) and min(found) > 0 and max(found) < capture.depth - 1  # at an end they may begin a stage
+    return found if inner and capture.depth - len(found) > 1 else set()
+
+
 def are_layers(capture: Capture, logits: Tensor) -> bool:
     """Return whether the blocks are layers of several weights each: from the input to the answer, none with a skip.
 
@@ -213,16 +226,27 @@ def _is_one_step(capture: Capture, sites: Sequence[Spot]) -> bool:
     return all(len(alike) > 1 and all(step == alike[-1] for step in alike) for alike in steps.values())
 
 
-def refuse_ways_past(capture: Capture, losses: Tensor) -> None:
-    """Raise AnatomyError where the loss depends on a site on a way past the next one; for sites that are received."""
+def refuse_ways_past(capture: Capture, losses: Tensor) -> Note | None:
+    """Raise AnatomyError where the loss depends on a site on a way past the next one; for sites that are received.
+
+    Return a note where only the readout reads earlier sites, as one does that concatenates all states.
+    """
     sites = [_spot(capture.edges[site]) for site in range(capture.depth + 1)]
-    for site in range(1, capture.depth + 1):
+    injected = capture.anatomy.steps is not None and capture.anatomy.steps.injected
+    made = {e.node for edges in capture.beside_made.values() for e in edges}
+    direct = {sites.index(spot) for spot in _reached((losses.grad_fn, 0), sites)}
+    at_end = bool(made) and capture.tape is None and not made & {*_nodes((losses.grad_fn, 0), {*sites})}
+    for site in range(2 if injected else 1, capture.depth + 1):
+        if at_end and site - 1 in direct:
+            continue
         if sites[site - 1] in _reached((losses.grad_fn, 0), {sites[site], sites[site - 1]}):
             raise AnatomyError(
                 f"Expected {capture.anatomy.called(site - 1)} to return the residual branch f or the new state h + f, "
                 "or to be handed the stream itself, but the stream goes past what it is handed (a norm before it, "
                 "outside?). Name blocks that include it, or wrap them: Anatomy.of(model, blocks=[…])."
             )
+    earlier = sorted(direct - {capture.depth})
+    return Note("read-past", capture.depth, {"sites": earlier}) if at_end and earlier else None
 
 
 def read_past(capture: Capture, losses: Tensor) -> Note | None:

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from walkback.tracing.calls import overheard
+from walkback.tracing.derived import unseen_edge
 
 # A number and its tensor -> what flows on instead, or None
 At = Callable[[int, Tensor], Tensor | None]
@@ -112,3 +113,18 @@ class Numbered(TorchFunctionMode):
             return tensor
         self._seen[id(instead)] = self._instead[id(tensor)] = instead
         return instead
+
+
+class Places(Numbered):
+    """Numbers the tensors of a forward pass, and keeps where each stands in the graph, and its shape."""
+
+    def __init__(self) -> None:
+        super().__init__(self._keep)
+        self.made: dict[tuple[Any, int], int] = {}  # a node, and which of its results -> number
+        self.shapes: dict[int, torch.Size] = {}
+
+    def _keep(self, number: int, tensor: Tensor) -> None:
+        self.shapes[number] = tensor.shape
+        if tensor.requires_grad:
+            edge = unseen_edge(tensor)
+            self.made.setdefault((edge.node, edge.output_nr), number)

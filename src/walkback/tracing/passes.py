@@ -63,7 +63,8 @@ def captured(
 ) -> Any:
     """Run the network with its hooks reading for `capture`, inside `modes`; return what it returned."""
     with capture.tape or nullcontext(), ExitStack() as inside:
-        for mode in (*modes, *_at_sums(capture, session.anatomy.sums)):
+        numbered = _at_sums(capture, session.anatomy.sums)
+        for mode in (*modes, *numbered):
             inside.enter_context(mode)
         # A copy, always: a network may write its input in any batch, and no look afterwards would bring it back.
         inputs = mapped(x, lambda t: t.detach().clone())
@@ -72,14 +73,19 @@ def captured(
             return rerun.run(session.model, inputs, weights, **session.reading.asking(first))
         finally:
             session.capture = None
+            capture.numbered = sum(mode.count for mode in numbered)
 
 
 def _at_sums(capture: Capture, sums: Sequence[int]) -> list[Numbered]:
     """Return what shows a capture the sums that are sites, by their numbers in the pass."""
 
-    def at(number: int, state: Tensor) -> None:
+    def at(number: int, state: Tensor) -> Tensor:
+        site = sums.index(number)
+        if site == 0 and not state.requires_grad:  # with weights that need no gradient
+            state = capture.seeded(state)
         if state.requires_grad:
-            capture.at_sum(sums.index(number), state)
+            capture.at_sum(site, state)
+        return state
 
     return [Numbered(at, sums)] if sums else []
 

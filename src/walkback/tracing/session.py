@@ -33,7 +33,7 @@ from walkback.tracing.copying import copyable
 from walkback.tracing.credit import Asked
 from walkback.tracing.derived import Tape
 from walkback.tracing.explained import explained
-from walkback.tracing.first import first_pass, guessed_pass, read_past_cuts
+from walkback.tracing.first import first_pass, guessed_pass, named_pass, read_past_cuts
 from walkback.tracing.heard import LayerCapture
 from walkback.tracing.layers import attach_layers, layer_pass
 from walkback.tracing.layout import Layout
@@ -334,6 +334,8 @@ class Tracer:
         """Run a batch forward and backward; the first one may decide between candidates for the blocks."""
         if self.reading.may_try and weights is None:
             return guessed_pass(self, x, y)
+        if not self.layout.known and weights is None and not isinstance(self.anatomy, Layers):
+            return named_pass(self, x, y)
         return read_past_cuts(self, x, y) if weights is None else self.read(x, y, weights)
 
     def read(self, x: Inputs, y: Tensor, weights: Weights = None) -> Trace:

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from walkback.network.anatomy import Anatomy
-from walkback.network.batch import Inputs, mapped
+from walkback.network.batch import Inputs, mapped, split
 from walkback.network.layers import own_weights
 from walkback.network.share import share_of
 from walkback.network.values import logits_of, named_modules_of
 from walkback.tracing.calls import overheard
-from walkback.tracing.derived import unseen_edge
 from walkback.tracing.graph import VIEWS, goes_past_weights, goes_through_weight, nodes_between
 from walkback.tracing.heard import LayerCapture, LayerRun
-from walkback.tracing.numbered import Numbered
+from walkback.tracing.numbered import Places
 
 if TYPE_CHECKING:
+    from walkback.tracing.rerun import Weights
     from walkback.tracing.session import Tracer
 
 Spot = tuple[Any, int]  # a node of the graph, and which of its results
@@ -34,22 +34,31 @@ Spot = tuple[Any, int]  # a node of the graph, and which of its results
 _MOST = 20_000  # nodes of a graph that is looked at
 
 
+def axis_of_sums(tracer: Tracer, shape: torch.Size, x: Inputs, y: Tensor, weights: Weights) -> int:
+    """Return the axis of the batch in states of `shape`; a smaller batch shows it where it could be two."""
+    batch = len(y)
+    if len(shape) != 3 or shape[1] != batch:
+        return 0
+    if batch == 1:
+        return int(shape[0] != 1)
+    places = Places()
+    fewer, _ = next(split(x, y, batch - 1))
+    with torch.enable_grad(), places:
+        tracer.run_once(mapped(fewer, lambda t: t.detach().clone()), weights)
+    few = places.shapes[tracer.anatomy.sums[0]]
+    return int(few[0] == shape[0] and few[1] == batch - 1)
+
+
 def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
     """Return the stream of a network as a chain of sums, where it has one and no other; None where it has not."""
     with_weights = [(path, m) for path, m in named_modules_of(tracer.model) if any(True for _ in _own(m))]
     capture = LayerCapture({id(m): path for path, m in with_weights}, [m for _, m in with_weights])
-    made: dict[Spot, int] = {}
-
-    def at(number: int, tensor: Tensor) -> None:
-        if tensor.requires_grad:
-            edge = unseen_edge(tensor)
-            made.setdefault((edge.node, edge.output_nr), number)
-
+    places = Places()
     listening = overheard(capture.modules, capture.look, capture.before)
-    with torch.enable_grad(), listening, tracer.tape() or nullcontext(), Numbered(at):
+    with torch.enable_grad(), listening, tracer.tape() or nullcontext(), places:
         output = tracer.run_once(mapped(x, lambda t: t.detach().clone()), None)
     chain = _chain(logits_of(output))
-    if chain is None or any(spot not in made for spot in chain):
+    if chain is None or any(spot not in places.made for spot in chain):
         return None
     ways = [nodes_between(upper[0], lower[0]) for lower, upper in pairwise(chain)]
     last = [[run for run in capture.counted() if own_weights(run.call.module) and _made_in(run, way)] for way in ways]
@@ -67,7 +76,7 @@ def find_sums(tracer: Tracer, x: Inputs) -> Anatomy | None:
         f"the stream is a chain of {len(blocks)} sums, since no modules are its blocks; every site has the name of the "
         "last layer in what was added there"
     )
-    found = replace(named, sums=tuple(made[spot] for spot in chain), guesses=(guess,)).resolve(tracer.model)
+    found = replace(named, sums=tuple(places.made[spot] for spot in chain), guesses=(guess,)).resolve(tracer.model)
     return replace(found, share=share_of(tracer.model, within))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,13 +14,15 @@ from walkback.errors import AnatomyError, WalkbackError, cut
 from walkback.network.anatomy import Anatomy, Layers, layers_of
 from walkback.network.batch import Inputs, mapped
 from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
-from walkback.network.values import modules_of, named_modules_of
+from walkback.network.values import children_of, modules_of, named_modules_of
 from walkback.tracing.calls import overheard
+from walkback.tracing.steps import find_steps, met
 from walkback.tracing.sums import find_sums
 
 if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
 
+Paths = tuple[str, ...]
 LIMIT = 16  # candidates that are tried
 # What is said of readings that hold only in part: none of these is taken unasked.
 DOUBTS = frozenset(("read-past", "unseen-sum"))
@@ -78,10 +81,77 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
         )
     if (by_sums := _read_at_sums(tracer, x, y)) is not None:
         return by_sums
-    lines = [] if whole else [line for r in _unlike(readings) if (line := _line(tracer, r, x, y))]
+    if (by_steps := _read_at_steps(tracer, first, x, y)) is not None:
+        return by_steps
+    apart = _unlike(readings) if not whole else []
+    ways = {(a.paths, b.paths): _met(tracer, a, b, x, y) for a, b in permutations(apart[:3], 2)}
+    for reading in apart if len(apart) < 4 else ():
+        others = [other for other in apart if other is not reading]
+        if others and all(ways[other.paths, reading.paths] == "attends" for other in others):
+            return _taken(tracer, reading, x, y, "the decoder that reads another stack, which is not measured")
+    error = _said(error, ways)
+    lines = (
+        []
+        if {"apart", "follows", "turns"} & {*ways.values()}
+        else [line for r in apart if (line := _line(tracer, r, x, y))]
+    )
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
     raise _with_tried(error, lines, failed, layers) from None
+
+
+def _met(tracer: Tracer, first: Candidate, second: Candidate, x: Inputs, y: Tensor) -> str:
+    """Return how a stack meets one before it, see `steps.met`."""
+    tracer.take(Anatomy(None, (*first.paths, *second.paths)).resolve(tracer.model))
+    one, two = ([tracer.model.get_submodule(path) for path in r.paths] for r in (first, second))
+    return met(tracer, one, two, x, y)
+
+
+def _said(error: AnatomyError, ways: dict[tuple[Paths, Paths], str]) -> AnatomyError:
+    """Return the error, with how two stacks meet where they are no one stream."""
+    for (first, second), way in ways.items():
+        one, two, what = keyword_of(first), keyword_of(second), ""
+        if way == "apart":
+            what = (
+                f"{one} and {two} stand side by side: neither stack reads the other, and the norms of one say nothing "
+                "of the other. Measure each in a network of its own."
+            )
+        if way == "follows":
+            what = (
+                f"{two} follow {one}, with weights between that are in no block and keep the shape: is it one stream, "
+                "or are these two? Name the blocks of both, in order, to read them as one, with no step for what is "
+                "between; or wrap that in a block of its own."
+            )
+        if what:
+            return AnatomyError(f"{error}\n{what}")
+    return error
+
+
+def _read_at_steps(tracer: Tracer, first: Anatomy, x: Inputs, y: Tensor) -> Anatomy | None:
+    """Return the reading at states between blocks that holds all others of this kind; None where there is none."""
+    readings: list[Candidate] = []
+    tries = [] if isinstance(first, Layers) else [first]
+    for paths in candidates(tracer.model)[:LIMIT]:
+        stem, readout = _around(tracer.model, paths)
+        tries.append(Anatomy(stem, paths, readout, guesses=(BY_ORDER,)).resolve(tracer.model))
+    for anatomy in tries:
+        try:
+            tracer.take(anatomy)
+            found = find_steps(tracer, x, y)
+            if found is None or found.steps is None or found.steps.gaps:  # whether these are one stream is not to guess
+                continue
+            tracer.take(found)
+            tracer.read(x, y)
+        except WalkbackError:
+            continue
+        paths = tuple(dict.fromkeys(n.partition("#")[0] for n in _names(anatomy)))
+        inside = frozenset(id(m) for block in found.steps.modules for m in modules_of(block))
+        readings.append(Candidate(paths, found, inside, "", False))
+    whole = [r for r in readings if all(other.modules <= r.modules for other in readings)]
+    if not whole or _beyond(tracer, whole[0], x):
+        return None
+    guess = f"the blocks are {keyword_of(whole[0].paths)}, and their steps are made outside of them"
+    return replace(whole[0].anatomy, guesses=(guess,))
 
 
 def _read_at_sums(tracer: Tracer, x: Inputs, y: Tensor) -> Anatomy | None:
@@ -146,6 +216,9 @@ def _beyond(tracer: Tracer, reading: Candidate, x: Inputs) -> str:
     own = [i for i, path in enumerate(ran) if path in {paths[id(b)] for b in blocks}]
     for rival in rivals:
         calls = [i for i, path in enumerate(ran) if path in rival and id(every[path]) not in reading.modules]
+        ends = bool(calls) and calls[0] < own[0] and own[-1] < calls[-1]
+        if ends and not any(child for path in rival for child in children_of(every[path])):
+            continue  # the layers of stem and readout, in one list
         if calls and not any(own[0] < i < own[-1] for i in calls):
             return keyword_of(rival)
     return ""
