@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 
 from walkback.audit import Plan, audit
 from walkback.training.spec import RunSpec
@@ -65,7 +64,7 @@ def seconds(workers: int) -> float:
 
 def bare_seconds(processes: int) -> float:
     """Return how long so many processes take for the same specs, each for its share of them."""
-    specs = [asdict(spec) for spec in plan().specs]
+    specs = [spec.model_dump(mode="json") for spec in plan().specs]
     with tempfile.TemporaryDirectory() as out:
         start = time.perf_counter()
         running = [
