@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from walkback.registry import not_negative, positive, true_or_false
-from walkback.rules.rule import Parts, Rule, feature_dim
+from walkback.rules.rule import Parts, Rule, feature_dim, inherits
 from walkback.tracing.trace import TrainingPass
 
 
@@ -75,24 +75,44 @@ class CreditBridge(Rule):
     def credits(self, trace: TrainingPass) -> Sequence[Tensor]:
         """Run one backward pass through V for all sites at once; return a credit per site."""
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
+        shares = self._shares(trace)
         with torch.enable_grad():
-            (found,) = torch.autograd.grad(self._values(trace, states).sum(), [states])
-        return found.split(len(trace.labels))
+            values = self._values(trace, states)
+            (found,) = torch.autograd.grad(values.sum(), [states], create_graph=shares)
+        if shares and trace.shared is not None:
+            trace.shared.update(values=values, gradient=found)
+        return found.detach().split(len(trace.labels))
+
+    def _shares(self, trace: TrainingPass) -> bool:
+        """Return whether V learns of the very values that give the credit: in a step of training."""
+        return isinstance(trace, TrainingPass) and trace.shared is not None and self.learns and self._is_own()
+
+    def _is_own(self) -> bool:
+        """Return whether no subclass computes otherwise what is learned: a second run may then be another one."""
+        return type(self.value) is Value and inherits(self, CreditBridge, "credits", "_values", "auxiliary_loss")
 
     def auxiliary_loss(self, trace: TrainingPass) -> Tensor | None:
         """Return the loss of terminal value and gradient, and of the bootstrap of the other sites."""
         if not self.learns:
             return None
         batch = len(trace.labels)
-        states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
-        values = self._values(trace, states)
-        (gradient,) = torch.autograd.grad(values[-batch:].sum(), [states], create_graph=True)
+        if self._shares(trace) and trace.shared:
+            values, gradient = trace.shared.pop("values"), trace.shared.pop("gradient")
+        else:
+            states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
+            values = self._values(trace, states)
+            # By the last site alone: no value reads another site's state.
+            (gradient,) = torch.autograd.grad(values[-batch:].sum(), [states], create_graph=True)
         exact = trace.grads[-1].flatten(1)
         scale = exact.pow(2).sum(1).mean().clamp(min=torch.finfo(exact.dtype).tiny)
         slope = (gradient[-batch:].flatten(1) - exact).pow(2).sum(1).mean() / scale
         terminal = (values[-batch:] - trace.losses.detach()).pow(2).mean()
         bootstrap = (values[:-batch] - values[batch:].detach()).pow(2).mean()
         return terminal + bootstrap + self.anchor * slope
+
+    def trains(self) -> list[nn.Parameter] | None:
+        """Return what the rule holds: the graph leads to the states as well, which learn nothing of it."""
+        return [p for p in self.parameters() if p.requires_grad] if self._is_own() else None
 
     def describe(self) -> dict[str, object]:
         """Return the size of V, its anchor, whether it learns, that it sees the label, and where credit goes."""

@@ -99,6 +99,10 @@ class Rule(nn.Module):
         """Return a scalar whose gradient trains this rule's own parameters, or None."""
         return None
 
+    def trains(self) -> list[nn.Parameter] | None:
+        """Return the parameters that `auxiliary_loss` trains, where its graph leads to more; None: all it leads to."""
+        return None
+
     def redraw(self, generator: torch.Generator) -> bool:
         """Draw the random feedback anew (for the fresh-B null); False for rules without any."""
         return False
@@ -124,6 +128,11 @@ def declares(rule: Rule, trait: str) -> bool:
     (True, False)
     """
     return getattr(rule, trait, False) is True
+
+
+def inherits(rule: Rule, cls: type[Rule], *methods: str) -> bool:
+    """Return whether a rule has these methods from `cls`, and no subclass its own."""
+    return all(getattr(type(rule), name) is getattr(cls, name) for name in methods)
 
 
 LENGTHS = ("raw", "unit", "rms")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from walkback.errors import InputError, shown
 from walkback.network.loss import cross_entropy
 from walkback.registry import positive, true_or_false
-from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim
+from walkback.rules.rule import Parts, Rule, buffers_kept, feature_dim, inherits
 from walkback.tracing.trace import TrainingPass
 
 
@@ -83,9 +83,23 @@ class StateBridge(Rule):
         states = torch.cat([h.detach() for h in trace.states]).requires_grad_()
         labels = trace.labels.repeat(self.sites, *[1] * (trace.labels.ndim - 1))
         with torch.enable_grad(), buffers_kept(self.parts.readout_modules):
-            losses = cross_entropy(self.parts.readout(self.predict(states)), labels)
-            (found,) = torch.autograd.grad(losses.sum(), [states])
+            predicted = self.predict(states)
+            losses = cross_entropy(self.parts.readout(predicted), labels)
+            shares = self._shares(trace)
+            (found,) = torch.autograd.grad(losses.sum(), [states], retain_graph=shares)
+        if shares and trace.shared is not None:
+            trace.shared["predicted"] = predicted
         return found.split(len(trace.labels))
+
+    def _shares(self, trace: TrainingPass) -> bool:
+        """Return whether G learns of the very prediction that gives the credit: in a step of training."""
+        return isinstance(trace, TrainingPass) and trace.shared is not None and self.learns and self._is_own()
+
+    def _is_own(self) -> bool:
+        """Return whether no subclass computes otherwise what is learned: a second run may then be another one."""
+        return type(self.predictor) is PREDICTORS[self.form] and inherits(
+            self, StateBridge, "credits", "predict", "auxiliary_loss"
+        )
 
     def predict(self, states: Tensor) -> Tensor:
         """Map h_0…h_L, stacked along the batch, to predictions of h_L."""
@@ -101,12 +115,18 @@ class StateBridge(Rule):
         if not self.learns:
             return None
         target = trace.states[-1].detach()
-        predicted = self.predict(torch.cat([h.detach() for h in trace.states]))
+        predicted = trace.shared.pop("predicted", None) if self._shares(trace) and trace.shared else None
+        if predicted is None:
+            predicted = self.predict(torch.cat([h.detach() for h in trace.states]))
         squares = (predicted - target.repeat(self.sites, *[1] * (target.ndim - 1))).flatten(1).pow(2)
         if self.form == "plain":
             return squares.mean()
         scale = target.flatten(1).pow(2).sum(1).mean()
         return squares.sum(1).mean() / scale.clamp(min=torch.finfo(scale.dtype).tiny)
+
+    def trains(self) -> list[nn.Parameter] | None:
+        """Return what the rule holds: the graph leads to the states as well, which learn nothing of it."""
+        return [p for p in self.parameters() if p.requires_grad] if self._is_own() else None
 
     def describe(self) -> dict[str, object]:
         """Return the size of G, whether it learns, and where credit goes."""

@@ -37,6 +37,7 @@ from walkback.tracing.first import first_pass, guessed_pass, named_pass, read_pa
 from walkback.tracing.heard import LayerCapture
 from walkback.tracing.layers import attach_layers, layer_pass
 from walkback.tracing.layout import Layout
+from walkback.tracing.memory import keep_freed
 from walkback.tracing.passes import block_pass, forward, states_of
 from walkback.tracing.reading import NetworkReading, begin
 from walkback.tracing.recorded import Recorded
@@ -167,6 +168,7 @@ class Tracer:
 
     def __enter__(self) -> Tracer:
         self._stack.__enter__()
+        keep_freed()
         try:
             self.asked.begin(self._stack.enter_context(untouched(self.model)))
             self._stack.enter_context(copyable())

@@ -94,6 +94,8 @@ class TrainingPass:
         grads: g_L, the exact gradient of the sum of per-sample losses at the last site, as `grads[-1]`; of every
             site where the rule is exact (BP).
         losses, logits, labels, inputs: as in Trace.
+        shared: what `credits` has worked out and `auxiliary_loss` goes on with, by name, in a step of training, which
+            asks for both; None where nothing but the credits is asked for.
 
     >>> import walkback as wb
     >>> class FirstGradient(wb.rules.Rule):
@@ -110,6 +112,7 @@ class TrainingPass:
     logits: Tensor
     labels: Tensor
     inputs: Inputs
+    shared: dict[str, Tensor] | None = None
 
     @staticmethod
     def of(trace: Trace, exact: bool) -> TrainingPass:

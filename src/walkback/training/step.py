@@ -94,7 +94,7 @@ class TrainingStep:
         batch = len(x)
         for p, grad in zip(own, grads):
             p.grad = grad.div_(batch)  # the readout always learns from its own exact gradient
-        seen = TrainingPass(tuple(states), LastGradient(exact, len(states)), losses.detach(), logits.detach(), y, x)
+        seen = TrainingPass(tuple(states), LastGradient(exact, len(states)), losses.detach(), logits.detach(), y, x, {})
         with torch.no_grad():
             credits = list(self.rule(seen))
         given, needed = ([tuple(t.shape) for t in tensors] for tensors in (credits, states))
@@ -115,7 +115,7 @@ class TrainingStep:
         torch.autograd.backward(written, signals)
         auxiliary = self.rule.auxiliary_loss(seen)
         if auxiliary is not None:
-            auxiliary.backward()
+            auxiliary.backward(inputs=self.rule.trains())
         return losses.detach().mean()
 
     def _weight(self, written: Tensor) -> float:
