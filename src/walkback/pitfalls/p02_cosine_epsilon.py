@@ -30,16 +30,17 @@ _WEIGHT = re.compile(r"(\w+_)?(weights?|[WB]\d*)(_flat)?")
 def detect(script: Script) -> Found:
     """Find cosines of gradients with an ε: torch's, its default or another, and those written by hand."""
     fix = "divide by the norms in float64: (a * g).sum(1) / (a.norm(dim=1) * g.norm(dim=1)), or pass eps=0.0"
+    by_scope: dict[ast.AST, list[Cosine]] = {}
     for one in script.flow.cosines:
         if _of_signals(script, one):
+            by_scope.setdefault(script.scope(one.node), []).append(one)
             for floor in one.floors:
                 if floor.epsilon >= LEAST:
                     called = "in this cosine" if not one.by_hand else "here"
                     why = f"the ε of {floor.epsilon:g} {called} holds smaller gradients up, so their cosine comes out "
                     yield floor.node, f"{why}too small (in float64 too)", fix
     for guard, scope in _zeroed(script):
-        here = [one for one in script.flow.cosines if script.scope(one.node) is scope]
-        if any(guard.norms <= {side.key for side in one.sides} and _of_signals(script, one) for one in here):
+        if any(guard.norms <= {side.key for side in one.sides} for one in by_scope.get(scope, ())):
             yield guard.floor.node, f"norms under {guard.floor.epsilon:g} are called a cosine of 0, not unknown", fix
 
 

@@ -74,11 +74,12 @@ def _place(script: Script, node: ast.expr) -> tuple[object, str] | None:
 
 
 def _uses(script: Script, mean: ast.AST, held: list[ast.Name | ast.Attribute]) -> list[ast.expr]:
-    """Return every place where these lists are read or written: names in the function, attributes in the file."""
+    """Return every place where these lists are read: names in the function, attributes in the file."""
+    scope = script.scope(mean)
     names = {n.id for n in held if isinstance(n, ast.Name)}
     fields = {n.attr for n in held if isinstance(n, ast.Attribute)}
-    inside = [n for n in script.inside(script.scope(mean)) if isinstance(n, ast.Name) and n.id in names]
-    return [*inside, *(n for n in script.of(ast.Attribute) if fields and n.attr in fields)]
+    inside = [n for name in names for n in script.reads(name) if script.scope(n) is scope]
+    return [*inside, *(n for name in fields for n in script.fields(name))]
 
 
 def _loop(script: Script, node: ast.AST) -> ast.For | ast.AsyncFor | None:
@@ -103,11 +104,11 @@ def _of_stacked_layers(script: Script, name: ast.Name) -> bool:
 
 def _says_layers(script: Script, name: ast.Name) -> bool:
     """Return whether a name says that it holds a cosine of every layer, where none is taken out of it."""
-    if _BY_LAYER.search(name.id):
-        return True
+    if _BY_LAYER.search(name.id) or not _PER_LAYER.search(name.id):
+        return _BY_LAYER.search(name.id) is not None
     scope = script.scope(name)
     around = {getattr(scope, "name", ""), *(w for n in script.inside(scope) for w in words(n))}
-    return _PER_LAYER.search(name.id) is not None and any(map(_COSINES.search, around))
+    return any(map(_COSINES.search, around))
 
 
 def _per_layer(script: Script, loop: ast.For | ast.AsyncFor | ast.comprehension, *values: ast.AST) -> bool:
@@ -154,8 +155,8 @@ def _collected(script: Script, value: ast.AST) -> list[ast.AST]:
     scope, found = script.scope(value), [value]
     for name in names:
         made = [a for a in script.assignments(scope, name.id) if a.seen <= name.lineno]
-        uses = [n for n in script.inside(scope) if isinstance(n, ast.Name) and n.id == name.id]
-        if made and all(isinstance(n.ctx, ast.Store) or n in names for n in uses):
+        uses = [n for n in script.reads(name.id) if script.scope(n) is scope]
+        if made and all(n in names for n in uses):
             found.append(max(made, key=lambda a: a.seen).value)
     return found
 

@@ -93,16 +93,14 @@ def _gathers_classes(call: ast.Call) -> bool:
 
 def _listed_by_class(script: Script) -> Iterator[ast.stmt]:
     """Yield where indices are put into a list class by class: idx += torch.where(y == c)[0].tolist(), then x[idx]."""
-    for loop in script.of(ast.For):
-        turn = set(names(loop.target))
-        for node in script.inside(script.scope(loop)):
-            into, put = _put(node)
-            if put is None or loop not in script.above(node) or _shuffles(script, loop):
-                continue
-            chosen = [n for n in ast.walk(put) if isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.Eq)]
-            by_class = any(turn & set(names(n)) and any(map(LABELS.search, names(n))) for n in chosen)
-            if by_class and isinstance(node, ast.stmt) and _indexes(script, node, into):
-                yield node
+    for node in script.of(ast.AugAssign, ast.Expr):
+        into, put = _put(node)
+        chosen = [n for n in ast.walk(put) if isinstance(n, ast.Compare)] if put is not None else []
+        equal = [n for n in chosen if isinstance(n.ops[0], ast.Eq) and any(map(LABELS.search, names(n)))]
+        turns = {w for up in script.above(node) if equal and isinstance(up, ast.For) for w in names(up.target)}
+        by_class = any(turns & set(names(n)) for n in equal)
+        if by_class and _indexes(script, node, into) and not _shuffles(script, node):
+            yield node
 
 
 def _put(node: ast.AST) -> tuple[str, ast.expr | None]:

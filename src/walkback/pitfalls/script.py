@@ -64,6 +64,7 @@ class Script:
         self._assigned: dict[tuple[Scope, str], list[Assigned]] = {}
         self._put: dict[tuple[Scope, str], list[Assigned]] = {}
         self._reads: dict[str, list[ast.Name]] = {}
+        self._fields: dict[str, list[ast.Attribute]] = {}
         for node in self.nodes:
             self._note(node)
 
@@ -203,6 +204,10 @@ class Script:
         """Return where a name is read, anywhere in the file."""
         return self._reads.get(name, [])
 
+    def fields(self, name: str) -> list[ast.Attribute]:
+        """Return where an attribute is read, anywhere in the file and of whatever object."""
+        return self._fields.get(name, [])
+
     def put_into(self, scope: Scope, name: str) -> list[Assigned]:
         """Return what is put into a list or dict of this name: by append, by `d[k] = …`, or by `l += […]`."""
         return self._put.get((scope, name), [])
@@ -211,6 +216,8 @@ class Script:
         scope = self.scope(node)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             self._reads.setdefault(node.id, []).append(node)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            self._fields.setdefault(node.attr, []).append(node)
         elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
             for target in targets(node):
                 self._bind(target, node.value, scope, node.lineno, (node.end_lineno or node.lineno) + 1)
