@@ -680,7 +680,7 @@ def test_25_soft_labels_that_are_no_probabilities_are_refused() -> None:
     refused(wb.InputError, words, wb.selftest.exploded(), [(x, 1e6 * y) for x, y in soft])
 
 
-def test_26_a_scale_outside_the_blocks_is_refused() -> None:
+def test_26_a_scale_outside_the_blocks_is_read_at_the_sums_and_refused_where_blocks_are_said_to_return_all() -> None:
     class Scaled(nn.Module):
         def __init__(self, scale: float) -> None:
             super().__init__()
@@ -697,7 +697,18 @@ def test_26_a_scale_outside_the_blocks_is_refused() -> None:
     torch.manual_seed(0)
     assert wb.diagnose(Scaled(1.0), wb.selftest.batches(8)).per_layer["g_norm"][-1] > 1e-7
     words = "Expected what block 1 (blocks.0) returns to be added to the stream as it is"
-    refused(wb.AnatomyError, words, Scaled(1e-3), wb.selftest.batches(8))
+    said = {"blocks": "blocks", "branch": True}
+    refused(wb.AnatomyError, words, Scaled(1e-3), wb.selftest.batches(8), anatomy=said)
+    net, batches = Scaled(1e-3), wb.selftest.batches(8)
+    report = wb.diagnose(net, batches)
+    assert "stepped-sites" in {note.code for note in report.notes}
+    h = [5e3 * net.embed(torch.cat([x for x, _ in batches]))]
+    for block in net.blocks:
+        h.append(h[-1] + 1e-3 * block(h[-1]))
+    y = torch.cat([y for _, y in batches])
+    grads = torch.autograd.grad(nn.functional.cross_entropy(net.head(net.norm(h[-1])), y, reduction="sum"), h)
+    by_hand = [g.norm(dim=1).mean().item() / len(batches[0][1]) for g in grads]
+    assert report.per_layer["g_norm"] == pytest.approx(by_hand, rel=1e-4)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
