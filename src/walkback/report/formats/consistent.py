@@ -31,12 +31,13 @@ def contradiction(report: Mapping[str, Any]) -> str:
     return next(found, "") or _of_verdict(report, findings, rules)
 
 
-def _of_findings(_: Mapping[str, Any], findings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _of_findings(report: Mapping[str, Any], findings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """A finding without a cause was decided by its value and its limit."""
     for check, f in findings.items():
         if f["value"] is None or f.get("cause"):
             continue
-        above = f["flags_when"].startswith(">")
+        about = ABOUT[check]
+        above = about in ("growth", "stability") or (about == "reference" and report["edition"] == "intrinsic")
         flags = f["value"] > f["limit"] if above else f["value"] < f["limit"]
         if flags != f["flagged"]:
             sign = ">" if above else "<"
