@@ -76,9 +76,8 @@ def diagnose(
         probes: "perturbation", "nudging", "fresh-b", "intrinsic", or their objects with options: extra passes.
         chunk: run each batch in parts of at most this many samples: the same numbers, with the memory of one part.
         reference: where g_l comes from when the network's own backward pass is altered (custom autograd Functions,
-            backward hooks): "derived" from its forward pass alone, or a plain twin with the same weights and module
-            names. None: its own backward pass ("own"), or "derived" with `credit=recorded(…)` and where the forward
-            pass cuts its own graph, which a note says. Finite differences check it.
+            backward hooks): "derived" from its forward pass alone, or a plain twin of the same names and weights. None:
+            "own", or "derived" with `credit=recorded(…)` and (noted) where the graph is cut. Finite differences check.
         pairing: "site" compares the credit of every site with the gradient of the same site. "shifted" compares the
             credit of site l + 1 with the gradient of site l, as published figures of FA seem to do: see pitfall 15.
         claim: the accuracies to be judged; or give them by their published names.
