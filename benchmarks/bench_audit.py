@@ -63,12 +63,17 @@ def seconds(workers: int) -> float:
 
 
 def bare_seconds(processes: int) -> float:
-    """Return how long so many processes take for the same specs, each for its share of them."""
+    """Return how long so many processes take for the same specs, each for its share of them.
+
+    In sessions of their own, as workers are: Linux shares a busy machine out by session.
+    """
     specs = [spec.model_dump(mode="json") for spec in plan().specs]
     with tempfile.TemporaryDirectory() as out:
         start = time.perf_counter()
         running = [
-            subprocess.Popen([sys.executable, "-c", TRAIN, out, json.dumps(specs[i::processes])])
+            subprocess.Popen(
+                [sys.executable, "-c", TRAIN, out, json.dumps(specs[i::processes])], start_new_session=True
+            )
             for i in range(processes)
         ]
         codes = [process.wait() for process in running]
