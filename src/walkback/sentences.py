@@ -2,202 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from walkback.sentence_parts import (
+    altered,
+    below_chance,
+    depth_differs,
+    editions_differ,
+    factor,
+    few_samples,
+    left_out,
+    no_cosine,
+    no_spread,
+    nonfinite,
+    other_thresholds,
+    probe_left_out,
+    rounded_credit,
+    shifted,
+    stepped_credit,
+    unproven,
+    unused_columns,
+)
 
 if TYPE_CHECKING:
     from walkback.notes import Note
-
-
-def share_held(what: str, inside: float | None, outside: Sequence[str], shown: int = 8) -> str:
-    """Return what share of the weights these modules hold, and which hold the rest, in words."""
-    if inside is None:
-        return f"{what} hold no weights: the network has none"
-    more = f", and {len(outside) - shown} more" if len(outside) > shown else ""
-    rest = f"; the rest: {', '.join(outside[:shown])}{more}" if outside else ""
-    return f"{what} hold {inside:.0%} of the weights{rest}"
-
-
-def _nonfinite(note: Note) -> str:
-    place = "" if note.site is None else f" at site {note.site}"
-    if note.values.get("batch") is not None:
-        return f"{note.values['kind']} not finite{place}, first in batch {note.values['batch']}"
-    said = f" ({note.values['logged']})" if note.values.get("logged") else ""
-    return f"{note.values['kind']} not finite{place}{said}, as logged"
-
-
-def _factor(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}x"
-
-
-def _altered(note: Note) -> str:
-    v = note.values
-    sites = ", ".join(map(str, v.get("sites") or ())) or "all together"
-    measured = (
-        f" (finite differences disagree by {v['error']:.2%}, limit {v['limit']:.2%}; sites {sites})"
-        if v.get("error") is not None
-        else ""
-    )
-    return (
-        f"the network's own backward pass is not the derivative of its loss{measured}: every g_l and every cosine here "
-        'refers to an altered gradient. Measure with reference="derived", or with reference=twin, a plain network with '
-        "its weights"
-    )
-
-
-def _unused_columns(note: Note) -> str:
-    meant = note.values["meant"]
-    told = [f"{c}: did you mean {meant[c]}?" if c in meant else _ALONE.get(c, str(c)) for c in note.values["columns"]]
-    more = f", and {more} more" if (more := note.values.get("more")) else ""
-    return f"columns that were not used: {', '.join(told)}{more}"
-
-
-# Ends of the stream that say something together only.
-_ALONE = {
-    end: f"{end} (growth over the whole depth needs {other} too)"
-    for end, other in (("h_norm_last", "h_norm_first"), ("h_norm_first", "h_norm_last"))
-}
-
-
-def _few_samples(note: Note) -> str:
-    v = note.values
-    return (
-        f"measured on {v['samples']} samples in {v['batches']} batch{'es' * (v['batches'] != 1)}: the protocol asks "
-        f"for at least 8 disjoint batches of about {v['batch_size']}"
-    )
-
-
-def _left_out(note: Note) -> str:
-    v = note.values
-    return f"cosine at site {note.site} leaves out {v['samples']} of {v['of']} samples: {why_no_cosine(v)}"
-
-
-def why_no_cosine(values: Mapping[str, Any]) -> str:
-    """Return why samples have no cosine: the reference underflowed, something is not finite, the credit is zero."""
-    if values["cause"] == "reference":
-        return f"the reference is zero or underflowed (norm below {values['floor']} in {values['dtype']})"
-    return {"nonfinite": "credit or reference is not finite", "credit": "the credit is zero"}[values["cause"]]
-
-
-def _no_cosine(note: Note) -> str:
-    v = note.values
-    if v["cause"] == "credit" and "samples" in v:
-        counted = f"for {v['samples']} of {v['of']} samples, which are counted as no change"
-        return f"no cosine at site {note.site}: the credit is zero {counted}"
-    every = "" if v["cause"] == "nonfinite" else " for every sample"
-    return f"no cosine at site {note.site}: {why_no_cosine(v)}{every}"
-
-
-def _depth_differs(note: Note) -> str:
-    v = note.values
-    ours, other = ("passes", "flags") if v["flagged"] else ("flags", "passes")
-    return (
-        f"the two checks of depth disagree: {v['decides']} {ours} ({v['value']:+z.1f} pp) and decides, "
-        f"{v['other']} {other} ({v['beside']:+z.1f} pp). D3 compares with another training, in which "
-        "the stem learned beside frozen blocks; D3-outcome keeps this stem and draws the blocks anew"
-    )
-
-
-def _no_spread(note: Note) -> str:
-    told = ", ".join(f"{name} is {value:.3f}" for name, value in note.values["same"].items())
-    return (
-        f"seeds without spread: {told} for all {note.values['seeds']} of them; one run told several times is not "
-        "several seeds, and an interval from it has no width"
-    )
-
-
-def _below_chance(note: Note) -> str:
-    chance = note.values["chance"]
-    beside = "" if chance is None else f", and chance is {chance:.3f}"
-    return (
-        f"the frozen control is below chance: frozen_baseline_acc is {note.values['frozen']:.3f}{beside}; a readout on "
-        "random blocks reaches chance at least, so this is no control and the margin over it says nothing"
-    )
-
-
-def _other_thresholds(note: Note) -> str:
-    changed = note.values["changed"].items()
-    told = ", ".join(f"{name} {value:g} (published {published:g})" for name, (value, published) in changed)
-    return f"judged with other thresholds than the published ones: {told}"
-
-
-def _probe_left_out(note: Note) -> str:
-    v = note.values
-    some = ", ".join(f"{n} at site {site}" for site, n in v["left_out"].items())
-    return f"{', '.join(v['probes'])}: of {v['of']} samples, those where the loss does not change were left out: {some}"
-
-
-def _shifted(note: Note) -> str:
-    v = note.values
-    return (
-        f"the credit fits the gradient of the {v['fits']} site better than that of its own: mean cosine "
-        f"{v['shifted']:+z.3f} against {v['own']:+z.3f}. Neighbouring gradients of a residual stream are nearly "
-        "parallel, so an index that is off by one looks like alignment: check which site each credit belongs to"
-    )
-
-
-def _rounded_credit(note: Note) -> str:
-    reported = note.values["reported"]
-    read = "no direction at all" if reported is None else f"a cosine of {reported:+z.2f}"
-    return (
-        f"the credit of site {note.site} is rounding: as the rule computes it, it has {read} with the gradient of the "
-        f"first batch, and {note.values['float64']:+z.2f} with network and rule in float64"
-    )
-
-
-def _editions_differ(note: Note) -> str:
-    v = note.values
-    if v["exact"]:
-        said = f"it puts no cosine off float64 by more than {v['error']:.1g}: the reference is small, not wrong"
-        if v["edition"] == "intrinsic":
-            return f"the published D2 would flag (‖g_L‖ = {v['g_norm']:.2g} < {v['floor']:.2g}), but {said}"
-        return f"the intrinsic D2 would not flag: {said}"
-    if v["edition"] == "intrinsic":
-        return f"the published D2 would not flag (‖g_L‖ = {v['g_norm']:.2g}), but rounding decides the reference"
-    return f"the intrinsic D2 would flag: rounding puts a cosine off by {v['error']:.1g}"
-
-
-def _stepped_credit(note: Note) -> str:
-    return (
-        f"the credit of site {note.site} may be rounding: {note.values['zeros']:.0%} of its numbers are exactly zero, "
-        "and where the state is large the others are whole multiples of one number, as differences of rounded states "
-        'are. Measure a copy in float64 (net.double()), or with probes=["intrinsic"]'
-    )
-
-
-# Why a recorded credit could not be proven.
-UNPROVEN = {
-    "no-parameters": "the module that writes it has no parameters",
-    "frozen": "no parameter of the module that writes it is trained",
-    "shared": "the parameters of the module that writes it are used outside it too",
-    "tied": "weights that are used outside their module too were not looked at",
-    "no-gradient": "the run left no gradients in its weights (an optimiser in the backward pass that clears them?)",
-    "stopped": (
-        "what arrives at the module that writes it gives the weights there no gradient (a feedback layer inside that "
-        "sends zeros, a factor of 0, dead units)"
-    ),
-    "failed": "the run could not be repeated",
-    "sharded": "its parameters are sharded",
-    "ranks": "gradients are averaged over processes",
-    "nonfinite": "it is not finite",
-    "one-sample": "the batch has one sample",
-    "same": "all samples have the same one, which may be that of an earlier batch",
-    "random": "the backward pass draws random numbers",
-    "other-states": "training mode computes other states",
-    "placed": "in another order the batch has other states",
-}
-
-
-def _unproven(proof: str, why: str, detail: str, sites: list[int]) -> str:
-    which = f"site{'s' * (len(sites) > 1)} {', '.join(map(str, sites))}"
-    what = {
-        "weights": f"recorded credit of {which} is what trains the weights there",
-        "inside": "backward pass inside each module hands its credit on unaltered",
-        "samples": f"recorded credits{f' of {which}' if sites else ''} belong to the samples of the batch",
-        "mode": "recorded credits, of eval mode, are those of training mode",
-    }[proof]
-    return f"it could not be proven that the {what}: {UNPROVEN[why]}{f' ({detail})' if detail else ''}"
-
 
 SENTENCES: dict[str, str | Callable[[Note], str]] = {
     # of the user, and of reports in an older format
@@ -205,9 +34,9 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "said": "{text}",
     "said-anew": "{text}",
     # of the reference
-    "unused-columns": _unused_columns,
-    "nonfinite": _nonfinite,
-    "altered-backward": _altered,
+    "unused-columns": unused_columns,
+    "nonfinite": nonfinite,
+    "altered-backward": altered,
     "unchecked-backward": (
         "the forward pass has something that can alter its gradient, and this could not be checked: {why}"
     ),
@@ -216,10 +45,10 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "the reference is compared with a second pass under perturbed rounding, not with float64 ({why}): its "
         "disagreement is a lower bound"
     ),
-    "rounded-credit": _rounded_credit,
-    "stepped-credit": _stepped_credit,
-    "editions-differ": _editions_differ,
-    "depth-differs": _depth_differs,
+    "rounded-credit": rounded_credit,
+    "stepped-credit": stepped_credit,
+    "editions-differ": editions_differ,
+    "depth-differs": depth_differs,
     "clamp-decides": (
         "F.cosine_similarity would report a cosine off by {error:.2g} at site {site}, from its ε alone: multiply the "
         "loss by a constant, or leave ε out"
@@ -313,11 +142,11 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     "zero-credit-site": (
         "the credit of {samples} of {of} samples is zero at site {site}: they are counted as no alignment and no change"
     ),
-    "no-cosine": _no_cosine,
-    "cosine-left-out": _left_out,
-    "shifted-pairing": _shifted,
+    "no-cosine": no_cosine,
+    "cosine-left-out": left_out,
+    "shifted-pairing": shifted,
     # of a recorded credit
-    "unproven-credit": lambda note: _unproven(**note.values),
+    "unproven-credit": lambda note: unproven(**note.values),
     "inner-feedback": (
         "feedback is sent into {module} below what it returns: {fed} of its {of} parameters that were looked at get "
         "their gradient from there, and the credit of site {site} trains the others"
@@ -339,7 +168,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     ),
     "concentrated": "one site carries {share:.0%} of Γ: report the cosine per layer",
     # of the probe set, the loss, the probes
-    "few-samples": _few_samples,
+    "few-samples": few_samples,
     "repeated-samples": (
         "{share:.0%} of the samples occur more than once: intervals and stability need disjoint batches"
     ),
@@ -367,7 +196,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
     ),
     "token-denominator": lambda note: (
         f"at site {note.site} the token that is read has {note.values['share']:.1%} of the other tokens' norm, so "
-        f"growth is taken over all tokens: {_factor(note.values['all'])}, and {_factor(note.values['read'])} at that "
+        f"growth is taken over all tokens: {factor(note.values['all'])}, and {factor(note.values['read'])} at that "
         "token"
     ),
     "outlier": (
@@ -379,7 +208,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "and growth leave them out"
     ),
     "probe-dtype": "probes run in {dtype}, not float64: {why}",
-    "probe-left-out": _probe_left_out,
+    "probe-left-out": probe_left_out,
     # of the claim
     "other-accuracy": (
         "the headline accuracy {claimed:.3f} is not that of these batches, {measured:.3f} of {samples} samples: "
@@ -389,13 +218,13 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "the headline accuracy {claimed:.3f} is that of epoch {epoch}, not of the last, {last:.3f}: take the last "
         "epoch's, never the best"
     ),
-    "no-spread": _no_spread,
-    "below-chance": _below_chance,
+    "no-spread": no_spread,
+    "below-chance": below_chance,
     "constant-norm": (
         "every ‖h‖ is the same, {norm:.3g}: a stream that was normalised (or blocks that add nothing) can't show "
         "growth; log the norms as they are"
     ),
-    "other-thresholds": _other_thresholds,
+    "other-thresholds": other_thresholds,
     # of a run and of logged rows
     "diverged": "training diverged in {where}",
     "rows-sorted": (

@@ -20,7 +20,7 @@ from walkback.measures.stream import Samples
 from walkback.measures.sums import AT_ONCE, REPEATED, Groups, Mean, some
 from walkback.measures.vectors import WHOLE
 from walkback.notes import Note
-from walkback.sentences import why_no_cosine
+from walkback.sentence_parts import why_no_cosine
 
 
 class Cosine(Mean):

@@ -19,16 +19,7 @@ from walkback.network.published import published
 from walkback.network.refusals import cannot_read
 from walkback.network.rows import aligned, folded
 from walkback.network.share import Share, share_of
-from walkback.network.stacks import (
-    BY_ORDER,
-    around,
-    beside,
-    find_stacks,
-    guess,
-    is_tie,
-    lone_blocks,
-    type_name,
-)
+from walkback.network.stacks import BY_ORDER, around, beside, find_stacks, guess, is_tie, lone_blocks, type_name
 from walkback.network.steps import Steps
 from walkback.network.values import named_modules_of
 
@@ -381,17 +372,16 @@ def layers_of(model: nn.Module, sites: Sites = "layers", refusal: str = "") -> L
         sites: "layers", dotted names ("fc1", "features.*", "cell#2" for a second call), or module -> bool.
         refusal: see `Layers`.
     """
-    chosen, readout, choice = choose(unwrap(model), sites)
-    (_, first), *rest = chosen
-    names = (*(path for path, _ in chosen), *(path for path, _ in readout))
-    blocks, readers = tuple(m for _, m in rest), tuple(m for _, m in readout)
-    parts: dict[str, Any] = {"names": names, "guesses": (BY_REGISTRATION,), "choice": choice, "refusal": refusal}
-    known = dict(named_modules_of(unwrap(model)))
+    inner = unwrap(model)
+    chosen, readout, choice = choose(inner, sites)
+    known = dict(named_modules_of(inner))
     named = {name: m for name, m in chosen if name.partition("#")[0] in known}
-    found = (weight_named(unwrap(model), name.partition("#")[0]) for name, _ in chosen if name not in named)
-    weights = [of[1] for of in found if of is not None]
-    parts["share"] = share_of(unwrap(model), named.values(), weights)
-    return Layers(first, blocks, readers, WHOLE, False, **parts)
+    found = (weight_named(inner, name.partition("#")[0]) for name, _ in chosen if name not in named)
+    share = share_of(inner, named.values(), [of[1] for of in found if of is not None])
+    names = (*(path for path, _ in chosen), *(path for path, _ in readout))
+    parts: dict[str, Any] = {"names": names, "guesses": (BY_REGISTRATION,), "choice": choice, "refusal": refusal}
+    first, *rest = (m for _, m in chosen)
+    return Layers(first, tuple(rest), tuple(m for _, m in readout), WHOLE, False, share=share, **parts)
 
 
 def unwrap(model: nn.Module) -> nn.Module:

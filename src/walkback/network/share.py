@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from walkback.network.values import children_of, named_modules_of, parameters_of
-from walkback.sentences import share_held
+from walkback.sentence_parts import share_held
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from walkback.measures.quantities import PER_SITE, Quantity
 from walkback.notes import Note, coded
 from walkback.report import depth_view as dv
 from walkback.report.numbers import NONE, figure
-from walkback.sentences import share_held
+from walkback.sentence_parts import share_held
 from walkback.verdict.findings import DEPTH, about
 
 if TYPE_CHECKING:
