@@ -59,7 +59,8 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)[:80]!r} stands twice in one object")
+        name = next(key for key in keys if keys.count(key) > 1)[:80]
+        raise ValueError(f"the key {name!r} stands twice in one object")
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from walkback.measures.over_sites import concentration
 from walkback.report.formats.logged import judge
 from walkback.training.bundle import SCHEMA
 from walkback.training.spec import RunSpec
@@ -63,7 +64,7 @@ def row(
             "growth_total": h[-1] / h[0],
             "stability": stability,
             "gamma": sum(cosine[:-1]) / (len(cosine) - 1),
-            "gamma_concentration": max(map(abs, cosine[:-1])) / max(sum(map(abs, cosine[:-1])), 1e-12),
+            "gamma_concentration": concentration(cosine[:-1]),
             "deep_cosine": sum(deep) / len(deep),
         },
         "aggregates": {"layers": 0.0, "samples": 0.0, "batches": 0.0, "flattened": 0.0},

@@ -158,7 +158,7 @@ READ: dict[str, Callable[[], nn.Module]] = {
 
 
 def by_hand(net: Any, x: Tensor, y: Tensor) -> tuple[list[float], list[float]]:
-    loss = F.cross_entropy(net(x), y, reduction="sum")
+    loss = F.cross_entropy(net.eval()(x), y, reduction="sum")
     states = net.seen
     grads = torch.autograd.grad(loss, states)
     norms = [[t.detach().norm(dim=1).mean().item() for t in many] for many in (states, grads)]

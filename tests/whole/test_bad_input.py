@@ -502,12 +502,20 @@ def test_a_block_that_raises_keeps_its_own_error():
     assert info.value.__notes__ == ["(while measuring batch 0)"]
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_a_block_that_is_given_a_copy_of_the_stream(depth):
+def test_a_single_block_that_is_given_a_copy_of_the_stream_is_refused():
     words = (
         r"block 1 \(blocks\.0\) to receive the stream itself, but it receives a copy.*Call block\(h\) with the same h"
     )
-    refused(wb.AnatomyError, words, net(through(lambda h, b: h + b(h.clone())), depth))
+    refused(wb.AnatomyError, words, net(through(lambda h, b: h + b(h.clone())), 1))
+
+
+def test_blocks_that_are_given_copies_of_the_stream_are_read_at_the_sums():
+    copies, plain = (
+        wb.measure(net(through(f), 3), BATCHES) for f in (lambda h, b: h + b(h.clone()), lambda h, b: h + b(h))
+    )
+    assert "stepped-sites" in {note.code for note in copies.notes}
+    assert copies.h_norm == pytest.approx(plain.h_norm)
+    assert copies.g_norm == pytest.approx(plain.g_norm)
 
 
 @pytest.mark.parametrize(

@@ -207,12 +207,15 @@ def test_lint_asks_each_name_once(text: str, tmp_path: Path) -> None:
     assert not lint(tmp_path / "x.py").problems
 
 
+def test_a_chain_of_thousands_of_names_is_looked_at(tmp_path: Path) -> None:
+    chain = ["import torch", *(f"z{i} = z{i - 1} + 1" for i in range(1, 5000)), "torch.cosine_similarity(z4999, a)"]
+    (tmp_path / "m.py").write_text("\n".join(chain))
+    assert not lint(tmp_path / "m.py").problems
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "\n".join(
-            ["import torch", *(f"z{i} = z{i - 1} + 1" for i in range(1, 5000)), "torch.cosine_similarity(z4999, a)"]
-        ),
         f"x = {'-' * 5000}1\n",
         "x = " + "+".join(["a"] * 5000),
         "x = a" + ".b" * 5000,

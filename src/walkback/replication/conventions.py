@@ -55,6 +55,10 @@ def _read(run: Record, spec: RunSpec) -> Record:
     return replace(run, spec=spec, rows=rows, report=replace(run.report, **read, run=run_facts))
 
 
+# What is known of the cosines of a site with itself only.
+OF_SITES = ("cosine_low", "cosine_high", "cosine_clamped", "zero_credit")
+
+
 def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:
     """Return a row whose cosines and nudging are those that the papers seem to have published."""
     per_layer, values = dict(row.get("per_layer") or {}), dict(row.get("values") or {})
@@ -65,6 +69,8 @@ def _paired(row: Mapping[str, Any], rule: str) -> dict[str, Any]:
     below = per_layer.get("cosine_below")
     if rule in SHIFTED and below:
         shifted = below[1:]
+        for name in OF_SITES:
+            per_layer.pop(name, None)
         per_layer["cosine"] = [*shifted, None]
         values |= {"gamma": mean(shifted), "gamma_concentration": concentration(shifted)}
         values["deep_cosine"] = mean(shifted[1:])

@@ -57,6 +57,6 @@ def signed(values: Sequence[float | None]) -> str:
     """Return cosines in two digits each.
 
     >>> signed([0.1, None, -0.004])
-    '+0.10, –, −0.00'
+    '+0.10, –, +0.00'
     """
     return ", ".join(NONE if v is None else f"{v:+z.2f}".replace("-", "−") for v in values)

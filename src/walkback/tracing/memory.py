@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+import ctypes
+import sys
 
 LARGEST = 2**24  # bytes; glibc takes nothing above 2²⁵ for a sign
 
@@ -13,6 +14,11 @@ def keep_freed() -> None:
     glibc hands the end of its heap back to the system as soon as it is twice as large as the largest block that was
     mapped and freed so far. Where that is a batch's memory, every page of it is mapped and zeroed again in the next
     batch: 900 pages, a seventh of a small network's time in float64. Large networks raise that limit by themselves.
-    Here a block that nobody writes to, and that no page is mapped for, is freed at once. Other allocators don't care.
+    Here a block that nobody writes to, and that no page is mapped for, is freed at once.
     """
-    torch.empty(LARGEST, dtype=torch.uint8, device="cpu")
+    if sys.platform != "linux":
+        return
+    library = ctypes.CDLL(None)
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.restype, library.free.argtypes = None, [ctypes.c_void_p]
+    library.free(library.malloc(LARGEST))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isclose
 from typing import Any
 
+from walkback.errors import shown
 from walkback.verdict.editions import EDITIONS, Check
 from walkback.verdict.findings import ABOUT, DEPTH, PASSES, UNDECIDED, WALKED_BACK
 
@@ -71,7 +72,7 @@ def _of_verdict(
     waits = any(f["flagged"] is None and rules[c].needed and not f.get("beside") for c, f in findings.items())
     verdict = WALKED_BACK if failed else UNDECIDED if waits else PASSES
     if report["verdict"] != verdict:
-        return f"its verdict is {report['verdict']!r}, and its findings give {verdict!r}"
+        return f"its verdict is {shown(report['verdict'])}, and its findings give {shown(verdict)}"
     reference = [f["flagged"] for c, f in findings.items() if rules[c].of_reference]
     depth = [f["flagged"] for c, f in findings.items() if ABOUT[c] in DEPTH and not f.get("beside")]
     for name, flags in (("measurement_valid", reference), ("depth_used", depth)):
