@@ -24,6 +24,7 @@ from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
 from walkback.tracing.cuts import CutGraph, refuse_cut_answer
 from walkback.tracing.derived import Spy, has_custom_backward
 from walkback.tracing.explained import complete
+from walkback.tracing.inner import COARSE, begin_with_weights, read_finer
 from walkback.tracing.layers import layer_pass, watched_layers
 from walkback.tracing.layout import as_called, find_axis, find_branch, infer_layout
 from walkback.tracing.links import (
@@ -165,6 +166,12 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
             return first_pass(session, x, y, weights)
         if session.reading.guessed and may_be_plain and are_layers(capture, logits):
             return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
+        if session.reading.guessed and begin_with_weights(capture):
+            finer = read_finer(session, capture, x, y)
+            if finer is not None:
+                return finer
+            if capture.bare:
+                raise AnatomyError(COARSE.format(block=session.anatomy.called(0)))
     return traced(session, capture, grads, losses, logits, x, y)
 
 

@@ -16,6 +16,7 @@ from walkback.network.batch import Inputs, mapped
 from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
 from walkback.network.values import children_of, modules_of, named_modules_of
 from walkback.tracing.calls import overheard
+from walkback.tracing.inner import DOUBTS
 from walkback.tracing.steps import find_steps, met
 from walkback.tracing.sums import find_sums
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 Paths = tuple[str, ...]
 LIMIT = 16  # candidates that are tried
-# What is said of readings that hold only in part: none of these is taken unasked.
-DOUBTS = frozenset(("read-past", "unseen-sum"))
 
 
 @dataclass(frozen=True)
