@@ -59,6 +59,16 @@ _ALONE = {
 }
 
 
+def _steps_outside(note: Note) -> str:
+    v = note.values
+    told = [f"{where} in {', '.join(v[key])}" for key, where in _ENDS.items() if v[key]]
+    line = f". To read them as one stream: {v['line']}" if v.get("line") else ""
+    return f"residual steps run {' and '.join(told)}: they are no sites, and nothing here measures them{line}"
+
+
+_ENDS = {"before": "before the first site,", "after": "after the last site,"}
+
+
 def _few_samples(note: Note) -> str:
     v = note.values
     return (
@@ -261,6 +271,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "weights that are in no block lie between a state and the next block, after sites {sites}: they are no steps "
         "of their own"
     ),
+    "steps-outside": _steps_outside,
     "read-past": (
         "the readout reads earlier sites too, {sites}: g_l there is the whole derivative, of what passes the last block"
         " and of what does not"

@@ -38,6 +38,7 @@ from walkback.tracing.links import (
     refuse_ways_past,
     without_skips,
 )
+from walkback.tracing.outside import steps_outside, with_line
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
 from walkback.tracing.reference import Derived, gradients
 from walkback.tracing.steps import find_steps
@@ -92,8 +93,9 @@ def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     except AnatomyError as error:
         session.learn(may_try=False)
         session.take(read_otherwise(session, error, x, y))
-        return session.read(x, y)
+        trace = session.read(x, y)
     session.learn(may_try=False)
+    with_line(session, x, y)
     return trace
 
 
@@ -101,7 +103,9 @@ def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     """Run the first batch at blocks that a caller named; at the states between them where their steps are outside."""
     named, notes = session.anatomy, [*session.notes]
     try:
-        return read_past_cuts(session, x, y)
+        trace = read_past_cuts(session, x, y)
+        with_line(session, x, y)
+        return trace
     except AnatomyError:
         try:
             session.take(named)
@@ -167,11 +171,13 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
         if session.reading.guessed and may_be_plain and are_layers(capture, logits):
             return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
         if session.reading.guessed and begin_with_weights(capture):
-            finer = read_finer(session, capture, x, y)
+            finer = read_finer(session, capture, x, y) if session.reading.may_try else None
             if finer is not None:
                 return finer
             if capture.bare:
                 raise AnatomyError(COARSE.format(block=session.anatomy.called(0)))
+        beyond = steps_outside(session, capture, logits, x)
+        session.notes += [] if beyond is None else [beyond]
     return traced(session, capture, grads, losses, logits, x, y)
 
 

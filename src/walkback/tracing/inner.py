@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 COARSE = (
-    "Expected {block} to be a residual step, but it is given the input of the network, and begins with trained weights: "
-    "site 0 would be the input. Name the blocks inside: Anatomy.of(model, blocks=[…])."
+    "Expected {block} to be a residual step, but it is given the input of the network, and begins with trained weights:"
+    " site 0 would be the input. Name the blocks inside: Anatomy.of(model, blocks=[…])."
 )
 # What is said of readings that hold only in part: none of these is taken unasked.
 DOUBTS = frozenset(("read-past", "unseen-sum"))
