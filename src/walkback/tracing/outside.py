@@ -5,6 +5,7 @@ Seen in the graph of a pass: modules that add to what they are given, and sums o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,9 +34,10 @@ def steps_outside(session: Tracer, capture: Capture, logits: Tensor, x: Inputs) 
     written_out = bool(session.anatomy.sums) and session.anatomy.steps is None  # a chain that holds every such sum
     if written_out or capture.tape is not None or logits.grad_fn is None:
         return None
-    ends = nodes_between(logits.grad_fn, capture.edges[capture.depth].node)
-    if not any(map(_may_join, (*between([capture.edges[0].node], ()), *ends))):
-        return None
+    below, last = between([capture.edges[0].node], ()), capture.edges[capture.depth].node
+    above = nodes_between(logits.grad_fn, last)
+    if not any(map(_joins, below)) and not any(_joins(node, {*above, last}) for node in above):
+        return None  # nearly every network: the pass below is spared
     blocks = session.anatomy.depth_modules(session.model)
     own = {id(m) for block in blocks for m in modules_of(block)}
     others = [m for _, m in named_modules_of(session.model) if id(m) not in own]
@@ -47,10 +49,10 @@ def steps_outside(session: Tracer, capture: Capture, logits: Tensor, x: Inputs) 
     if not calls or heard.top is None or calls[-1].made is None:
         return None
     first, last = calls[0].given, calls[-1].made
-    below = set() if first is None else between([first], ())
+    below, above = set() if first is None else between([first], ()), nodes_between(heard.top, last)
     found = {
         "before": _named(heard, below, below),
-        "after": _named(heard, above := nodes_between(heard.top, last), {*above, last}),
+        "after": _named(heard, above, {*above, last}),
     }
     return Note(STEPS_OUTSIDE, None, found) if any(found.values()) else None
 
@@ -96,6 +98,17 @@ def _named(heard: Heard, made_in: set[Any], given_in: set[Any]) -> list[str]:
     found = sorted([*((step.begun, step.path) for step in steps), *sums])
     whole = len(found) > 1 or any(goes_past_weights([step.made], {step.given}) for step in steps)
     return list(dict.fromkeys(path for _, path in found)) if whole else []
+
+
+def _joins(node: Any, reading: Collection[Any] = ()) -> bool:
+    """Return whether a node is a sum of two things that were computed from the same, or that are among `reading`."""
+    if not _may_join(node):
+        return False
+    parts = [child for child, _ in node.next_functions]
+    if reading:
+        return all(child in reading for child in parts)
+    shared = between(parts[:1], ()) & between(parts[1:], ())
+    return any(not hasattr(child, "variable") for child in shared)
 
 
 def _may_join(node: Any) -> bool:
