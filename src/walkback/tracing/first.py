@@ -100,7 +100,10 @@ def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
 
 
 def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
-    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside."""
+    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside.
+
+    In the order in which they were named: blocks that are called in another are refused, not put in order.
+    """
     named, notes = session.anatomy, [*session.notes]
     try:
         trace = read_past_cuts(session, x, y)
@@ -110,7 +113,7 @@ def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
         try:
             session.take(named)
             found = find_steps(session, x, y) if named.branch is None else None
-            if found is not None:
+            if found is not None and found.depth_modules(session.model) == named.depth_modules(session.model):
                 session.take(found)
                 return session.read(x, y)
         except WalkbackError:
