@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from walkback.tracing.session import Tracer
 
 STEPS_OUTSIDE = "steps-outside"
-_MOST = 20_000  # nodes of a graph that is looked at
+_MOST = 5_000  # nodes outside of the sites that are looked at
 
 
 def steps_outside(session: Tracer, capture: Capture, logits: Tensor, x: Inputs) -> Note | None:
@@ -36,6 +36,8 @@ def steps_outside(session: Tracer, capture: Capture, logits: Tensor, x: Inputs) 
         return None
     below, last = between([capture.edges[0].node], ()), capture.edges[capture.depth].node
     above = nodes_between(logits.grad_fn, last)
+    if len(below) + len(above) > _MOST:
+        return None
     if not any(map(_joins, below)) and not any(_joins(node, {*above, last}) for node in above):
         return None  # nearly every network: the pass below is spared
     blocks = session.anatomy.depth_modules(session.model)
@@ -87,8 +89,7 @@ def _named(heard: Heard, made_in: set[Any], given_in: set[Any]) -> list[str]:
     steps = [run for run in heard.steps if run.made in made_in and run.given in given_in]
     inside = {node for step in steps for node in nodes_between(step.made, step.given)}
     sums: list[tuple[int, str]] = []
-    nodes = made_in - inside if len(made_in) < _MOST else set()
-    for node in filter(_may_join, nodes):
+    for node in filter(_may_join, made_in - inside):
         parts = [(child, nr) for child, nr in node.next_functions if child is not None]
         for state, branch in (parts, parts[::-1]):
             if state[0] in given_in and adds(branch, state):
