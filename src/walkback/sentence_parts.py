@@ -63,6 +63,17 @@ _ALONE = {
 }
 
 
+def steps_outside(note: Note) -> str:
+    """Return the sentence of `steps-outside`."""
+    v = note.values
+    told = [f"{where} in {', '.join(v[key])}" for key, where in _ENDS.items() if v[key]]
+    line = f". To read them as one stream: {v['line']}" if v.get("line") else ""
+    return f"residual steps run {' and '.join(told)}: they are no sites, and nothing here measures them{line}"
+
+
+_ENDS = {"before": "before the first site,", "after": "after the last site,"}
+
+
 def few_samples(note: Note) -> str:
     """Return the sentence of `few-samples`."""
     v = note.values

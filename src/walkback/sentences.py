@@ -21,6 +21,7 @@ from walkback.sentence_parts import (
     rounded_credit,
     shifted,
     stepped_credit,
+    steps_outside,
     unproven,
     unused_columns,
 )
@@ -90,6 +91,7 @@ SENTENCES: dict[str, str | Callable[[Note], str]] = {
         "weights that are in no block lie between a state and the next block, after sites {sites}: they are no steps "
         "of their own"
     ),
+    "steps-outside": steps_outside,
     "read-past": (
         "the readout reads earlier sites too, {sites}: g_l there is the whole derivative, of what passes the last block"
         " and of what does not"

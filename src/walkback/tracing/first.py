@@ -24,6 +24,7 @@ from walkback.tracing.chosen import has_no_stream, has_no_stream_past_cuts
 from walkback.tracing.cuts import CutGraph, refuse_cut_answer
 from walkback.tracing.derived import Spy, has_custom_backward
 from walkback.tracing.explained import complete
+from walkback.tracing.inner import COARSE, begin_with_weights, read_finer
 from walkback.tracing.layers import layer_pass, watched_layers
 from walkback.tracing.layout import as_called, find_axis, find_branch, infer_layout
 from walkback.tracing.links import (
@@ -37,6 +38,7 @@ from walkback.tracing.links import (
     refuse_ways_past,
     without_skips,
 )
+from walkback.tracing.outside import steps_outside, with_line
 from walkback.tracing.passes import captured, forward, new_capture, traced, with_skip
 from walkback.tracing.reference import Derived, gradients
 from walkback.tracing.steps import find_steps
@@ -91,21 +93,27 @@ def guessed_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
     except AnatomyError as error:
         session.learn(may_try=False)
         session.take(read_otherwise(session, error, x, y))
-        return session.read(x, y)
+        trace = session.read(x, y)
     session.learn(may_try=False)
+    with_line(session, x, y)
     return trace
 
 
 def named_pass(session: Tracer, x: Inputs, y: Tensor) -> Trace:
-    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside."""
+    """Run the first batch at blocks that a caller named; at the states between them where their steps are outside.
+
+    In the order in which they were named: blocks that are called in another are refused, not put in order.
+    """
     named, notes = session.anatomy, [*session.notes]
     try:
-        return read_past_cuts(session, x, y)
+        trace = read_past_cuts(session, x, y)
+        with_line(session, x, y)
+        return trace
     except AnatomyError:
         try:
             session.take(named)
             found = find_steps(session, x, y) if named.branch is None else None
-            if found is not None:
+            if found is not None and found.depth_modules(session.model) == named.depth_modules(session.model):
                 session.take(found)
                 return session.read(x, y)
         except Exception:  # what the network raises where no hook stops it before: what was wrong first is said
@@ -165,6 +173,14 @@ def first_pass(session: Tracer, x: Inputs, y: Tensor, weights: Weights) -> Trace
             return first_pass(session, x, y, weights)
         if session.reading.guessed and may_be_plain and are_layers(capture, logits):
             return _layers_instead(session, x, y, weights, session.reading.block_names[:-1])
+        if session.reading.guessed and begin_with_weights(capture):
+            finer = read_finer(session, capture, x, y) if session.reading.may_try else None
+            if finer is not None:
+                return finer
+            if capture.bare:
+                raise AnatomyError(COARSE.format(block=session.anatomy.called(0)))
+        beyond = steps_outside(session, capture, logits, x)
+        session.notes += [] if beyond is None else [beyond]
     return traced(session, capture, grads, losses, logits, x, y)
 
 

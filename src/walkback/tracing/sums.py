@@ -105,9 +105,9 @@ def _chain(top: Tensor) -> list[Spot] | None:
             continue
         for state, branch in (parts, parts[::-1]):
             first = before.get(state)
-            if _adds(branch, state):
+            if adds(branch, state):
                 before[node, 0] = state
-            elif first is not None and _adds(branch, first):  # two branches of one state, side by side
+            elif first is not None and adds(branch, first):  # two branches of one state, side by side
                 before[node, 0] = first
                 del before[state]
     # What a state was made of: a sum itself, or a sum and what comes after it, say an activation.
@@ -140,7 +140,7 @@ def _sum_below(state: Spot, sums: dict[Spot, Spot]) -> tuple[Spot | None, list[s
     return state, names
 
 
-def _adds(branch: Spot, state: Spot) -> bool:
+def adds(branch: Spot, state: Spot) -> bool:
     """Return whether a branch was made of a state by weights alone."""
     return bool(nodes_between(branch[0], state[0])) and not goes_past_weights([branch[0]], {state[0]})
 

@@ -16,6 +16,8 @@ from walkback.network.batch import Inputs, mapped
 from walkback.network.stacks import BY_ORDER, around, candidates, keyword_of
 from walkback.network.values import children_of, modules_of, named_modules_of
 from walkback.tracing.calls import overheard
+from walkback.tracing.inner import DOUBTS
+from walkback.tracing.outside import STEPS_OUTSIDE
 from walkback.tracing.steps import find_steps, met
 from walkback.tracing.sums import find_sums
 
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 
 Paths = tuple[str, ...]
 LIMIT = 16  # candidates that are tried
-# What is said of readings that hold only in part: none of these is taken unasked.
-DOUBTS = frozenset(("read-past", "unseen-sum"))
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,16 @@ def read_otherwise(tracer: Tracer, error: AnatomyError, x: Inputs, y: Tensor) ->
     lines = (
         []
         if {"apart", "follows", "turns"} & {*ways.values()}
-        else [line for r in apart if (line := _line(tracer, r, x, y))]
+        else [line for r in apart if (line := _line(tracer, r, x, y)) and not _is_part(tracer)]
     )
     layers = _layers_read(tracer, x, y)
     tracer.take(first)
     raise _with_tried(error, lines, failed, layers) from None
+
+
+def _is_part(tracer: Tracer) -> bool:
+    """Return whether steps of the stream run before or after the sites that were read last."""
+    return any(note.code == STEPS_OUTSIDE for note in tracer.notes)
 
 
 def _met(tracer: Tracer, first: Candidate, second: Candidate, x: Inputs, y: Tensor) -> str:
