@@ -24,10 +24,11 @@ Rule = tuple[str, tuple[str, ...]]  # its name, and what tells settings of one r
 def own_tasks(records: Records, most: int = 3) -> list[tuple[str, list[tuple[Rule, Row]]]]:
     """Return the tasks of a store on which several rules have a control, each with a row per rule.
 
-    A task is all but the rule, its options and its conventions. Those with the most rules, then those without a
-    penalty, then those with the most runs come first.
+    A task is all but the rule, its options and its conventions. Those without a penalty come first, then those trained
+    longest, those with the most rules, and those with the most runs.
     """
     tasks: dict[str, list[tuple[Rule, Row]]] = {}
+    ranks: dict[str, tuple[bool, int]] = {}
     claims = {spec: judged_runs(records, runs) for spec, runs in alike(records).items() if spec.scope == "all"}
     for spec, j in with_discovery_rate(claims)[0].items():  # as the page of a store has them
         runs = j.runs
@@ -40,9 +41,11 @@ def own_tasks(records: Records, most: int = 3) -> list[tuple[str, list[tuple[Rul
         row |= {"acc": spread(j.stat("acc"), "acc").raw, "Γ": spread(j.stat("gamma"), "cos").raw}
         row |= {"D3 pp": depth_cell(j).raw, "D3 pp, BP stem": depth_cell(j, "bp").raw}
         row |= {"three-check": verdict_cell(j, "three-check").raw}
-        tasks.setdefault(", ".join([*same, *how_long(spec)]), []).append((name, row))
+        task = ", ".join([*same, *how_long(spec)])
+        ranks[task] = (spec.penalty > 0, -spec.epochs)
+        tasks.setdefault(task, []).append((name, row))
     several = [(task, rows) for task, rows in tasks.items() if len(rows) > 1]
-    several.sort(key=lambda kv: (-len(kv[1]), "λ" in kv[0], -sum(row["n"] for _, row in kv[1])))
+    several.sort(key=lambda kv: (*ranks[kv[0]], -len(kv[1]), -sum(row["n"] for _, row in kv[1])))
     return several[:most]
 
 
